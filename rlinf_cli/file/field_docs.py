@@ -143,13 +143,12 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, requested: str) -> _S
     from rlinf_core.suggest import did_you_mean, quoted
 
     source = foreign_names()
-    renamed = by_name.get(source.other_names_of(spot.annotations).get(name, "")) if source else None
-    if renamed is not None:
-        return renamed
     where = f"in `{spot.path}`" if spot.path else "at the top of the file"
     elsewhere = [f"{place}.{name}" if place else name for place in places_of(model, name)]
-    instead = source.unavailable_keys(spot.annotations).get(name) if source else None
-    help_text = did_you_mean(name, by_name)
+    known = source.names_at(spot.annotations) if source else None
+    instead = known.unavailable.get(name) if known else None
+    ours = known.names.get(name) if known else None
+    help_text = f"it is `{ours}` here" if ours in by_name else did_you_mean(name, by_name)
     if instead is not None:
         help_text = instead
     elif elsewhere:

@@ -109,7 +109,7 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
     references = {key: schemas[model, "validation"] for key, model in models.items()}
     units = {name: schemas[model, "validation"] for name, model in robots.items()}
     _choose_units(_resolve(definitions, schemas[HardwareConfig, "validation"]), units)
-    _add_foreign_names(definitions, models.values())
+    _add_accepted_keys(definitions, models.values())
     for definition in definitions.values():
         _mend(definition)
     for model in models.values():
@@ -118,21 +118,20 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
     return definitions, references
 
 
-def _add_foreign_names(definitions: Mapping[str, Schema], models: Iterable[type[BaseModel]]) -> None:
-    """Add the aliases under which a file may give a key."""
+def _add_accepted_keys(definitions: Mapping[str, Schema], models: Iterable[type[BaseModel]]) -> None:
+    """Add the keys that a file may have though no section has them."""
     source = foreign_names()
+    if source is None:
+        return
     for section in {section for model in models for _, section in sections(model)}:
         properties: Schema = definitions.get(section.__name__, {}).get("properties", {})
-        for other, name in (source.other_names_of([section]) if source else {}).items():
-            if name in properties:
-                properties[other] = {**properties[name], "description": f"Another name of `{name}`."}
-        for other, values in (source.accepted_keys([section]) if source else {}).items():
+        for other, values in source.names_at([section]).accepted.items():
             properties[other] = _accepted(values)
 
 
 def _accepted(values: Sequence[object]) -> Schema:
     """Return the schema of a key that is read, or says what is so anyway, though no section has it."""
-    schema: Schema = {"description": "Accepted for files of related projects; see `rlinf explain`."}
+    schema: Schema = {"description": "Accepted where it says what is so anyway; see `rlinf explain`."}
     plain = [value for value in values if not isinstance(value, dict) and not str(value).startswith("${")]
     return {**schema, "enum": [*plain, None]} if plain and len(plain) == len(values) else schema
 

@@ -1,4 +1,4 @@
-"""Comments of YAML files, located by the values they belong to."""
+"""Comments of a YAML file, located by the values they belong to."""
 
 from __future__ import annotations
 
@@ -27,56 +27,25 @@ class Comments(NamedTuple):
 NO_COMMENTS: Final = Comments()
 
 
-class _Lines:
-    """The comment-only lines of a source."""
+class CommentFinder:
+    """The comments of a source."""
 
     def __init__(self, source: SourceText) -> None:
         self.source = source
+        self._lines = source.text.splitlines()
 
     @cached_property
-    def lines(self) -> list[str]:
-        """The lines of the source."""
-        return self.source.text.splitlines()
-
-    @cached_property
-    def comments(self) -> dict[int, str]:
-        """Return comments by line number, without those inside multi-line texts."""
-        text_lines: set[int] = set()
-        tree = read(self.source, Diagnostics())
-        if tree is not None:
-            _mark(tree, text_lines)
-        comments_by_line: dict[int, str] = {}
-        for number, line in enumerate(self.lines, 1):
-            stripped = line.strip()
-            if stripped.startswith("#") and number not in text_lines and not _HYDRA.match(stripped):
-                comments_by_line[number] = stripped
-        return comments_by_line
-
-    def above(self, number: int) -> tuple[str, ...]:
-        """Return the comments between a line and the content before it, across blank lines."""
-        lines = self.lines
-        block: list[str] = []
-        number -= 1
-        while number >= 1 and (
-            number in self.comments or not lines[number - 1].strip() or _is_hydra(lines[number - 1])
-        ):
-            if number in self.comments:
-                block.append(self.comments[number])
-            number -= 1
-        return tuple(reversed(block))
-
-
-class CommentFinder:
-    """The comments of several sources."""
-
-    def __init__(self) -> None:
-        self._lines: dict[int, _Lines] = {}
+    def header(self) -> tuple[str, ...]:
+        """The comments at the beginning of the source."""
+        numbered = enumerate(self._lines, 1)
+        first = next((number for number, line in numbered if line.strip() and not line.lstrip().startswith("#")), 1)
+        return tuple(line for line in self._above_line(first) if not line.startswith("#!"))
 
     def of_entry(self, entry: Entry) -> Comments:
         """Return the comments of a key and its value."""
         span = entry.key.span
-        if not span.source.text:
-            return Comments()
+        if span.source is not self.source:
+            return NO_COMMENTS
         value = entry.value
         on_line = isinstance(value, ScalarNode) or value.span.text.startswith(("[", "{"))
         if on_line and value.span.source is span.source and value.span.start > span.start:
@@ -87,31 +56,45 @@ class CommentFinder:
 
     def of_item(self, node: Node) -> Comments:
         """Return the comments of an item of a list; those of a mapping belong to its keys."""
-        if not isinstance(node, ScalarNode) or not node.span.source.text:
-            return Comments()
+        if not isinstance(node, ScalarNode) or node.span.source is not self.source:
+            return NO_COMMENTS
         return Comments(self._above(node.span), _behind(node.span, _BEHIND))
 
-    def at_end(self, source: SourceText) -> tuple[str, ...]:
-        """Return the comments after the last value of a source."""
-        return self._of(source).above(len(source.text.splitlines()) + 1)
+    def at_end(self) -> tuple[str, ...]:
+        """Return the comments after the last value."""
+        return self._above_line(len(self._lines) + 1)
 
     def _above(self, span: Span) -> tuple[str, ...]:
         line = span.begin.line
         # In braces or after a dash, the comments above belong to the first value of the line.
         before = span.source.line(line)[: span.begin.column - 1].strip()
-        return self._of(span.source).above(line) if before in ("", "-", "?", "- -") else ()
+        return self._above_line(line) if before in ("", "-", "?", "- -") else ()
 
-    def _of(self, source: SourceText) -> _Lines:
-        return self._lines.setdefault(id(source), _Lines(source))
+    def _above_line(self, number: int) -> tuple[str, ...]:
+        """Return the comments between a line and the content before it, across blank lines."""
+        block: list[str] = []
+        number -= 1
+        while number >= 1 and (
+            number in self._comments or not self._lines[number - 1].strip() or _is_hydra(self._lines[number - 1])
+        ):
+            if number in self._comments:
+                block.append(self._comments[number])
+            number -= 1
+        return tuple(reversed(block))
 
-
-def header_of(source: SourceText) -> tuple[str, ...]:
-    """Return the comments at the beginning of a source."""
-    lines = source.text.splitlines()
-    first = next(
-        (number for number, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")), 1
-    )
-    return tuple(line for line in _Lines(source).above(first) if not line.startswith("#!"))
+    @cached_property
+    def _comments(self) -> dict[int, str]:
+        """The lines that are comments by their numbers, without those inside texts of several lines."""
+        text_lines: set[int] = set()
+        tree = read(self.source, Diagnostics())
+        if tree is not None:
+            _mark(tree, text_lines)
+        comments_by_line: dict[int, str] = {}
+        for number, line in enumerate(self._lines, 1):
+            stripped = line.strip()
+            if stripped.startswith("#") and number not in text_lines and not _HYDRA.match(stripped):
+                comments_by_line[number] = stripped
+        return comments_by_line
 
 
 def _is_hydra(line: str) -> bool:

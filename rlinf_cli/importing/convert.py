@@ -1,6 +1,6 @@
 """Conversion of one file: composed, renamed key by key, written with its comments, and validated.
 
-Unsupported keys are found in three ways: by rules (`rules_*.py`), by the tables of foreign names (`unavailable`), or by
+Unsupported keys are found in three ways: by rows (`foreign.toml`), by what sections lack (`unavailable`), or by
 validating the result: refused values are removed, with the refusal as the reason, until the file is valid.
 """
 
@@ -10,23 +10,35 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from rlinf_cli.importing.comments import CommentFinder, header_of
+from rlinf_cli.importing.comments import CommentFinder
 from rlinf_cli.importing.decisions import Conversion, puts
 from rlinf_cli.importing.hydra_files import HydraFile
-from rlinf_cli.importing.omegaconf_references import References
 from rlinf_cli.importing.outcomes import Added, KeyOutcome, LeftOut
-from rlinf_cli.importing.projects import RLINF_SECTIONS, VERL_SECTIONS, Project, placed, project_of, recipe_of
-from rlinf_cli.importing.rules.evaluations import EVALUATION, acts_alone, evaluation_needs, plain
-from rlinf_cli.importing.rules.evaluations import SECTIONS as EVALUATION_SECTIONS
-from rlinf_cli.importing.rules.machine_places import reward_place, verl_places, verl_rules
-from rlinf_cli.importing.rules.rules_agent import AGENT, agent_needs
-from rlinf_cli.importing.rules.rules_off_policy import SAC, is_off_policy
-from rlinf_cli.importing.rules.rules_rlinf import EMBODIED, MATH, SFT, cameras
-from rlinf_cli.importing.rules.rules_verl import VERL
-from rlinf_cli.importing.rules.rules_verl_algorithm import teacher_rules
-from rlinf_cli.importing.rules.rules_verl_sft import SECTIONS as VERL_SFT_SECTIONS
-from rlinf_cli.importing.rules.rules_verl_sft import VERL_SFT, sft_places
-from rlinf_cli.importing.rules.shared_rules import Table, Values
+from rlinf_cli.importing.projects import (
+    EVALUATION_SECTIONS,
+    RLINF_SECTIONS,
+    VERL_SECTIONS,
+    VERL_SFT_SECTIONS,
+    Project,
+    placed,
+    project_of,
+    recipe_of,
+)
+from rlinf_cli.importing.references import References
+from rlinf_cli.importing.rules.needs import (
+    acts_alone,
+    agent_needs,
+    evaluation_needs,
+    plain,
+    reward_place,
+    sft_places,
+    verl_places,
+)
+from rlinf_cli.importing.rules.rlinf import cameras
+from rlinf_cli.importing.rules.rows import rules_of
+from rlinf_cli.importing.rules.sac import is_off_policy
+from rlinf_cli.importing.rules.shared import Table, Values
+from rlinf_cli.importing.rules.verl_algorithm import teacher_rules
 from rlinf_cli.importing.writing import written
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
@@ -104,8 +116,8 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     references = References(file.tree, environ)
     rules, sections = _rules(project, recipe, file.tree, Values(references))
     model = find_recipe(recipe).config_model()
-    header, comments = header_of(file.main), CommentFinder()
-    conversion = Conversion(file, project, recipe, model, rules, sections, references, header, comments)
+    comments = CommentFinder(file.main)
+    conversion = Conversion(file, project, recipe, model, rules, sections, references, comments)
     conversion.walk(file.tree, (), ())
     added = [*_additions(conversion)]
     _first_of_each(conversion, added)
@@ -124,13 +136,17 @@ def _rules(project: Project, recipe: str, tree: MappingNode, values: Values) -> 
     """Return the rules for a file, and the sections that are others here."""
     if project is Project.VERL:
         if recipe == "sft_chat":
-            return VERL_SFT, VERL_SFT_SECTIONS
-        return {**VERL, **verl_rules(), **teacher_rules(values)}, VERL_SECTIONS
+            return rules_of("verl_sft"), VERL_SFT_SECTIONS
+        return {**rules_of("verl"), **teacher_rules(values)}, VERL_SECTIONS
     if recipe == "embodied" and acts_alone(tree):
-        return EVALUATION, {**RLINF_SECTIONS, **EVALUATION_SECTIONS}
-    if recipe == "embodied" and is_off_policy(values):
-        return SAC, RLINF_SECTIONS
-    return {"embodied": EMBODIED, "sft": SFT, "agent": AGENT}.get(recipe, MATH), RLINF_SECTIONS
+        return rules_of("RLinf", "embodied", "evaluation"), {**RLINF_SECTIONS, **EVALUATION_SECTIONS}
+    if recipe == "embodied":
+        return rules_of("RLinf", "embodied", *(["sac"] if is_off_policy(values) else [])), RLINF_SECTIONS
+    if recipe == "sft":
+        # Recipe `sft` says by its name what the task is, and has no section `algorithm`.
+        rules = rules_of("RLinf", "embodied", "sft")
+        return {key: rule for key, rule in rules.items() if not key.startswith("algorithm.")}, RLINF_SECTIONS
+    return rules_of("RLinf", "math", *(["agent"] if recipe == "agent" else [])), RLINF_SECTIONS
 
 
 def _first_of_each(conversion: Conversion, added: list[Added]) -> None:

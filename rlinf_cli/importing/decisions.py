@@ -10,22 +10,15 @@ from typing import Final, get_origin
 from pydantic import BaseModel
 
 from rlinf_cli.importing.comments import CommentFinder, Comments
-from rlinf_cli.importing.foreign_names import (
-    accepted_keys,
-    is_accepted,
-    meant_keys,
-    moved_keys,
-    other_names_of,
-    unavailable_keys,
-)
+from rlinf_cli.importing.foreign_names import is_accepted, names_at
 from rlinf_cli.importing.hydra_files import HydraFile
-from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue, ReferenceText
 from rlinf_cli.importing.projects import ENGINE_OPTIONS, Project
-from rlinf_cli.importing.rules.foreign_reasons import reason_of
-from rlinf_cli.importing.rules.machine_places import Rest, without_inner
-from rlinf_cli.importing.rules.rules_verl import engine, needs_values
-from rlinf_cli.importing.rules.shared_rules import Table, Values
+from rlinf_cli.importing.references import References, UnresolvableError
+from rlinf_cli.importing.rules.needs import Rest, without_inner
+from rlinf_cli.importing.rules.rows import reason_of
+from rlinf_cli.importing.rules.shared import Table, Values
+from rlinf_cli.importing.rules.verl import engine, needs_values
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
 from rlinf_core.config.validating.model_fields import fields_at, model_of, types_at
@@ -34,7 +27,7 @@ _NO_CRITIC: Final = "without `adv_estimator: gae` there is no critic"
 # What users write over in an example, such as `robot_ip: ROBOT_IP`, and the keys that it is found at.
 _PLACEHOLDER: Final = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 _ENTERED: Final = ("_ip", "_path", "_port", "_serial")
-# What the messages of `foreign_names.toml` begin with where nothing is lost.
+# What answers of `foreign_names.py` begin with where nothing is lost.
 _REMOVED: Final = "remove it: "
 # Sections that are followed: levels of keys, and keys in all. A few lines can refer to each other without end.
 _DEEPEST: Final = 12
@@ -63,7 +56,6 @@ class Conversion:
     rules: Table
     layout: Mapping[Path, Path]
     references: References
-    header: tuple[str, ...]
     comments: CommentFinder
     steps: list[KeyDecision] = field(default_factory=list[KeyDecision])
     sections: dict[Path, Comments] = field(default_factory=dict[Path, Comments])
@@ -82,7 +74,7 @@ class Conversion:
         for entry in node.entries:
             below = (*source, entry.key.raw)
             comments = self.comments.of_entry(entry)
-            if not source and comments.above == self.header:
+            if not source and comments.above == self.comments.header:
                 comments = comments._replace(above=())
             if entry.key.raw in renamed and not renamed[entry.key.raw].name:
                 self._all_left_out(entry, below, target or near, renamed[entry.key.raw].why, comments)
@@ -125,7 +117,7 @@ class Conversion:
         if not is_reference or len(source) > _DEEPEST or len(self.steps) > _MOST_KEYS:
             return node
         try:
-            target = self.references.followed(node, source)
+            target = self.references.section(node, source)
         except UnresolvableError:
             return node
         return target if isinstance(target, MappingNode) else node
@@ -160,11 +152,11 @@ class Conversion:
         name = entry.key.raw
         if source in self.layout:
             return self.layout[source], None
-        options = (*ENGINE_OPTIONS, engine(Values(self.references)))
-        if self.project is Project.VERL and source == options and options[-1] in ("vllm", "sglang"):
-            return ("rollout", "engine_options"), None
         if self.project is Project.VERL and source[:-1] == ENGINE_OPTIONS:
-            return None, f"they are not arguments of `{options[-1]}`"
+            used = engine(Values(self.references))
+            if source[-1] == used and used in ("vllm", "sglang"):
+                return ("rollout", "engine_options"), None
+            return None, f"they are not arguments of `{used}`"
         if self.project is Project.VERL and source == ENGINE_OPTIONS:
             return source, None
         if any(known[: len(source)] == source for known in self.layout):
@@ -190,17 +182,17 @@ class Conversion:
             if any(get_origin(annotation) in (dict, Mapping) for annotation in annotations):
                 return (*target, name), None
             return None, None
-        ours = other_names_of(annotations).get(name)
+        known = names_at(annotations)
+        ours = known.names.get(name)
         if ours is not None:
             return (*target, ours), None
-        accepted = accepted_keys(annotations)
-        if name in accepted and is_accepted(value, accepted[name], self.file.tree):
+        idle = {**known.accepted, **known.same}
+        if name in idle and is_accepted(value, idle[name], self.file.tree):
             return None, _SO_ANYWAY
-        moved = moved_keys(annotations).get(name) or meant_keys(annotations).get(name)
+        moved = known.moved.get(name) or known.means.get(name)
         if moved is not None:
             return to_path(parse_path(moved)[0]), None
-        reason = unavailable_keys(annotations).get(name)
-        return None, reason
+        return None, known.unavailable.get(name)
 
     def _components(self, node: MappingNode, source: Path) -> Mapping[str, Rest]:
         """Return the keys of `component_placement` that change."""

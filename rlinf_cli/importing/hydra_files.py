@@ -1,27 +1,36 @@
-"""Composition of a Hydra file: hydra-core orders the files, and their values are merged with positions.
+"""Composition of a Hydra file by `hydra.compose`: values of all its files, with positions and comments of the main one.
 
-Hydra's own `compose` returns plain values; a conversion needs the comments, and findings need lines. A test compares
-the result with Hydra's.
+No value of a file is resolved, imported or instantiated.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rlinf_cli.importing.hydra_defaults import DEFAULTS, HYDRA, named_files, order_files
+import hydra
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlinf_cli.importing.hydra_source import DEFAULTS, FORMS, HYDRA, EndlessDefaultsError, JobFiles, named_files, use
+from rlinf_cli.importing.plain import from_hydra, tree_of
 from rlinf_cli.importing.projects import FOLDER_BY_VARIABLE
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.reading import read, split_components
-from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, find, merge, resolve_plain
+from rlinf_core.config.reading import read
+from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
+from rlinf_core.config.tree import MappingNode, ScalarNode, SequenceNode, find
 
 _VARIABLE: Final = re.compile(r"\$\{(?:oc\.)?env:\s*([A-Za-z_]\w*)\s*(?:,\s*([^}]*?)\s*)?\}")
-_OLD_BOOLEANS: Final = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-_OLD_INTEGER: Final = re.compile(r"[-+]?\d+(_\d+)+")
-_NOWHERE: Final = Span(SourceText("", ""), 0, 0)
+# Files are composed as by 1.2 and 1.3; only 1.1 still knows `_name_` in a package.
+_VERSION_BASE: Final = "1.1"
+# How Hydra begins to refuse several values for one key.
+_SWEEPS: Final = ("Ambiguous value", "Sweep parameters")
+# How it begins to refuse an override.
+_OF_OVERRIDES: Final = ("Could not ", "Override ", "Key ")
 
 
 class HydraFile(NamedTuple):
@@ -29,18 +38,11 @@ class HydraFile(NamedTuple):
 
     Attributes:
         tree: the effective values, references unresolved; without `defaults`, with `hydra` of the main file.
-        sources: the main file and the files of its defaults lists.
-        values: the overrides that set values, which are not applied yet.
+        main: the file that is imported.
     """
 
     tree: MappingNode
-    sources: tuple[SourceText, ...]
-    values: tuple[str, ...] = ()
-
-    @property
-    def main(self) -> SourceText:
-        """The file that is imported."""
-        return self.sources[0]
+    main: SourceText
 
 
 def compose_hydra(
@@ -58,7 +60,7 @@ def compose_hydra(
         diagnostics: receives the findings.
         environ: the environment for `${oc.env:NAME}` in the search path.
         search_path: further folders of groups, after those of the file.
-        overrides: arguments of Hydra; those that choose files are applied.
+        overrides: arguments of Hydra.
 
     Returns:
         None after reporting a file that is unreadable, missing, or part of a cycle.
@@ -67,34 +69,66 @@ def compose_hydra(
     if tree is None or not diagnostics.ok:
         return None
     folder = os.path.dirname(main.name) or "."
-    folders = [folder, *_search_path(tree, folder, environ, diagnostics), *search_path]
-    ordered = order_files(main, folders, overrides, diagnostics)
-    if ordered is None:
+    files = JobFiles(main, [folder, *_search_path(tree, folder, environ, diagnostics), *search_path], diagnostics)
+    data = _composed(files, overrides)
+    if data is None or not diagnostics.ok:
         return None
-    composed: Node = MappingNode(tree.span, ())
-    for part, package in ordered.parts:
-        over = split_components(_wrapped(part, package), (), diagnostics)
-        assert isinstance(over, MappingNode)
-        composed = merge(composed, _without_missing(over, composed))
+    composed = tree_of(data, files.tree(files.main_name))
     assert isinstance(composed, MappingNode)
-    hydra = tree.entry(HYDRA)
-    entries = [entry for entry in composed.entries if entry.key.raw != HYDRA]
-    effective = _as_yaml_1_1(MappingNode(tree.span, tuple([*entries, hydra] if hydra else entries)))
-    assert isinstance(effective, MappingNode)
-    return HydraFile(effective, ordered.sources, ordered.values)
+    settings = tree.entry(HYDRA)
+    return HydraFile(MappingNode(tree.span, (*composed.entries, *([settings] if settings else []))), main)
 
 
-def _as_yaml_1_1(node: Node) -> Node:
-    """Return a tree with words and numbers resolved by YAML 1.1, as OmegaConf does."""
-    if isinstance(node, MappingNode):
-        return MappingNode(node.span, tuple(Entry(entry.key, _as_yaml_1_1(entry.value)) for entry in node.entries))
-    if isinstance(node, SequenceNode):
-        return SequenceNode(node.span, tuple(map(_as_yaml_1_1, node.items)))
-    if not node.plain:
-        return node
-    raw = _OLD_BOOLEANS.get(node.raw.lower(), node.raw)
-    raw = raw.replace("_", "") if _OLD_INTEGER.fullmatch(raw) else raw
-    return node if raw == node.raw else ScalarNode(node.span, raw, resolve_plain(raw))
+def _composed(files: JobFiles, overrides: Sequence[str]) -> dict[str, object] | None:
+    """Return what Hydra composes; None after reporting what it refuses."""
+    use(files)
+    try:
+        files.size(files.main_name)
+        for override in overrides:
+            key, _, name = override.lstrip("+").partition("=")
+            group = key.partition("@")[0]
+            if files.path_of(f"{group}/{name}") is not None:
+                files.size(f"{group}/{name}")
+        if not files.diagnostics.ok:
+            return None
+        with warnings.catch_warnings(action="ignore"):
+            with hydra.initialize(version_base=_VERSION_BASE, config_path=None, job_name="import"):
+                job = hydra.compose(files.main_name, list(overrides))
+            return from_hydra(OmegaConf.to_container(job, resolve=False))
+    except MissingConfigException as error:
+        files.report_missing(os.path.normpath(error.missing_cfg_file or "").removesuffix(".yaml"))
+    except EndlessDefaultsError as error:
+        files.report_cycle(error.cycle)
+    except RecursionError:
+        files.report("extends-form", "these files nest too deeply for Hydra", "flatten them")
+    except OverrideParseException as error:
+        message = f"`{error.override}` is not an override in Hydra's syntax"
+        span = _override_in(str(error.override), overrides)
+        files.diagnostics.error("override-syntax", message, span, (), "write `section.key=value`, or `group=name`")
+    except (HydraException, OmegaConfBaseException, ValueError, AssertionError) as error:
+        # Hydra asserts some forms, and hides what OmegaConf says behind an empty message.
+        first, _, rest = str(error.__cause__ if not str(error) else error).strip().partition("\n")
+        message = first or "Hydra does not accept this defaults list"
+        if overrides and message.startswith((*_OF_OVERRIDES, *_SWEEPS)):
+            span = _override_in(message, overrides)
+            if message.startswith(_SWEEPS):
+                message, rest = "a sweep over several jobs cannot be imported: choose one value", ""
+            files.diagnostics.error("override-path", message, span, (), " ".join(rest.split()) or None)
+        else:
+            files.report("extends-form", message, " ".join(rest.split()) or FORMS)
+    finally:
+        use(None)
+    return None
+
+
+def _override_in(message: str, overrides: Sequence[str]) -> Span:
+    """Return the place of the argument that a message of Hydra names; of the first one where it names none."""
+    lines = [" ".join(override.split()) for override in overrides]
+    source = SourceText(OVERRIDES_NAME, "\n".join(lines), "overrides")
+    keys = [line.lstrip("+~").partition("=")[0] for line in lines]
+    at = next((index for index, key in enumerate(keys) if f"'{key}'" in message or lines[index] in message), 0)
+    start = sum(len(line) + 1 for line in lines[:at])
+    return Span(source, start, start + len(lines[at]))
 
 
 def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], diagnostics: Diagnostics) -> Iterator[str]:
@@ -169,24 +203,3 @@ def _guessed(raw: str, variable: str, folder: str, *, named: bool = False) -> st
                 return path
         here = above
     return None
-
-
-def _without_missing(over: MappingNode, base: Node) -> MappingNode:
-    """Return a tree without `???` values that `base` sets: in OmegaConf they mark a missing value."""
-    entries: list[Entry] = []
-    for entry in over.entries:
-        below = base.get(entry.key.raw) if isinstance(base, MappingNode) else None
-        if isinstance(entry.value, ScalarNode) and entry.value.raw == "???" and below is not None:
-            continue
-        if isinstance(entry.value, MappingNode) and below is not None:
-            entry = Entry(entry.key, _without_missing(entry.value, below))
-        entries.append(entry)
-    return MappingNode(over.span, tuple(entries))
-
-
-def _wrapped(tree: MappingNode, package: str) -> MappingNode:
-    """Return a file's values below its package, without its defaults list."""
-    tree = MappingNode(tree.span, tuple(entry for entry in tree.entries if entry.key.raw != DEFAULTS))
-    for name in reversed(package.split(".") if package else ()):
-        tree = MappingNode(_NOWHERE, (Entry(ScalarNode(_NOWHERE, name, name), tree),))
-    return tree

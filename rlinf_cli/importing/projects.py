@@ -27,6 +27,14 @@ VERL_SECTIONS: Final[dict[Path, Path]] = {
 }
 # Sections of RLinf, likewise.
 RLINF_SECTIONS: Final[dict[Path, Path]] = {("actor", "lr_sched"): ("actor", "optim")}
+# Sections of RLinf's evaluations, whose model stands in `rollout.model`, and of verl's fine-tuning.
+EVALUATION_SECTIONS: Final[dict[Path, Path]] = {("rollout", "model"): ("actor", "model")}
+VERL_SFT_SECTIONS: Final[dict[Path, Path]] = {
+    ("model",): ("actor", "model"),
+    ("optim",): ("actor", "optim"),
+    ("engine",): ("actor", "fsdp_config"),
+    ("trainer",): ("runner",),
+}
 # Engine arguments, by engine.
 ENGINE_OPTIONS: Final[Path] = ("actor_rollout_ref", "rollout", "engine_kwargs")
 # Variables that the launch scripts of RLinf set to folders of its checkout, and their search paths begin with.

@@ -7,15 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlinf_cli.importing.hydra_defaults import DEFAULTS, named_files
 from rlinf_cli.importing.hydra_files import HydraFile, compose_hydra
-from rlinf_cli.importing.omegaconf_references import References
+from rlinf_cli.importing.hydra_source import DEFAULTS, named_files
 from rlinf_cli.importing.projects import JOB_SECTIONS
-from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read
-from rlinf_core.config.tree import Entry, MappingNode, ScalarNode, find
-from rlinf_core.config.tree import Path as TreePath
 from rlinf_core.errors import ConfigError
 
 ENDINGS: Final = (".yaml", ".yml")
@@ -52,14 +48,7 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
     if source is None:
         return ReadJob(None, diagnostics)
     file = compose_hydra(source, diagnostics, environ=environ, search_path=search_path, overrides=overrides)
-    if file is None:
-        return ReadJob(None, diagnostics)
-    _, parsed = parse_overrides([value.lstrip("+") for value in file.values], diagnostics)
-    tree = file.tree
-    for override in parsed:
-        tree = _opened(tree, override.path[:-1], environ)
-    changed = apply_overrides(tree, parsed, diagnostics)
-    return ReadJob(file._replace(tree=changed) if diagnostics.ok else None, diagnostics)
+    return ReadJob(file if diagnostics.ok else None, diagnostics)
 
 
 def is_script(file: Path) -> bool:
@@ -78,33 +67,6 @@ def instead_of_script(name: str) -> str:
         f"where verl is installed, `bash {name} --cfg job > job.yaml` writes the job that it starts; then `rlinf import"
         " job.yaml`"
     )
-
-
-def _opened(tree: MappingNode, path: TreePath, environ: Mapping[str, str]) -> MappingNode:
-    """Return a tree whose sections at a path are sections, where they are references to others: a key below them is
-    overridden, as OmegaConf allows.
-    """
-    for size in range(1, len(path) + 1):
-        node = find(tree, path[:size])
-        if isinstance(node, ScalarNode) and "${" in node.raw:
-            section = References(tree, environ).section(node, path[:size])
-            tree = _with(tree, path[:size], section)
-    return tree
-
-
-def _with(node: MappingNode, path: TreePath, section: MappingNode) -> MappingNode:
-    """Return a mapping with a section in place of the value at a path."""
-    entries: list[Entry] = []
-    for entry in node.entries:
-        if entry.key.raw == path[0]:
-            below = entry.value
-            if len(path) == 1:
-                below = section
-            elif isinstance(below, MappingNode):
-                below = _with(below, path[1:], section)
-            entry = Entry(entry.key, below)
-        entries.append(entry)
-    return MappingNode(node.span, tuple(entries))
 
 
 def job_files(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from rlinf_cli.importing.comments import Comments
 from rlinf_cli.importing.decisions import Conversion, KeyDecision, puts
 from rlinf_cli.importing.document import FileSection, Value, left_out, list_value, scalar_text, short
-from rlinf_cli.importing.omegaconf_references import UnresolvableError
 from rlinf_cli.importing.outcomes import Added, Fate, KeyOutcome, Leaf, LeftOut, NewValue, ReferenceText
+from rlinf_cli.importing.references import UnresolvableError
 from rlinf_core.config.composing.origins import inline
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, format_path
 
@@ -49,7 +49,7 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
             document.remark(path[:-1], [*comments.above, *([comments.behind] if comments.behind else [])])
     for (section, reason), lines in remarks.items():
         document.remark(section, left_out(reason, lines))
-    end = conversion.comments.at_end(conversion.file.sources[0])
+    end = conversion.comments.at_end()
     if end:
         document.remark((), end)
     return document.text(), outcomes
@@ -58,7 +58,7 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
 def _opening(conversion: Conversion) -> tuple[str, ...]:
     """Return the comment at the beginning of the new file."""
     name = os.path.basename(conversion.file.main.name)
-    return (f"# From `{name}` of {conversion.project}, by `rlinf import`.", *conversion.header)
+    return (f"# From `{name}` of {conversion.project}, by `rlinf import`.", *conversion.comments.header)
 
 
 def find_section(document: FileSection, path: Path) -> FileSection | None:

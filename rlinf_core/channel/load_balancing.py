@@ -59,14 +59,14 @@ class Balancer(ABC):
         rank = self._choose()
         self._loads[rank] += weight
         self._counts[rank] += 1
-        self._given(rank)
+        self._on_assigned(rank)
         return rank
 
     @abstractmethod
     def _choose(self) -> int:
         """Return the rank for the next item."""
 
-    def _given(self, rank: int) -> None:
+    def _on_assigned(self, rank: int) -> None:
         """Record that `rank` got an item."""
         del rank
 
@@ -102,7 +102,7 @@ class LeastLoaded(Balancer):
     def _choose(self) -> int:
         return self._heap[0][2]
 
-    def _given(self, rank: int) -> None:
+    def _on_assigned(self, rank: int) -> None:
         heapq.heapreplace(self._heap, (self._loads[rank], self._counts[rank], rank))
 
 

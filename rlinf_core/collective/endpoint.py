@@ -350,6 +350,10 @@ class Endpoint:
         self._relay.forwards.lost(connection)
         self._reactor.close(connection)
 
+    def is_awaited(self, connection: Connection) -> bool:
+        """Return whether a receive waits for what comes through a connection."""
+        return any(stream.is_awaited_through(connection) for stream in self._streams.all())
+
     def hold_back(self, connection: Connection) -> None:
         self._reactor.hold_back(connection)
 

@@ -77,7 +77,7 @@ class InflightOps:
             self._threads[task_key] = kind not in RUNNING and not _is_ours()
         return task_key
 
-    def passed(self, kind: OperationKind) -> None:
+    def publish_past(self, kind: OperationKind) -> None:
         """Publish a past operation of the calling thread that was too short to be seen."""
         self._thread(kind)
         self._changes += 1

@@ -63,7 +63,7 @@ class Pending:
         # With tracing on, it waits as everything does.
         seconds = self._endpoint.settings.spin if tracing.recorder is None else 0.0
         if spin(lambda: slots.answered(op_id), time.monotonic() + seconds) or slots.answered(op_id):
-            waits.operations.passed(operation.kind)
+            waits.operations.publish_past(operation.kind)
             self._unpack(stream, operation)
             return
         slots.request_wakeup(op_id)

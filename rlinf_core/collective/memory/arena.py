@@ -1,7 +1,7 @@
 """The arena: the shared memory that a process sends from, one capped segment that is recycled block by block.
 
 Fresh pages cost ten times what recycled ones do, so blocks are taken from the lowest free place, and pages beyond
-those in use before are only taken when the memory_budget of the machine and the control group allows.
+those in use before are only taken within the memory budget of the machine and the control group.
 """
 
 from __future__ import annotations

@@ -59,8 +59,9 @@ class ReceiveQueue:
             posted = self._next_posted()
             if posted is None:
                 self._arrived.append((received, origin))
-                origin.queued(received)
-                return False
+        if posted is None:
+            origin.queued(received)
+            return False
         self._match(posted, received, origin)
         return True
 
@@ -262,6 +263,10 @@ class PeerStream:
         self.former: set[str] = set()
         self.binding = threading.Lock()
         self.resolver: Resolver | None = None
+
+    def is_awaited_through(self, connection: Connection) -> bool:
+        """Return whether a receive waits for what comes through a connection."""
+        return self.outgoing.connection is connection and bool(self.incoming.pending())
 
     def open_works(self) -> list[Work[object]]:
         """Return the operations that the peer's death ends."""

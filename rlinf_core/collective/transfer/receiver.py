@@ -52,6 +52,7 @@ class ReceiverContext(Protocol):
     def bind(self, stream: PeerStream, connection: Connection) -> None: ...
     def connection_lost(self, connection: Connection, reason: str) -> None: ...
     def hold_back(self, connection: Connection) -> None: ...
+    def is_awaited(self, connection: Connection) -> bool: ...
     def explain_later(self, stream: PeerStream, reason: str, then: Callable[[Exception], object]) -> None: ...
 
 
@@ -81,6 +82,8 @@ class Receiver(ConnectionHandler):
         self._handlers[tag] = handler
 
     def may_resume(self, connection: Connection) -> bool:
+        if connection.paused and self._host.is_awaited(connection):
+            connection.paused = False
         return connection.stalled or not connection.paused
 
     # Callbacks of connections
@@ -100,7 +103,8 @@ class Receiver(ConnectionHandler):
         if block is not None:
             self._arriving[connection] = _Arriving(stream, lease=block.lease())
             return block.memory()[:size]
-        if self._waiting_bytes and self._waiting_bytes + size > self._host.settings.inbox_bytes:
+        full = self._waiting_bytes and self._waiting_bytes + size > self._host.settings.inbox_bytes
+        if full and not self._host.is_awaited(connection):
             self._host.hold_back(connection)
             return None
         return private_memory(size)
@@ -209,7 +213,8 @@ class Receiver(ConnectionHandler):
             self._waiting_bytes += received.nbytes
             settings = self._host.settings
             full = connection.backlog > settings.inbox_messages or self._waiting_bytes > settings.inbox_bytes
-        if full and not connection.paused:
+        # Who waits for a message is served, however many lie here for others.
+        if full and not connection.paused and not self._host.is_awaited(connection):
             connection.paused = True
             self._host.hold_back(connection)
 

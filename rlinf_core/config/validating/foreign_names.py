@@ -1,11 +1,11 @@
-"""Key names of related projects. The command line provides them; the models hold only our own names.
+"""Key names of related projects, which findings suggest ours for, and keys of ours that are read at another place.
 
-They are loaded when a file has an unknown key.
+The command line provides them, and the models hold only our own names. They are loaded when a file has an unknown key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 
 
 class Renamed(NamedTuple):
-    """A tree in which every key has our name.
+    """A tree in which every key stands where it is read.
 
     Attributes:
         tree: the tree; keys keep their spans.
-        paths: the paths of renamed keys, with our names above them, and the name each had.
         moved: where keys stood that another section has, each with its path in `tree`.
     """
 
     tree: MappingNode
-    paths: dict[Path, str]
     moved: dict[Path, Path]
 
     def path(self, path: Path) -> Path:
@@ -33,45 +31,46 @@ class Renamed(NamedTuple):
         for size in range(len(path), 0, -1):
             if path[:size] in self.moved:
                 return (*self.moved[path[:size]], *path[size:])
-        ours: Path = ()
-        for segment in path:
-            ours = (
-                *ours,
-                next((new[-1] for new, old in self.paths.items() if old == segment and new[:-1] == ours), segment),
-            )
-        return ours
+        return path
+
+
+class SectionNames(NamedTuple):
+    """Keys that sections do not have, by what becomes of them.
+
+    Attributes:
+        names: names that related projects give fields, each with its field.
+        moved: keys that are in another section here, each with its path.
+        unavailable: keys that have no counterpart here, each with what to do instead.
+        same: such keys, each with the values by which it says what is so anyway.
+        accepted: likewise, for keys that a file of ours may have; a key of `means` may have any.
+        means: keys of ours that are read as one of another section, each with its path.
+    """
+
+    names: Mapping[str, str]
+    moved: Mapping[str, str]
+    unavailable: Mapping[str, str]
+    same: Mapping[str, Sequence[object]]
+    accepted: Mapping[str, Sequence[object]]
+    means: Mapping[str, str]
 
 
 class ForeignNames(Protocol):
     """A source of foreign names. `annotations` are the types allowed at the key's place."""
 
     def with_our_names(self, model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
-        """Return `tree` with our names, without keys that have no effect here.
+        """Return `tree` with the keys that are read as ones of another section there, and without keys that say what is
+        so anyway.
 
-        A key that one file sets under both names is reported. Of a file and its base, or an override, the later wins.
+        A key that one file sets at both places is reported. Of a file and its base, or an override, the later wins.
         """
         ...
 
-    def other_names_of(self, annotations: Iterable[object]) -> dict[str, str]:
-        """Return the aliases of fields, each with its field."""
-        ...
-
-    def accepted_keys(self, annotations: Iterable[object]) -> dict[str, Sequence[object]]:
-        """Return the keys that sections lack and that may be written all the same, each with the values that it may
-        have; none for a key that is read as one of another section.
-        """
-        ...
-
-    def moved_keys(self, annotations: Iterable[object]) -> dict[str, str]:
-        """Return the keys that are in another section here, each with its path."""
-        ...
-
-    def unavailable_keys(self, annotations: Iterable[object]) -> dict[str, str]:
-        """Return the keys that have no counterpart here, each with what to do instead."""
+    def names_at(self, annotations: Iterable[object]) -> SectionNames:
+        """Return the names for all sections among `annotations`."""
         ...
 
     def places_of_other_name(self, model: type[BaseModel], name: str) -> list[tuple[str, str]]:
-        """Return the sections in which `name` is an alias of a field, with the field, shallowest path first."""
+        """Return the sections in which `name` stands for a field, with the field, shallowest path first."""
         ...
 
 

@@ -26,6 +26,7 @@ from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, hardware_model, hardwa
 from rlinf_core.suggest import near, quoted
 
 _LISTED = 12
+_RENAMES: Final = "`rlinf import` renames the keys of a file of RLinf or verl"
 # Characters of other scripts in the place of YAML's own.
 _LOOK_ALIKES: Final = "：“”‘’，｛｝"
 # Common words for our keys that have no similar spelling.
@@ -56,8 +57,9 @@ def foreign_character(text: str) -> str | None:
 def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
     """Return the finding for a key that no model knows."""
     name = str(path[-1])
-    source, annotations = foreign_names(), types_at(model, path[:-1])
-    instead = source.unavailable_keys(annotations).get(name) if source else None
+    source = foreign_names()
+    known = source.names_at(types_at(model, path[:-1])) if source else None
+    instead = known.unavailable.get(name) if known else None
     if instead is not None:
         message = f"`{format_path(path)}` is not available"
         span = key_span(tree, path) or naming(tree, path)
@@ -66,13 +68,14 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
     meant = meant_key(model, tree, path)
     elsewhere = _other_places(model, path)
     before_colon, colon, after_colon = name.partition(":")
+    named = {**known.moved, **known.names} if known else {}
     hint: str | None = None
     if foreign := foreign_character(name):
         hint = f"it contains {foreign}: write it with plain characters"
     elif colon and before_colon in here:
         hint = f"write a space after the `:`, as in `{before_colon}: {after_colon or '...'}`"
-    elif source and (known := source.moved_keys(annotations).get(name)):
-        hint = f"`{name}` is `{known}` here"
+    elif name in named:
+        hint = f"write `{named[name]}`; {_RENAMES}"
     elif meant:
         hint = f"did you mean `{meant}`?"
     elif deeper := _further_down(model, tree, path):
@@ -82,7 +85,7 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
     elif elsewhere:
         hint = f"`{name}` belongs {_where(elsewhere[0])}"
     elif moved := _moved_to(model, path):
-        hint = f"`{name}` is `{moved}` here"
+        hint = f"write `{moved}`; {_RENAMES}"
     elif here:
         hint = f"known keys: {quoted(here[:_LISTED])}{', …' if len(here) > _LISTED else ''}"
         namesakes = [place for place in places_of(model, name) if place.isidentifier()]
@@ -150,10 +153,12 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
 
     name = str(path[-1]).lower().replace("-", "_")
     known = [key for key in _fields(model, tree, path[:-1]) if not is_set(key)]
+    names = foreign_names()
+    other = names.names_at(types_at(model, path[:-1])).names.get(str(path[-1])) if names else None
     # A name without its first word, as `robot_ip` for `left_robot_ip`, is not similar by spelling.
     synonyms = [key for key in known if name in _SYNONYMS.get(key, ())]
     longer = [key for key in known if "_" in name and key.endswith(f"_{name}")]
-    return next(iter(synonyms or longer or near(name, known)), None)
+    return next(iter([other] if other in known else synonyms or longer or near(name, known)), None)
 
 
 def _torn_value(tree: MappingNode, path: Path) -> str | None:

@@ -28,7 +28,7 @@ class Validated(Generic[M]):
         tree: the part of the tree that the model was built from, with equal indexes.
         pruned: the paths, in the whole tree, of wrong or missing values: removed, or replaced by a stand-in.
         kept: the remaining items of its lists.
-        whole: the whole tree, with aliases renamed.
+        whole: the whole tree, with every key where it is read.
         secret, referred: paths in it whose values must not be shown, and paths that references read.
         misspelt: paths in it of known keys that are misspelt in the file, and so have their defaults.
     """

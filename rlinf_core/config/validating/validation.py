@@ -98,7 +98,7 @@ class _Rounds(Generic[M]):
     unknown_keys: int = 0
 
     def begin(self, unresolved: Collection[Path]) -> M | None:
-        """Replace aliases of keys, remove unresolved values, and return the model if everything is valid."""
+        """Read keys at their places, remove unresolved values, and return the model if everything is valid."""
         model, errors = self._attempt()
         if any(located.kind == "extra_forbidden" for located in errors):
             from rlinf_core.config.validating.foreign_names import foreign_names

@@ -238,6 +238,7 @@ def test_an_empty_key_says_so(ends: Ends, kind: str) -> None:
 
 
 def test_operation_without_a_waiter_ends_at_its_deadline(ends: Ends) -> None:
+    assert ends.consumer.empty()  # connected: what follows has hardly any time
     handles = [ends.consumer.get(async_op=True, timeout=0.05), ends.consumer.get_batch(9, async_op=True, timeout=0.05)]
     until(lambda: all(handle.done() for handle in handles))
     ends.producer.put("kept")
@@ -249,6 +250,7 @@ def test_operation_without_a_waiter_ends_at_its_deadline(ends: Ends) -> None:
 
 def test_what_a_late_batch_had_reserved_goes_back(ends: Ends) -> None:
     ends.producer.put("a", weight=1)
+    assert ends.consumer.qsize() == 1  # connected
     with pytest.raises(CommunicationTimeoutError, match="1 items of weight 1 were there"):
         ends.consumer.get_batch(2, timeout=0.05)
     assert ends.consumer.get() == "a"

@@ -352,6 +352,57 @@ def test_who_floods_is_held_back_until_somebody_takes(make_pair: MakePair) -> No
     assert len(sent) == count
 
 
+async def awaited(work: Any) -> object:
+    return await work
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+@pytest.mark.parametrize(
+    "receive",
+    [
+        lambda group, peer: group.recv(peer),
+        lambda group, peer: group.recv(peer, async_op=True).wait(),
+        lambda group, peer: asyncio.run(awaited(group.recv(peer, async_op=True))),
+    ],
+    ids=["blocking", "handle", "task"],
+)
+def test_another_stream_is_served_beside_a_full_one(
+    make_pair: MakePair, receive: Callable[..., object], size: int
+) -> None:
+    pair = make_pair(tcp=False, inbox_messages=10)
+    beside = WorkerAddress("here", 1)
+    pair.resolver.endpoints[beside] = pair.near.info
+    other = CollectiveGroup(pair.near, beside, (THERE,), pair.resolver)
+    there = CollectiveGroup(pair.far, THERE, (HERE, beside), pair.resolver)
+    works = [pair.here.send(bytes(size), THERE, async_op=True) for _ in range(100)]
+    thread, outcome = in_thread(receive, there, beside)
+    until(lambda: pair.far.waits.waiting())
+    other.send("beside", THERE)
+    thread.join(10)
+    assert outcome == ["beside"]
+    for work in works:
+        assert there.recv(HERE) == bytes(size)
+        work.wait()
+
+
+def test_another_stream_is_served_beside_a_large_one(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=True, arena_bytes=1 << 20, inbox_bytes=2 << 20)
+    beside = WorkerAddress("here", 1)
+    pair.resolver.endpoints[beside] = pair.resolver.endpoints[HERE]
+    other = CollectiveGroup(pair.near, beside, (THERE,), pair.resolver)
+    there = CollectiveGroup(pair.far, THERE, (HERE, beside), pair.resolver)
+    large = np.ones(3 << 20, np.uint8)
+    works = [pair.here.send(large, THERE, async_op=True) for _ in range(4)]
+    until(lambda: pair.far.streams() and pair.far.streams()[0].incoming.arrived())
+    thread, outcome = in_thread(there.recv, beside)
+    other.send(large[::-1], THERE)
+    thread.join(10)
+    assert [array.nbytes for array in outcome] == [large.nbytes]
+    for work in works:
+        assert there.recv(HERE).nbytes == large.nbytes
+        work.wait()
+
+
 def test_two_that_send_before_they_receive_go_on(make_pair: MakePair) -> None:
     pair = make_pair(tcp=False, arena_bytes=2 << 20, spill_after=0.02)
 

@@ -253,7 +253,7 @@ def test_unseen_short_step_counts_as_progress_of_its_thread(clock: Clock) -> Non
     board = InflightOps()
     clock.now += 5
     before = board.publication()
-    users = threading.Thread(target=lambda: (board.passed(OperationKind.PUT), done.set(), end.wait(10)))
+    users = threading.Thread(target=lambda: (board.publish_past(OperationKind.PUT), done.set(), end.wait(10)))
     done, end = threading.Event(), threading.Event()
     users.start()
     assert done.wait(10)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 
 from rlinf_cli.importing.convert import Converted, convert
-from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Fate
+from rlinf_cli.importing.references import References, UnresolvableError
 from rlinf_cli.importing.sources import job_files, read_job
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, ScalarNode
+from rlinf_core.config.tree import MappingNode
 
 pytestmark = pytest.mark.security
 JOB = """actor: {model: {}}
@@ -40,7 +44,7 @@ def reason(text: str) -> str:
     tree = read(SourceText("a.yaml", text), Diagnostics())
     assert isinstance(tree, MappingNode)
     with pytest.raises(UnresolvableError) as caught:
-        References(tree, {}).value(ScalarNode(tree.span, "${t0}", "${t0}"), ("a",))
+        References(tree, {}).value(("t0",))
     return str(caught.value)
 
 
@@ -57,7 +61,7 @@ def chain(written: str, end: str, links: int = 30) -> str:
         (chain("${NEXT}${NEXT}", "''", 35), "too many to follow"),
         (
             chain("'${oc.select:NEXT,${oc.select:NEXT,${nothing}}}'", "${nothing}", 30),
-            "too many to follow|back to itself",
+            "too many to follow|back to itself|refers to nothing",
         ),
         (chain("'${multiply:${NEXT},${NEXT}}'", "99", 10), "computes a number that is too large"),
         ("t0: '${multiply:1e308,1e308}'\n", "computes a number that is too large"),
@@ -96,3 +100,49 @@ def test_pipes_and_devices_in_a_folder_are_named(tmp_path: Path) -> None:
         job = read_job(str(tmp_path / f"{name}.yaml"), [], [], {})
         assert job.file is None
         assert not job.diagnostics.ok
+
+
+SECRET = "s3cret-t0ken"
+ALIASES = f"{{0}}: &{{0}} [{', '.join(['*{1}'] * 20)}]\n"
+HOSTILE = {
+    # Hydra follows a reference where a file sets keys below it.
+    "g/environment.yaml": "p: '${oc.create:{k: ${oc.env:TOKEN}}}'\nq: '${oc.env:TOKEN}'\n",
+    "g/doubling.yaml": chain("'${NEXT}${NEXT}'", "x", 60) + "p: '${t0}'\nq: '${oc.decode:${t0}}'\n",
+    "g/wide.yaml": f"defaults: [{', '.join(f'wider@p{index}' for index in range(10))}]\n",
+    "g/wider.yaml": f"defaults: [{', '.join(f'widest@p{index}' for index in range(10))}]\n",
+    "g/widest.yaml": f"defaults: [{', '.join(f'environment@p{index}' for index in range(10))}]\n",
+    "g/aliases.yaml": "a: &a [x, x, x, x]\n" + "".join(map(ALIASES.format, "bcdefg", "abcdef")),
+    "planted/__init__.py": f"raise SystemExit('{SECRET}')\n",
+    "planted/job.yaml": "a: 1\n",
+    "hydra_plugins/planted.py": f"raise SystemExit('{SECRET}')\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("defaults", "says"),
+    [
+        ("g/environment@extra", "extra.p.x"),
+        ("g/doubling@extra", "63 not available"),
+        ("g/wide@extra", "the defaults lists name more than 500 files"),
+        ("g/aliases@extra", "more than 500000 values"),
+        ("'${oc.env:TOKEN}@extra'", "not a valid item of a defaults list"),
+        ("job2", "packages are not imported"),
+    ],
+)
+def test_composing_reads_no_secret_runs_nothing_and_ends(
+    cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defaults: str, says: str
+) -> None:
+    monkeypatch.setenv("TOKEN", SECRET)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    # Hydra looks for plugins once in a process.
+    kept = {kind: instance for kind, instance in Singleton._instances.items() if kind is not Plugins}
+    monkeypatch.setattr(Singleton, "_instances", kept)
+    for name, text in HOSTILE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    search = "hydra: {searchpath: ['pkg://planted']}\n"
+    (tmp_path / "job.yaml").write_text(f"defaults: [{defaults}, _self_]\n{search}{JOB}extra: {{p: {{x: 1}}}}\n")
+    ended = cli("import", str(tmp_path / "job.yaml"))
+    assert says in ended.out + ended.err
+    written = [path.read_text() for path in tmp_path.glob("*.rlinf.yaml")]
+    assert SECRET not in "".join([ended.out, ended.err, *written])

@@ -5,13 +5,12 @@ the file does not train.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from rlinf_cli.importing.convert import Converted, convert
-from rlinf_cli.importing.outcomes import Fate, KeyOutcome
-from rlinf_cli.importing.sources import read_job
-from rlinf_core.errors import ConfigError
+from rlinf_cli.importing.convert import OF_THIS_MACHINE
+from tests.golden.command_line import rlinf
 
 EVALUATION = """
 cluster: {num_nodes: 1, component_placement: {"env,rollout": 0}}
@@ -80,18 +79,44 @@ trainer: {nnodes: 1, n_gpus_per_node: 1, total_epochs: 1, save_freq: after_each_
 """
 
 
-def converted(folder: Path, text: str, *overrides: str) -> Converted:
-    """Return the conversion of a file."""
-    file = folder / "job.yaml"
-    file.write_text(text)
-    job = read_job(str(file), overrides, [], {})
-    assert job.file is not None, list(job.diagnostics)
-    return convert(job.file, {})
+class Imported(NamedTuple):
+    """What `rlinf import` wrote and said of a file.
+
+    Attributes:
+        text: the new file.
+        recipe: its recipe.
+        keys: what became of each key.
+        errors, lacking: errors of the new file, and of this machine.
+    """
+
+    text: str
+    recipe: str
+    keys: list[dict[str, Any]]
+    errors: list[dict[str, Any]]
+    lacking: list[dict[str, Any]]
 
 
-def outcome(result: Converted, key: str) -> KeyOutcome:
+class RefusedError(Exception):
+    """A file that `rlinf import` refuses."""
+
+
+def converted(folder: Path, text: str, *overrides: str) -> Imported:
+    """Import a file by the command."""
+    old, new = folder / "job.yaml", folder / "new.yaml"
+    old.write_text(text)
+    _, output = rlinf("import", str(old), *overrides, "--out", str(new), "--replace", "--output", "json")
+    (file,) = output["files"]
+    if file["written"] is None:
+        raise RefusedError(str(file["error"] or file["findings"]))
+    errors = [finding for finding in file["validation"]["diagnostics"] if finding["severity"] == "error"]
+    of_file = [error for error in errors if error["code"] not in OF_THIS_MACHINE]
+    lacking = [error for error in errors if error["code"] in OF_THIS_MACHINE]
+    return Imported(new.read_text(), file["recipe"], file["keys"], of_file, lacking)
+
+
+def outcome(result: Imported, key: str) -> dict[str, Any]:
     """Return what became of a key."""
-    return next(outcome for outcome in result.outcomes if outcome.source == key)
+    return next(outcome for outcome in result.keys if outcome["key"] == key)
 
 
 def test_an_evaluation_stays_one_beside_its_rollout(tmp_path: Path) -> None:
@@ -111,14 +136,14 @@ def test_soft_actor_critic_becomes_sac_with_its_arithmetic(tmp_path: Path) -> No
     assert "counts critic updates per environment step: 32 / (32 x 2 x 1 = 64)" in result.text
     assert "learning_starts: 6\n" in result.text
     assert "learn_temperature: false\n" in result.text
-    assert outcome(result, "algorithm.replay_buffer.cache_size").fate is Fate.LEFT_OUT
+    assert outcome(result, "algorithm.replay_buffer.cache_size")["outcome"] == "left_out"
 
 
 def test_an_asynchronous_loss_is_named_as_another(tmp_path: Path) -> None:
     text = TRAINING.replace("embodied_sac\n  loss_type: embodied_sac", "gae\n  loss_type: decoupled_actor_critic")
     result = converted(tmp_path, text)
     assert "loss_type: actor_critic\n" in result.text
-    assert "ratios are to the policy that acted" in str(outcome(result, "algorithm.loss_type").note)
+    assert "ratios are to the policy that acted" in str(outcome(result, "algorithm.loss_type")["note"])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +157,7 @@ def test_an_asynchronous_loss_is_named_as_another(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_of_other_meaning_is_refused(tmp_path: Path, change: tuple[str, str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(RefusedError, match=says):
         converted(tmp_path, TRAINING.replace(*change))
 
 
@@ -160,15 +185,15 @@ def test_a_verl_file_trains_its_own_objective(tmp_path: Path) -> None:
     for line in ("filter_groups: true", "loss_agg_func: seq-mean-token-mean", "clip_ratio_c: null"):
         assert f"{line}\n" in result.text
     assert "lora" not in result.text.partition("# Not carried over")[0]
-    assert "_target_" not in [target for other in result.outcomes for target in other.targets]
+    assert "_target_" not in [target for other in result.keys for target in other["paths"]]
 
 
 def test_loggers_that_are_missing_are_named(tmp_path: Path) -> None:
     kept = converted(tmp_path, VERL, "++trainer.logger=[console,mlflow,clearml]")
     assert "logger_backends: [mlflow]\n" in kept.text
-    assert "clearml" in (outcome(kept, "trainer.logger").note or "")
+    assert "clearml" in (outcome(kept, "trainer.logger")["note"] or "")
     none = converted(tmp_path, VERL, "++trainer.logger=[clearml]")
-    assert "clearml: not among tensorboard" in (outcome(none, "trainer.logger").reason or "")
+    assert "clearml: not among tensorboard" in (outcome(none, "trainer.logger")["reason"] or "")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +207,7 @@ def test_loggers_that_are_missing_are_named(tmp_path: Path) -> None:
 )
 def test_what_rlinf_cannot_train_makes_the_result_wrong(tmp_path: Path, override: str, path: str) -> None:
     errors = converted(tmp_path, VERL, override).errors
-    assert [".".join(map(str, error.path)) for error in errors] == [path]
+    assert [error["path"] for error in errors] == [path]
 
 
 TEACHER = (
@@ -199,7 +224,7 @@ def test_one_teacher_by_log_ratios_is_distillation(tmp_path: Path) -> None:
     assert result.errors == []
     for line in ("adv_type: distillation", "model_path: /t", "teacher:"):
         assert f"{line}\n" in result.text
-    assert outcome(result, "distillation.distillation_loss.loss_max_clamp").fate is Fate.LEFT_OUT
+    assert outcome(result, "distillation.distillation_loss.loss_max_clamp")["outcome"] == "left_out"
 
 
 @pytest.mark.parametrize(
@@ -207,7 +232,7 @@ def test_one_teacher_by_log_ratios_is_distillation(tmp_path: Path) -> None:
 )
 def test_other_distillation_makes_the_result_wrong(tmp_path: Path, other: str) -> None:
     errors = converted(tmp_path, VERL, *TEACHER, *f"+distillation.distillation_loss.{other}".split()).errors
-    assert [".".join(map(str, error.path)) for error in errors] == ["distillation"]
+    assert [error["path"] for error in errors] == ["distillation"]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +275,7 @@ def test_corrections_of_verl_recompute_and_reject_by_token(tmp_path: Path) -> No
     assert result.errors == []
     for line in ("recompute_logprobs: true", "correction_level: sequence", "tis_cap: 2.0", "reject_ratio_low: 0.5"):
         assert f"  {line}\n" in result.text
-    assert "not taken over: seq_max_k2" in str(outcome(result, "algorithm.rollout_correction.rollout_rs").note)
+    assert "not taken over: seq_max_k2" in str(outcome(result, "algorithm.rollout_correction.rollout_rs")["note"])
 
 
 def test_a_bypass_takes_ratios_to_what_drew_the_tokens(tmp_path: Path) -> None:
@@ -259,16 +284,16 @@ def test_a_bypass_takes_ratios_to_what_drew_the_tokens(tmp_path: Path) -> None:
     assert result.errors == []
     assert "recompute_logprobs: true" not in result.text
     errors = converted(tmp_path, VERL, bypass, "+algorithm.rollout_correction.loss_type=reinforce").errors
-    assert [error.message for error in errors] == ["unknown loss_type `reinforce`"]
+    assert [error["message"] for error in errors] == ["unknown loss_type `reinforce`"]
 
 
 def test_a_reward_model_of_rlinf_makes_the_result_wrong(tmp_path: Path) -> None:
     errors = converted(tmp_path, f"{TRAINING}reward: {{use_reward_model: true}}\n").errors
-    assert [".".join(map(str, error.path)) for error in errors] == ["reward"]
+    assert [error["path"] for error in errors] == ["reward"]
 
 
 def test_a_flow_policy_by_sac_is_refused_as_one_thing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a policy by flow matching with soft actor-critic"):
+    with pytest.raises(RefusedError, match="a policy by flow matching with soft actor-critic"):
         converted(tmp_path, TRAINING.replace("model_type: mlp_policy", "model_type: flow_policy"))
 
 
@@ -303,7 +328,7 @@ def test_another_code_of_a_policy_becomes_ours(tmp_path: Path, written: str, bec
     result = converted(tmp_path, text)
     assert result.errors == []
     assert f"model_type: {becomes}\n" in result.text
-    assert "becomes" in str(outcome(result, "rollout.model.model_type").note)
+    assert "becomes" in str(outcome(result, "rollout.model.model_type")["note"])
 
 
 def test_demonstrations_alone_place_nothing_that_acts(tmp_path: Path) -> None:
@@ -315,7 +340,7 @@ def test_demonstrations_alone_place_nothing_that_acts(tmp_path: Path) -> None:
 
 def test_pictures_of_a_language_model_make_the_result_wrong(tmp_path: Path) -> None:
     errors = converted(tmp_path, PROBLEMS).errors
-    assert [".".join(map(str, error.path)) for error in errors] == ["data.image_key"]
+    assert [error["path"] for error in errors] == ["data.image_key"]
 
 
 def test_agents_with_one_of_our_tools_stay_agents(tmp_path: Path) -> None:
@@ -328,22 +353,24 @@ def test_agents_with_one_of_our_tools_stay_agents(tmp_path: Path) -> None:
 def test_agents_that_search_need_their_reward_and_documents(tmp_path: Path) -> None:
     search = "{search: {server_addr: 0.0.0.0:8000, topk: 3}}"
     result = converted(tmp_path, AGENTS.replace("{codejudge: {host_addr: 127.0.0.1, host_port: 8000}}", search))
-    assert [error.message for error in converted(tmp_path, AGENTS.replace("rstar2}", "searchr1}")).errors] == [
+    assert [error["message"] for error in converted(tmp_path, AGENTS.replace("rstar2}", "searchr1}")).errors] == [
         "unknown reward_type `searchr1`"
     ]
-    assert [finding.code for finding in result.lacking if "SEARCH_DOCUMENTS" in finding.message] == ["unknown-variable"]
+    assert [finding["code"] for finding in result.lacking if "SEARCH_DOCUMENTS" in finding["message"]] == [
+        "unknown-variable"
+    ]
     assert "search_results: 3\n" in result.text
 
 
 def test_agents_of_a_workflow_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="section `agentloop`"):
+    with pytest.raises(RefusedError, match="section `agentloop`"):
         converted(tmp_path, AGENTS.replace("agentloop: {", "agentloop: {workflow: mas, "))
 
 
 def test_another_robot_than_a_franka_is_named_as_missing(tmp_path: Path) -> None:
     groups = "num_nodes: 1, node_groups: [{label: arm, node_ranks: 0, hardware: {type: Turtle2, configs: []}}]"
     text = TRAINING.replace("num_nodes: 1", groups).replace("env_type: franka_mujoco", "env_type: realworld")
-    assert "unknown env_type `Turtle2`" in [error.message for error in converted(tmp_path, text).errors]
+    assert "unknown env_type `Turtle2`" in [error["message"] for error in converted(tmp_path, text).errors]
 
 
 def test_the_group_that_is_compared_is_the_group_that_starts(tmp_path: Path) -> None:
@@ -351,7 +378,7 @@ def test_the_group_that_is_compared_is_the_group_that_starts(tmp_path: Path) -> 
     text = text.replace("total_num_envs: 32", "total_num_envs: 32, group_size: 1")
     result = converted(tmp_path, text)
     assert "  group_size: 8\n" in result.text
-    assert "`algorithm.group_size: 8` holds" in str(outcome(result, "env.train.group_size").reason)
+    assert "`algorithm.group_size: 8` holds" in str(outcome(result, "env.train.group_size")["reason"])
 
 
 def test_an_evaluation_may_place_an_actor_that_trains_nothing(tmp_path: Path) -> None:
@@ -365,22 +392,22 @@ def test_fine_tuning_of_verl_becomes_a_chat_job(tmp_path: Path) -> None:
     assert (result.recipe, result.errors) == ("sft_chat", [])
     for line in ("global_batch_size: 64", "seq_length: 1024", "overlong: truncate", "adam_beta2: 0.95"):
         assert f"{line}\n" in result.text
-    assert "after_each_epoch" in str(outcome(result, "trainer.save_freq").reason)
+    assert "after_each_epoch" in str(outcome(result, "trainer.save_freq")["reason"])
 
 
 def test_a_key_below_a_reference_is_overridden(tmp_path: Path) -> None:
     reference = "'${oc.select:actor_rollout_ref.actor.deep,{}}'"
     text = VERL.replace("  rollout: {name", f"  ref: {{deep: {reference}}}\n  rollout: {{name")
     result = converted(tmp_path, text, "+actor_rollout_ref.ref.deep.inner=1")
-    assert outcome(result, "actor_rollout_ref.ref.deep.inner").reason
+    assert outcome(result, "actor_rollout_ref.ref.deep.inner")["reason"]
 
 
 def test_every_key_left_out_has_a_reason(tmp_path: Path) -> None:
     for text in (EVALUATION, TRAINING, VERL, FINE_TUNING):
         result = converted(tmp_path, text)
-        left_out = [other for other in result.outcomes if other.fate in (Fate.LEFT_OUT, Fate.NOT_NEEDED)]
+        left_out = [other for other in result.keys if other["outcome"] in ("left_out", "not_needed")]
         assert left_out
-        assert [other.source for other in left_out if not other.reason or "no such key" in other.reason] == []
+        assert [other["key"] for other in left_out if not other["reason"] or "no such key" in other["reason"]] == []
 
 
 @pytest.mark.parametrize("actor", ["", "model: {model_path: /m}"], ids=["named for the rollout", "named twice"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
+from rlinf_cli.importing.references import References, UnresolvableError
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText
@@ -25,8 +27,9 @@ e:
 """
 
 
-def tree() -> MappingNode:
-    text = read(SourceText("a.yaml", TEXT), Diagnostics())
+def tree(new: str = "") -> MappingNode:
+    """Return the tree with a text at `a.new`."""
+    text = read(SourceText("a.yaml", TEXT.replace("a:\n", f"a:\n  new: {json.dumps(new)}\n", 1)), Diagnostics())
     assert text is not None
     return text
 
@@ -34,8 +37,10 @@ def tree() -> MappingNode:
 def rewritten(text: str, *, carried: bool = True, environ: dict[str, str] | None = None) -> tuple[str, str | None]:
     """Return a value at `a.new` in our form; `a.b` and `e.f` are carried over as `x.b` and `y.f`."""
     names = {("a", "b"): ("x", "b"), ("e", "f"): ("y", "f")} if carried else {}
-    whole = tree()
-    result = References(whole, environ or {}).rewritten(ScalarNode(whole.span, text, text), ("a", "new"), names)
+    whole, at = tree(text), ("a", "new")
+    node = find(whole, at)
+    assert isinstance(node, ScalarNode)
+    result = References(whole, environ or {}).rewritten(node, at, names)
     return result.raw, result.note
 
 
@@ -93,9 +98,11 @@ def test_what_is_not_carried_over_is_replaced_by_its_value(text: str, value: str
         ("${int_div:1,0}", "divides by 0"),
         ("${multiply:a,2}", "`a` is not a number"),
         ("${e}", "a section or a list"),
-        ("x ${e.list}", "into a string"),
-        ("${a.b", "never closed"),
-        ("${e.open}", "never closed"),
+        ("${a.b", "is not a reference"),
+        ("${e.open}", "is not a reference"),
+        ("${a.${a.b}}", "is not a reference"),
+        ("${oc.select:${e.f}}", "is not a reference"),
+        ("${oc.create:${e.f}}", "no resolver `oc.create`"),
     ],
 )
 def test_what_cannot_be_known_says_why(text: str, why: str) -> None:
@@ -111,6 +118,6 @@ def test_a_section_behind_references_is_found() -> None:
     whole = tree()
     node = find(whole, ("a", "c"))
     assert node is not None
-    result = References(whole, {}).followed(node, ("a", "c"))
+    result = References(whole, {}).section(node, ("a", "c"))
     assert isinstance(result, ScalarNode)
     assert result.raw == "3"

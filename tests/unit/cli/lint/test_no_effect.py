@@ -43,13 +43,6 @@ def test_a_finding_says_what_makes_it_so_and_where() -> None:
     assert [(str(place.begin), words) for place, words in diagnostic.related] == [("4:13", "`adv_type` is set at")]
 
 
-def test_a_key_of_another_name_is_told_by_both() -> None:
-    (result,) = faults_of(EMBODIED + GRPO + "  lam: 0.9\n")
-    assert result.message.startswith("`lam` (`gae_lambda`) has no effect: ")
-    (result,) = faults_of(EMBODIED + GRPO, ["algorithm.lam=0.9"])
-    assert result.message.startswith("`lam` (`gae_lambda`) has no effect: ")
-
-
 def test_a_default_that_is_written_down_is_a_note() -> None:
     assert dead(EMBODIED + GRPO + "  gae_lambda: 0.95\n") == [("gae_lambda: 0.95", NOTE)]
 
@@ -73,8 +66,7 @@ def test_an_override_is_told_where_it_was_typed() -> None:
 def test_what_a_reference_reads_is_read() -> None:
     referring = "actor: {optim: {lr: 0.1, weight_decay: '${algorithm.gae_lambda}'}}\n"
     assert dead(EMBODIED + GRPO + "  gae_lambda: 0.9\n" + referring) == []
-    # By another name, too, and as a part of a section.
-    assert dead(EMBODIED + GRPO + "  lam: 0.9\n" + referring.replace("gae_lambda", "lam")) == []
+    # As a part of a section, too.
     files = "data:\n  cameras: {main: a}\n  state_keys: ['${data.cameras.main}']\n"
     assert dead(EMBODIED + files) == [("state_keys: ['${data.cameras.main}']", WARNING)]
 

@@ -17,7 +17,7 @@ from recipes.math.config import MathConfig
 from recipes.sections.actor import OptimConfig
 from recipes.sections.checks import near_divisors, near_multiples
 from recipes.sections.values import KnownOrOwn
-from rlinf_cli.importing.foreign_names import accepted_keys
+from rlinf_cli.importing.foreign_names import names_at
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.sections.runner import RolloutRunnerConfig, RunnerConfig
@@ -109,7 +109,7 @@ def test_the_keys_that_people_know_are_there(recipe: type[BaseModel]) -> None:
         places: list[object] = [recipe]
         for segment in key.split("."):
             # Without a field of its own it may still say what is so anyway.
-            accepted = segment in accepted_keys([member for place in places for member in alternatives(place)])
+            accepted = segment in names_at([member for place in places for member in alternatives(place)]).accepted
             places = [below for place in places for below in step(place, segment)]
             if accepted:
                 break

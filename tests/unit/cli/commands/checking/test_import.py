@@ -71,6 +71,22 @@ def test_overrides_choose_groups_and_values(cli: Cli) -> None:
     assert "backend: sglang" in cli("import", file, "engines@rollout=sglang", "-o", "-").out
 
 
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("runner.max_epohcs=3", "error[override-path]: Could not override 'runner.max_epohcs'"),
+        ("~runner.max_epohcs", "error[override-path]: Could not delete"),
+        ("+runner.max_epochs=3", "error[override-path]: Could not append"),
+        ("+runner.trace=[1", "`+runner.trace=[1` is not an override in Hydra's syntax"),
+    ],
+)
+def test_override_that_hydra_refuses_is_shown(cli: Cli, job: Path, override: str, says: str) -> None:
+    ended = cli("import", str(job), "runner.save_interval=3", override)
+    assert ended.code == 2
+    assert says in ended.err
+    assert f"2 | {override}" in ended.err
+
+
 def test_json_lists_every_key(cli: Cli, contract: Callable[[str, str], Any], job: Path) -> None:
     ended = cli("import", str(job), "--json")
     assert ended.code == 0

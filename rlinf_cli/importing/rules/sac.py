@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from rlinf_cli.importing.outcomes import Leaf, LeftOut
-from rlinf_cli.importing.rules.rules_rlinf import EMBODIED
-from rlinf_cli.importing.rules.shared_rules import Result, Table, Values, drop, new, precision, same, to
+from rlinf_cli.importing.rules.shared import Result, Values, new, precision, same
 from rlinf_core.errors import ConfigError
 
 LOSS: Final = "embodied_sac"
 _AT: Final = "algorithm.off_policy"
-_SMALL: Final = ("mlp_policy", "cnn_policy", "mlp", "cnn")
 
 
 def is_off_policy(values: Values) -> bool:
@@ -42,7 +40,7 @@ def _steps_of_a_round(values: Values) -> tuple[int, str]:
     return product, " x ".join(map(str, numbers))
 
 
-def _update_epoch(leaf: Leaf, values: Values) -> Result:
+def update_epoch(leaf: Leaf, values: Values) -> Result:
     updates = values.of(leaf)
     steps, words = _steps_of_a_round(values)
     if not isinstance(updates, int) or updates < 1:
@@ -54,7 +52,7 @@ def _update_epoch(leaf: Leaf, values: Values) -> Result:
     )
 
 
-def _learning_starts(leaf: Leaf, values: Values) -> Result:
+def learning_starts(leaf: Leaf, values: Values) -> Result:
     trajectories = values.of(leaf)
     length = values.count("env.train.max_steps_per_rollout_epoch", 1)
     if not isinstance(trajectories, int):
@@ -63,71 +61,27 @@ def _learning_starts(leaf: Leaf, values: Values) -> Result:
     return new(f"{_AT}.learning_starts", max(1, trajectories * length), note)
 
 
-def _policy(leaf: Leaf, values: Values) -> Result:
-    written = str(values.of(leaf))
-    if written in _SMALL:
-        return new("actor.model.model_type", "squashed_policy", f"`{written}` of SAC is `squashed_policy` here")
-    return same("actor.model.model_type", leaf)
-
-
-def _temperature_learns(leaf: Leaf, values: Values) -> Result:
+def temperature_learns(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) == "fixed_alpha":
         return new(f"{_AT}.learn_temperature", False)
     return LeftOut("the entropy's weight is learned by default", quiet=True)
 
 
-def _aggregate(leaf: Leaf, values: Values) -> Result:
+def aggregate(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) == "min":
         return LeftOut("targets are the minimum of `off_policy.critics_in_target` critics", quiet=True)
     return new(f"{_AT}.critics_in_target", 1, "a mean of critics: one is drawn for each target")
 
 
-def _subsample(leaf: Leaf, values: Values) -> Result:
+def subsample(leaf: Leaf, values: Values) -> Result:
     if not isinstance(values.of(leaf), int) or values.of(leaf) < 1:
         return LeftOut("without a number two critics are drawn", quiet=True)
     return same(f"{_AT}.critics_in_target", leaf)
 
 
-def _computes_in_fp32(leaf: Leaf, values: Values) -> Result:
+def computes_in_fp32(leaf: Leaf, values: Values) -> Result:
     plain = precision("actor.model.precision")(leaf, values)
     written = getattr(plain, "value", None)
     if getattr(written, "raw", written) == "fp32":
         return plain
     return new("actor.model.precision", "fp32", "`loss_type: sac` computes in fp32")
-
-
-def _loss(leaf: Leaf, values: Values) -> Result:
-    return new("algorithm.loss_type", "sac", f"`{LOSS}` is `sac` here")
-
-
-def _replicated(leaf: Leaf, values: Values) -> Result:
-    return new("actor.fsdp_config.sharding_strategy", "no_shard", "policy and critics of `loss_type: sac` are small")
-
-
-SAC: Final[Table] = {
-    **EMBODIED,
-    "algorithm.loss_type": _loss,
-    "algorithm.adv_type": drop("`loss_type: sac` compares no advantages", quiet=True),
-    "algorithm.update_epoch": _update_epoch,
-    "algorithm.tau": to(f"{_AT}.target_rate"),
-    "algorithm.critic_actor_ratio": to(f"{_AT}.policy_interval"),
-    "algorithm.critic_subsample_size": _subsample,
-    "algorithm.agg_q": _aggregate,
-    "algorithm.actor_agg_q": to(f"{_AT}.policy_values"),
-    "algorithm.backup_entropy": to(f"{_AT}.entropy_in_target"),
-    "algorithm.entropy_tuning.alpha_type": _temperature_learns,
-    "algorithm.entropy_tuning.initial_alpha": to(f"{_AT}.temperature"),
-    "algorithm.entropy_tuning.target_entropy": to(f"{_AT}.target_entropy"),
-    "algorithm.replay_buffer.min_buffer_size": _learning_starts,
-    "algorithm.loss_agg_func": drop("every transition of a batch weighs the same", quiet=True),
-    "algorithm.bootstrap_type": drop("targets are bootstrapped where an episode is cut off, not where it ends"),
-    "actor.model.model_type": _policy,
-    "actor.model.precision": _computes_in_fp32,
-    "actor.model.num_q_heads": to(f"{_AT}.critics"),
-    "actor.model.add_value_head": drop("critics are the actor worker's own", quiet=True),
-    "actor.micro_batch_size": drop("a batch of transitions is computed at once", quiet=True),
-    "actor.critic_optim.lr": to("actor.optim.value_lr"),
-    "actor.critic_optim.clip_grad": drop("`actor.optim.clip_grad` bounds both gradients", quiet=True),
-    "actor.fsdp_config.sharding_strategy": _replicated,
-    "actor.enable_offload": drop("policy and critics are small", quiet=True),
-}

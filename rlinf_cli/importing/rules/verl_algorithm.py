@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 from rlinf_cli.importing.outcomes import Leaf, LeftOut
-from rlinf_cli.importing.rules.shared_rules import Result, Rule, Table, Values, drop, new, same, to
+from rlinf_cli.importing.rules.shared import Result, Table, Values, drop, new, same, to
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _CORRECTION: Final = "algorithm.rollout_correction"
@@ -57,7 +57,7 @@ def teacher_rules(values: Values) -> Table:
     }
 
 
-def _distillation(leaf: Leaf, values: Values) -> Result:
+def distillation(leaf: Leaf, values: Values) -> Result:
     if not values.of(leaf):
         return LeftOut("no teacher is distilled from", quiet=True)
     if not distills(values):
@@ -66,7 +66,7 @@ def _distillation(leaf: Leaf, values: Values) -> Result:
     return new("algorithm.adv_type", "distillation", note)
 
 
-def _adv_estimator(leaf: Leaf, values: Values) -> Result:
+def adv_estimator(leaf: Leaf, values: Values) -> Result:
     written = values.of(leaf)
     if distills(values):
         return LeftOut("the teacher is the only training signal: `adv_type: distillation`", quiet=True)
@@ -82,14 +82,14 @@ def _adv_estimator(leaf: Leaf, values: Values) -> Result:
     return same("algorithm.adv_type", leaf)
 
 
-def _loss_agg_mode(leaf: Leaf, values: Values) -> Result:
+def loss_agg_mode(leaf: Leaf, values: Values) -> Result:
     if _loss(values) in _SEQUENCE_LOSSES and values.of(leaf) != _BY_SEQUENCE:
         note = f"verl's {_loss(values)} ignores `{values.of(leaf)}` and averages by sequence"
         return new("algorithm.loss_agg_func", _BY_SEQUENCE, note)
     return same("algorithm.loss_agg_func", leaf)
 
 
-def _dual_clip(leaf: Leaf, values: Values) -> Result:
+def dual_clip(leaf: Leaf, values: Values) -> Result:
     if _loss(values) == "gspo":
         return new("algorithm.clip_ratio_c", None, "verl's gspo has no dual clip")
     if _loss(values) in _UNCLIPPED_LOSSES:
@@ -97,40 +97,33 @@ def _dual_clip(leaf: Leaf, values: Values) -> Result:
     return same("algorithm.clip_ratio_c", leaf)
 
 
-def _bound(side: str) -> Rule:
-    """Return the rule for a bound of the ratio."""
-    key = f"clip_ratio_{side}"
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        if _loss(values) == "sapo":
-            return LeftOut("`loss_type: sapo` has a soft gate in the place of a clip", quiet=True)
-        written = values.of(leaf)
-        if side == "low" and _loss(values) == "cispo" and isinstance(written, int | float) and written > 1:
-            return new(f"algorithm.{key}", 1, f"no ratio is below 0: 1 bounds nothing, as {written:g} does")
-        return same(f"algorithm.{key}", leaf)
-
-    return rule
+def bound(leaf: Leaf, values: Values) -> Result:
+    """Take over a bound of the ratio."""
+    key = str(leaf.path[-1])
+    if _loss(values) == "sapo":
+        return LeftOut("`loss_type: sapo` has a soft gate in the place of a clip", quiet=True)
+    written = values.of(leaf)
+    if key == "clip_ratio_low" and _loss(values) == "cispo" and isinstance(written, int | float) and written > 1:
+        return new(f"algorithm.{key}", 1, f"no ratio is below 0: 1 bounds nothing, as {written:g} does")
+    return same(f"algorithm.{key}", leaf)
 
 
-def _tau(key: str) -> Rule:
-    """Return the rule for a parameter of SAPO's gate, which stands at one of two places."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        if _loss(values) != "sapo":
-            return LeftOut("it belongs to `loss_type: sapo`", quiet=True)
-        own = f"{_ACTOR}.policy_loss.{key}"
-        if leaf.name != own and values.get(own) is not None:
-            return LeftOut(f"`policy_loss.{key}` holds", quiet=True)
-        return same(f"algorithm.{key}", leaf)
-
-    return rule
+def tau(leaf: Leaf, values: Values) -> Result:
+    """Take over a parameter of SAPO's gate, which stands at one of two places."""
+    key = str(leaf.path[-1])
+    if _loss(values) != "sapo":
+        return LeftOut("it belongs to `loss_type: sapo`", quiet=True)
+    own = f"{_ACTOR}.policy_loss.{key}"
+    if leaf.name != own and values.get(own) is not None:
+        return LeftOut(f"`policy_loss.{key}` holds", quiet=True)
+    return same(f"algorithm.{key}", leaf)
 
 
 def _bypasses(values: Values) -> bool:
     return bool(values.get(f"{_CORRECTION}.bypass_mode", False))
 
 
-def _recomputes(leaf: Leaf, values: Values) -> Result:
+def recomputes(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) is None:
         return LeftOut("null corrects for no other policy", quiet=True)
     if _bypasses(values):
@@ -141,7 +134,7 @@ def _recomputes(leaf: Leaf, values: Values) -> Result:
     )
 
 
-def _tis(leaf: Leaf, values: Values) -> Result:
+def tis(leaf: Leaf, values: Values) -> Result:
     if values.get(f"{_CORRECTION}.rollout_is") is None:
         return LeftOut("without `rollout_is` samples count as they are", quiet=True)
     if _bypasses(values):
@@ -153,7 +146,7 @@ def _tis(leaf: Leaf, values: Values) -> Result:
     return same("algorithm.tis_cap", leaf)
 
 
-def _rejects(leaf: Leaf, values: Values) -> Result:
+def rejects(leaf: Leaf, values: Values) -> Result:
     """Take over a rejection of tokens by the bounds of their ratio; other criteria are not there."""
     written = values.of(leaf)
     if written is None:
@@ -170,24 +163,8 @@ def _rejects(leaf: Leaf, values: Values) -> Result:
     return (new("algorithm.reject_ratio_low", float(low), note), new("algorithm.reject_ratio_high", float(high)))
 
 
-def _loss_mode(leaf: Leaf, values: Values) -> Result:
+def loss_mode(leaf: Leaf, values: Values) -> Result:
     """Name REINFORCE with weights of its own, which stands in for the loss that the key names."""
     if _bypasses(values) and values.get(f"{_CORRECTION}.loss_type") == "reinforce":
         return new("algorithm.loss_type", "reinforce", f"`rollout_correction.loss_type` replaces `{values.of(leaf)}`")
     return same("algorithm.loss_type", leaf)
-
-
-ALGORITHM: Final[Table] = {
-    "algorithm.adv_estimator": _adv_estimator,
-    f"{_ACTOR}.policy_loss.loss_mode": _loss_mode,
-    f"{_ACTOR}.loss_agg_mode": _loss_agg_mode,
-    f"{_ACTOR}.clip_ratio_c": _dual_clip,
-    f"{_ACTOR}.clip_ratio_low": _bound("low"),
-    f"{_ACTOR}.clip_ratio_high": _bound("high"),
-    **{f"{_ACTOR}.{place}{key}": _tau(key) for place in ("", "policy_loss.") for key in ("tau_pos", "tau_neg")},
-    f"{_CORRECTION}.rollout_is": _recomputes,
-    f"{_CORRECTION}.rollout_is_threshold": _tis,
-    f"{_CORRECTION}.rollout_rs": _rejects,
-    f"{_CORRECTION}.loss_type": drop("without `bypass_mode` it has no effect, with it ratios are clipped", quiet=True),
-    "distillation.enabled": _distillation,
-}

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, cast
 
-from rlinf_cli.importing.omegaconf_references import References, UnresolvableError
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue
+from rlinf_cli.importing.plain import plain
+from rlinf_cli.importing.references import References, UnresolvableError
 from rlinf_core.config.composing.references import parse_path, to_path
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, to_data
-
-# Notes on keys whose meaning differs here.
-LOG_PATH: Final = "holds one folder per run; relative to where `rlinf train` starts"
-SAVING: Final = "plus a checkpoint at the end; the newest 3 are kept (`runner.keep_checkpoints`)"
-EVALUATING: Final = "plus evaluations before the first step (`runner.val_before_train`) and at the end"
+from rlinf_core.config.tree import MappingNode, ScalarNode, SequenceNode, find
 
 
 class Values:
@@ -26,12 +22,11 @@ class Values:
         """Return the value at a path as plain data; the default where it is missing or unknown."""
         at = to_path(parse_path(path)[0])
         try:
-            node = self.references.node(at)
-            node = None if node is None else self.references.value(node, at)
+            value = self.references.value(at)
         except UnresolvableError:
-            return default
-        data = None if node is None else to_data(node)
-        return default if data is None else data
+            node = find(self.references.tree, at)
+            value = None if node is None or isinstance(node, ScalarNode) else plain(node)
+        return default if value is None else value
 
     def count(self, path: str, default: int) -> int:
         """Return the number at a path; the default where it is missing or no number."""
@@ -41,7 +36,7 @@ class Values:
     def of(self, leaf: Leaf) -> Any:
         """Return the value of a key as plain data; None where it is unknown."""
         try:
-            return to_data(self.references.value(leaf.node, leaf.path))
+            return self.references.value(leaf.path)
         except UnresolvableError:
             return None
 
@@ -69,11 +64,11 @@ def same(path: str, leaf: Leaf, note: str | None = None) -> NewValue:
     return NewValue(to_path(parse_path(path)[0]), leaf.node, note, same=True)
 
 
-def to(path: str, note: str | None = None) -> Rule:
+def to(to: str, note: str | None = None) -> Rule:
     """Return the rule that moves a value to another path."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
-        return LeftOut("it is empty", quiet=True) if isinstance(leaf.node, MappingNode) else same(path, leaf, note)
+        return LeftOut("it is empty", quiet=True) if isinstance(leaf.node, MappingNode) else same(to, leaf, note)
 
     return rule
 
@@ -83,34 +78,64 @@ def drop(reason: str, *, quiet: bool = False) -> Rule:
     return lambda leaf, values: LeftOut(reason, quiet=quiet)
 
 
+def cases(to: str, cases: Mapping[str, str], note: str | None = None) -> Rule:
+    """Return the rule for a choice with other names here for some values; `{}` in `note` stands for the old one."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        written = str(values.of(leaf))
+        return new(to, cases[written], note and note.format(written)) if written in cases else same(to, leaf)
+
+    return rule
+
+
+def constant(to: str, value: Any, note: str) -> Rule:
+    """Return the rule for a key that means one value here, whatever it is."""
+    return lambda leaf, values: new(to, value, note)
+
+
+def switch(to: str, off: str) -> Rule:
+    """Return the rule for a switch that stays where it is on: the result is wrong until somebody decides."""
+    return lambda leaf, values: same(to, leaf) if values.of(leaf) else LeftOut(off, quiet=True)
+
+
+def only_false(instead: str) -> Rule:
+    """Return the rule for a switch that is always off here."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        is_on = values.of(leaf)
+        return LeftOut(instead if is_on else f"`{leaf.path[-1]}: false` is the only option", quiet=not is_on)
+
+    return rule
+
+
 def new(path: str, value: Any, note: str | None = None) -> NewValue:
     """Return the rule result: a new value at a path."""
     return NewValue(to_path(parse_path(path)[0]), value, note)
 
 
-def precision(path: str) -> Rule:
+def precision(to: str) -> Rule:
     """Return the rule for the name of a dtype."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         written = str(values.of(leaf)).lower()
-        return new(path, _PRECISIONS[written]) if written in _PRECISIONS else same(path, leaf)
+        return new(to, _PRECISIONS[written]) if written in _PRECISIONS else same(to, leaf)
 
     return rule
 
 
-def steps_or_never(path: str, note: str | None = None) -> Rule:
+def steps_or_never(to: str, note: str | None = None) -> Rule:
     """Return the rule for a number of steps, where 0 and null mean never."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         value = values.of(leaf)
         if value in (0, None) and "${" not in getattr(leaf.node, "raw", ""):
-            return new(path, -1)
-        return same(path, leaf, None if value == -1 else note)
+            return new(to, -1)
+        return same(to, leaf, None if value == -1 else note)
 
     return rule
 
 
-def loggers(path: str) -> Rule:
+def loggers(to: str) -> Rule:
     """Return the rule for logger backends."""
     known = ("tensorboard", "wandb", "swanlab", "trackio", "mlflow")
 
@@ -121,27 +146,27 @@ def loggers(path: str) -> Rule:
         others = [name for name in names if name not in known and name not in ("console", "None")]
         note = f"{', '.join(others)}: not among {', '.join(known)}" if others else None
         if kept == names and isinstance(leaf.node, SequenceNode):
-            return same(path, leaf)
+            return same(to, leaf)
         if kept:
-            return new(path, kept, note)
+            return new(to, kept, note)
         always = "metrics are always shown and written to `metrics.jsonl`"
         return LeftOut(f"{note}; {always}" if note else always)
 
     return rule
 
 
-def top_k(path: str) -> Rule:
+def top_k(to: str) -> Rule:
     """Return the rule for top-k sampling; all tokens is -1 here."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         value = values.of(leaf)
         takes_all = isinstance(value, int) and (value <= 0 or value >= 100_000)
-        return new(path, -1) if takes_all and value != -1 else same(path, leaf)
+        return new(to, -1) if takes_all and value != -1 else same(to, leaf)
 
     return rule
 
 
-def betas(section: str) -> Rule:
+def betas(to: str) -> Rule:
     """Return the rule for AdamW's two betas in one list."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
@@ -149,7 +174,7 @@ def betas(section: str) -> Rule:
         pair = cast("list[Any]", written) if isinstance(written, list) else []
         if len(pair) != 2:
             return LeftOut("write `adam_beta1` and `adam_beta2`")
-        return (new(f"{section}.adam_beta1", pair[0]), new(f"{section}.adam_beta2", pair[1]))
+        return (new(f"{to}.adam_beta1", pair[0]), new(f"{to}.adam_beta2", pair[1]))
 
     return rule
 
@@ -162,29 +187,15 @@ def training_backend(leaf: Leaf, values: Values) -> Result:
     return LeftOut(f"`{written}` becomes FSDP2: tensor and pipeline parallelism of the trainer are not available")
 
 
-def offload(target: str) -> Rule:
+def offload(to: str) -> Rule:
     """Return the rule for offloading weights and optimizer states to host memory."""
 
     def rule(leaf: Leaf, values: Values) -> Result:
         if not values.of(leaf):
             return LeftOut("false is the default of `cpu_offload`, the only such setting", quiet=True)
-        return new(target, True, "weight and optimizer shards are both offloaded to host memory")
+        return new(to, True, "weight and optimizer shards are both offloaded to host memory")
 
     return rule
 
 
 Table: TypeAlias = Mapping[str, Rule]
-HYDRA: Final[Table] = {
-    "hydra.searchpath": drop("the files of the defaults list are merged into this one", quiet=True),
-}
-COMMON: Final[Table] = {
-    **HYDRA,
-    "actor.optim.betas": betas("actor.optim"),
-    "actor.model.precision": precision("actor.model.precision"),
-    "actor.training_backend": training_backend,
-}
-
-
-def path_of(name: str) -> Path:
-    """Return a path from its segments."""
-    return to_path(parse_path(name)[0])

@@ -1,0 +1,235 @@
+"""Files of a job as Hydra sees them: a source of configurations that reads each by the rules of our own files.
+
+Hydra's own source would open pipes and devices, expand aliases without end, and import packages of a search path.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from rlinf_cli.importing.plain import for_hydra, of_yaml_1_1
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.reading import load_source, read, split_components
+from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, scalars, to_data
+from rlinf_core.suggest import did_you_mean
+
+DEFAULTS: Final = "defaults"
+HYDRA: Final = "hydra"
+# The package in which Hydra looks for plugins, which may be a folder beside the files.
+_PLUGINS: Final = "hydra_plugins"
+# Far above real use, far below what a malicious file asks for.
+MAX_FILES: Final = 500
+FORMS: Final = "valid items: `name`, `group: name`, `group@package: name`, `override group: name` and `_self_`"
+
+
+def named_files(tree: MappingNode, inside: str = "") -> Iterator[tuple[str, Node]]:
+    """Return the files that a tree's defaults list names, as `group/name`, each with its position.
+
+    Args:
+        tree: the content of a file.
+        inside: the group of this file.
+    """
+    listed = tree.get(DEFAULTS)
+    for item in listed.items if isinstance(listed, SequenceNode) else ():
+        entry = item.entries[0] if isinstance(item, MappingNode) and item.entries else None
+        group = entry.key.raw.split()[-1].partition("@")[0] if entry is not None and entry.key.raw.strip() else ""
+        for _, scalar in scalars(entry.value if entry is not None else item):
+            path = f"{group}/{scalar.raw.partition('@')[0]}" if group else scalar.raw.partition("@")[0]
+            path = path if path.startswith("/") else f"{inside}/{path}"
+            yield os.path.normpath(path.strip("/")).removesuffix(".yaml"), entry.key if entry is not None else item
+
+
+class EndlessDefaultsError(Exception):
+    """Defaults lists that name each other in a `cycle`, or that name too many files."""
+
+    def __init__(self, cycle: Sequence[str]) -> None:
+        super().__init__(cycle)
+        self.cycle = cycle
+
+
+class JobFiles:
+    """The main file of a job, and the files below the folders that are searched for the others.
+
+    Attributes:
+        main, main_name: the main file, and its name for Hydra.
+        trees: the files that were read, by their names for Hydra, with words and numbers as OmegaConf reads them.
+    """
+
+    def __init__(self, main: SourceText, folders: Sequence[str], diagnostics: Diagnostics) -> None:
+        self.main, self.folders, self.diagnostics = main, folders, diagnostics
+        self.main_name = os.path.splitext(os.path.basename(main.name))[0]
+        self.trees: dict[str, MappingNode] = {}
+        self._defaults: dict[str, list[object]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def path_of(self, name: str) -> str | None:
+        """Return the file that Hydra calls `name`, in the first folder that has it."""
+        if name == self.main_name:
+            return self.main.name
+        file = f"{name.removesuffix('.yaml')}.yaml"
+        paths = (os.path.normpath(os.path.join(folder, file)) for folder in self.folders)
+        return next((path for path in paths if os.path.isfile(path)), None)
+
+    def has_group(self, name: str) -> bool:
+        """Return whether a folder `name` is searched."""
+        return any(os.path.isdir(os.path.join(folder, name)) for folder in self.folders)
+
+    def options(self, group: str) -> list[str]:
+        """Return the names of the files of a group."""
+        folders = [os.path.join(folder, group) for folder in self.folders]
+        names = {name for folder in folders if os.path.isdir(folder) for name in os.listdir(folder)}
+        return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+    def tree(self, name: str) -> MappingNode:
+        """Return the content of a file, empty after reporting why it has none."""
+        if name not in self.trees:
+            path = self.path_of(name) or ""
+            is_main = path == self.main.name
+            source = self.main if is_main else load_source(path, self.diagnostics, is_base=True)
+            tree = read(source, self.diagnostics) if source is not None else None
+            tree = of_yaml_1_1(tree or MappingNode(Span(source or self.main, 0, 0), ()))
+            split = split_components(tree, (), self.diagnostics)
+            assert isinstance(split, MappingNode)
+            self.trees[name] = split
+            self._defaults[name] = [*self._items(split)]
+        return self.trees[name]
+
+    def load(self, name: str) -> ConfigResult:
+        """Return a file for Hydra, without settings of Hydra itself."""
+        tree = self.tree(name)
+        values = tuple(entry for entry in tree.entries if entry.key.raw not in (DEFAULTS, HYDRA))
+        data = {**for_hydra(MappingNode(tree.span, values)), DEFAULTS: self._defaults[name]}
+        header = ConfigSource._get_header_dict(tree.span.source.text)  # pyright: ignore[reportPrivateUsage]
+        return ConfigResult("rlinf", name, OmegaConf.create(data), header)
+
+    def _items(self, tree: MappingNode) -> Iterator[object]:
+        """Yield the items of a defaults list; report the invalid ones, and leave out those of Hydra itself."""
+        listed = tree.get(DEFAULTS)
+        if listed is None or (isinstance(listed, ScalarNode) and listed.value is None):
+            return
+        for item in listed.items if isinstance(listed, SequenceNode) else (listed,):
+            entry = item.entries[0] if isinstance(item, MappingNode) and len(item.entries) == 1 else None
+            written = entry.key.raw if entry is not None else item.raw if isinstance(item, ScalarNode) else ""
+            group = "".join(written.split()[-1:])
+            named = [scalar for _, scalar in scalars(entry.value if entry is not None else item)]
+            # A resolver would read the environment of the importing user.
+            texts = all(isinstance(name.value, str) and ":" not in name.raw.partition("${")[2] for name in named)
+            is_null = entry is not None and isinstance(entry.value, ScalarNode) and entry.value.value is None
+            if not isinstance(listed, SequenceNode) or group[:1] in ("", "@") or not (texts or is_null):
+                message = "this is not a valid item of a defaults list"
+                self.diagnostics.error("extends-form", message, item.span, (DEFAULTS,), FORMS)
+            elif not group.strip("/").startswith(f"{HYDRA}/"):
+                # Hydra's own settings configure a run that does not exist here.
+                yield to_data(item)
+
+    def size(self, name: str, above: tuple[str, ...] = ()) -> int:
+        """Return how many files Hydra may read for a file, one that is named twice as two.
+
+        Raises:
+            EndlessDefaultsError: the files name each other, or more than `MAX_FILES`.
+        """
+        if name in above:
+            raise EndlessDefaultsError([*above[above.index(name) :], name])
+        if name not in self._sizes:
+            size = 1
+            tree = self.tree(name)
+            for named, _ in named_files(tree, os.path.dirname(name)) if self.diagnostics.ok else ():
+                size += max((self.size(option, (*above, name)) for option in self._meant(named)), default=0)
+                if size > MAX_FILES:
+                    raise EndlessDefaultsError([])
+            self._sizes[name] = size
+        return self._sizes[name]
+
+    def _meant(self, name: str) -> list[str]:
+        """Return the files that a name of a defaults list may mean, which may hold the choice of another group."""
+        if "${" in name:
+            group, _, pattern = name.rpartition("/")
+            pattern = pattern.partition("${")[0] + "*"
+            return [f"{group}/{option}" for option in self.options(group) if fnmatch.fnmatch(option, pattern)]
+        return [name] if self.path_of(name) is not None else []
+
+    def report_missing(self, name: str) -> None:
+        """Report that no folder has the file `name`."""
+        nodes = [node for file in self.trees for named, node in self._named(file) if named == name]
+        group = os.path.dirname(name)
+        searched = ", ".join(f"`{folder}`" for folder in dict.fromkeys(map(os.path.normpath, self.folders)))
+        beside = [os.path.join(group, option) for option in self.options(group)]
+        help = did_you_mean(name, beside) or "name its folder with `--search-path FOLDER`"
+        self.report("base-unreadable", f"there is no `{name}.yaml` in {searched}", help, *nodes)
+
+    def report_cycle(self, cycle: Sequence[str]) -> None:
+        """Report the defaults lists that name each other; there are too many where none do."""
+        if not cycle:
+            self.report("extends-cycle", f"the defaults lists name more than {MAX_FILES} files", "merge some of them")
+            return
+        nodes = [node for name, node in self._named(cycle[-2]) if name == cycle[-1]]
+        names = " -> ".join(f"`{name}.yaml`" for name in cycle)
+        self.report("extends-cycle", f"these defaults form a cycle: {names}", "remove one of them", *nodes)
+
+    def _named(self, file: str) -> Iterator[tuple[str, Node]]:
+        return named_files(self.trees[file], os.path.dirname(file))
+
+    def report(self, code: str, message: str, help: str, *nodes: Node) -> None:
+        """Report an error at the first of some nodes; without one, at the main file's defaults list, or its start."""
+        entry: Entry | None = self.tree(self.main_name).entry(DEFAULTS)
+        span = nodes[0].span if nodes else entry.key.span if entry is not None else Span(self.main, 0, 0)
+        self.diagnostics.error(code, message, span, (DEFAULTS,), help)
+
+
+class JobSource(ConfigSource):
+    """Hydra's source of the files of one job, which `use` names."""
+
+    files: ClassVar[JobFiles | None] = None
+
+    @staticmethod
+    def scheme() -> str:
+        return "rlinf"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        if self.files is None:
+            raise ConfigLoadError(config_path)
+        return self.files.load(config_path)
+
+    def available(self) -> bool:
+        return True
+
+    def is_config(self, config_path: str) -> bool:
+        return self.files is not None and self.files.path_of(config_path) is not None
+
+    def is_group(self, config_path: str) -> bool:
+        return self.files is not None and self.files.has_group(config_path)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        return self.files.options(config_path) if self.files is not None else []
+
+
+class _SearchPath(SearchPathPlugin):
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if JobSource.files is not None:
+            search_path.append("main", f"{JobSource.scheme()}://")
+
+
+def use(files: JobFiles | None) -> None:
+    """Let Hydra compose the files of a job; None for no more. No plugin of Hydra that is installed is imported."""
+    JobSource.files = files
+    others = sys.modules.get(_PLUGINS)
+    sys.modules[_PLUGINS] = None  # pyright: ignore[reportArgumentType]
+    try:
+        for plugin in (JobSource, _SearchPath):
+            Plugins.instance().register(plugin)
+    finally:
+        del sys.modules[_PLUGINS]
+        if others is not None:
+            sys.modules[_PLUGINS] = others

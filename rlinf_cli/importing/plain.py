@@ -1,0 +1,105 @@
+"""Trees and plain data: a tree as Hydra takes it, and what Hydra composes as a tree again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, resolve_plain
+
+_OLD_BOOLEANS: Final = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_OLD_INTEGER: Final = re.compile(r"[-+]?\d+(_\d+)+")
+_NOWHERE: Final = Span(SourceText("", ""), 0, 0)
+# A reference to one place, which Hydra may follow where a file sets keys below it. Others stay text for Hydra.
+_REFERENCE: Final = re.compile(r"\$\{\s*(?:oc\.select:\s*)?\.*[\w.\[\]]+\s*(?:,\s*(?:null|\{\})\s*)?\}")
+# References that YAML takes without quotes.
+_UNQUOTED: Final = re.compile(r"[\w$./][\w.:,/\[\]${}-]*\$\{[\w.:,/\[\]${}-]*[\w}]|\$\{[\w.:,/\[\]${}-]*[\w}]")
+# Stands for the `$` of references that Hydra must not resolve.
+_MARK: Final = "\ue000"
+
+
+def of_yaml_1_1(node: MappingNode) -> MappingNode:
+    """Return a tree with words and numbers resolved by YAML 1.1, as OmegaConf does."""
+    tree = _of_yaml_1_1(node)
+    assert isinstance(tree, MappingNode)
+    return tree
+
+
+def _of_yaml_1_1(node: Node) -> Node:
+    if isinstance(node, MappingNode):
+        return MappingNode(node.span, tuple(Entry(entry.key, _of_yaml_1_1(entry.value)) for entry in node.entries))
+    if isinstance(node, SequenceNode):
+        return SequenceNode(node.span, tuple(map(_of_yaml_1_1, node.items)))
+    if not node.plain:
+        return node
+    raw = _OLD_BOOLEANS.get(node.raw.lower(), node.raw)
+    raw = raw.replace("_", "") if _OLD_INTEGER.fullmatch(raw) else raw
+    return node if raw == node.raw else ScalarNode(node.span, raw, resolve_plain(raw))
+
+
+def plain(node: Node) -> Any:
+    """Return a tree as plain data; a quoted scalar is its text."""
+    if isinstance(node, MappingNode):
+        return {entry.key.raw: plain(entry.value) for entry in node.entries}
+    if isinstance(node, SequenceNode):
+        return [plain(item) for item in node.items]
+    return node.value if node.plain else node.raw
+
+
+def for_hydra(node: MappingNode) -> dict[str, Any]:
+    """Return a tree as plain data in which references with resolvers are text."""
+    return changed(plain(node), lambda text: text if _REFERENCE.fullmatch(text) else marked(text))
+
+
+def marked(text: str) -> str:
+    """Return a text whose references are none for Hydra and OmegaConf."""
+    return text.replace("${", f"{_MARK}{{")
+
+
+def from_hydra(data: Any) -> Any:
+    """Return composed data with the references of the files."""
+    return changed(data, lambda text: text.replace(f"{_MARK}{{", "${"))
+
+
+def changed(data: Any, change: Callable[[str], str]) -> Any:
+    """Return plain data with its texts changed."""
+    if isinstance(data, dict):
+        return {str(key): changed(value, change) for key, value in cast("dict[Any, Any]", data).items()}
+    if isinstance(data, list):
+        return [changed(item, change) for item in cast("list[Any]", data)]
+    return change(data) if isinstance(data, str) else data
+
+
+def tree_of(data: Any, written: Node | None) -> Node:
+    """Return plain data as a tree; where a node of `written` says the same at the same place, it is that node."""
+    if isinstance(data, dict):
+        entries: list[Entry] = []
+        for key, value in cast("dict[str, Any]", data).items():
+            entry = written.entry(key) if isinstance(written, MappingNode) else None
+            named = entry.key if entry is not None else ScalarNode(_NOWHERE, key, key)
+            entries.append(Entry(named, tree_of(value, entry.value if entry is not None else None)))
+        return MappingNode(written.span if isinstance(written, MappingNode) else _NOWHERE, tuple(entries))
+    if isinstance(data, list):
+        items = cast("list[Any]", data)
+        if isinstance(written, SequenceNode) and plain(written) == items:
+            return written
+        return SequenceNode(_NOWHERE, tuple(tree_of(item, None) for item in items))
+    if isinstance(written, ScalarNode) and _same(plain(written), data):
+        return written
+    return scalar_of(data)
+
+
+def scalar_of(value: Any) -> ScalarNode:
+    """Return a scalar that no file holds."""
+    if isinstance(value, str):
+        return ScalarNode(_NOWHERE, value, value, plain=_UNQUOTED.fullmatch(value) is not None)
+    if value is None:
+        return ScalarNode(_NOWHERE, "null", None)
+    raw = str(value).lower() if isinstance(value, bool) else str(value)
+    return ScalarNode(_NOWHERE, raw, resolve_plain(raw))
+
+
+def _same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other

@@ -1,0 +1,223 @@
+"""Rules for keys of the original RLinf's files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, Final, cast
+
+from rlinf_cli.importing.outcomes import Added, Leaf, LeftOut
+from rlinf_cli.importing.rules.shared import Result, Rule, Values, new, same
+from rlinf_core.config.tree import Path
+
+_READS: Final = "becomes `pi0`, which reads folders of HuggingFace, lerobot and openpi's PyTorch"
+_BY_FLOW: Final = "becomes `flow_policy`, flow matching without a language model; GR00T weights are not supported"
+# Policies of the original, each with our nearest policy and the difference.
+_POLICIES: Final = {
+    "openpi": ("pi0", _READS),
+    "openpi_rlinf": ("pi0", _READS),
+    "dexbotic_pi": ("pi0", f"{_READS}, and none of Dexbotic"),
+    "gr00t": ("flow_policy", _BY_FLOW),
+    "gr00t_n1d6": ("flow_policy", _BY_FLOW),
+    "gr00t_n1d7": ("flow_policy", _BY_FLOW),
+    "mlp": ("mlp_policy", None),
+    "cnn": ("cnn_policy", None),
+}
+_ENVIRONMENTS: Final = {
+    "realworld": ("franka_robot", "is a Franka arm with our own controller and tasks"),
+    "frankasim": ("franka_mujoco", "is our own Franka arm in MuJoCo"),
+}
+# What names of the original's real tasks begin with where a single Franka arm does them.
+_FRANKA_TASKS: Final = ("Franka", "PegInsertion", "Charger", "Bottle")
+# Policies that need images, and simulators that render none by default.
+_SEEING: Final = ("cnn_policy", "vlm_policy", "openvla", "openvla_oft", "pi0")
+_BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
+
+
+def _of_model(values: Values, key: str) -> Any:
+    """Return a value of the policy; an evaluation has it in `rollout`."""
+    return values.get(f"actor.model.{key}", values.get(f"rollout.model.{key}", ""))
+
+
+def _kind(values: Values) -> str:
+    return str(_of_model(values, "model_type"))
+
+
+def flow_option(to: str) -> Rule:
+    """Return the rule for an option of a policy by flow matching; other policies have none of it."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        kind = _kind(values)
+        if _POLICIES.get(kind, (kind,))[0] not in ("pi0", "flow_policy"):
+            return LeftOut("it belongs to policies by flow matching", quiet=True)
+        return same(to, leaf)
+
+    return rule
+
+
+def lr_scheduler(to: str) -> Rule:
+    """Return the rule for a schedule, which the original also names as torch does."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        written = str(values.of(leaf))
+        return new(to, written.removeprefix("torch_")) if written.startswith("torch_") else same(to, leaf)
+
+    return rule
+
+
+def model_type(leaf: Leaf, values: Values) -> Result:
+    written = str(values.of(leaf))
+    if written not in _POLICIES:
+        return same("actor.model.model_type", leaf)
+    ours, note = _POLICIES[written]
+    if ours == "pi0" and "pi05" in str(_of_model(values, "openpi.config_name")):
+        ours, note = "pi05", str(note).replace("`pi0`", "`pi05`")
+    return new("actor.model.model_type", ours, note and f"`{written}` {note}")
+
+
+def model_path(leaf: Leaf, values: Values) -> Result:
+    kind = _kind(values)
+    if _POLICIES.get(kind, ("", None))[1] == _BY_FLOW:
+        return LeftOut(f"`{kind}` {_BY_FLOW}")
+    return same("actor.model.model_path", leaf)
+
+
+def path_of_rollout(leaf: Leaf, values: Values) -> Result:
+    """Jobs of Megatron name the model's folder for the rollout alone."""
+    if values.get("actor.model.model_path", False) is not False or not values.of(leaf):
+        return LeftOut("the rollout receives its weights from the actor: `actor.model.model_path`")
+    return same("actor.model.model_path", leaf)
+
+
+def _robots(values: Values) -> list[dict[str, Any]]:
+    """Return the sections `hardware` of a file's node groups."""
+    groups = cast("list[dict[str, Any]]", values.get("cluster.node_groups", []))
+    return [group["hardware"] for group in groups if group.get("hardware")]
+
+
+def env_type(leaf: Leaf, values: Values) -> Result:
+    """Name an environment; a real one that no Franka of the file could be keeps its name."""
+    written, at = str(values.of(leaf)), f"env.{leaf.path[1]}"
+    kinds = sorted({str(robot.get("type")) for robot in _robots(values)})
+    if written == "realworld" and kinds and not any("Franka" in kind for kind in kinds):
+        return new(f"{at}.env_type", kinds[0], f"`realworld` is a {kinds[0]} here, and rlinf has nothing that moves it")
+    if written == "realworld" and not kinds and values.get(f"{at}.override_cfg.is_dummy", False):
+        task = str(values.get(f"{at}.init_params.id", ""))
+        if not task.startswith(_FRANKA_TASKS):
+            return new(f"{at}.env_type", task, f"`{task}` moves another robot than a Franka")
+        return new(f"{at}.env_type", "franka_mujoco", "the dummy arm becomes our Franka arm in MuJoCo")
+    if written in _ENVIRONMENTS:
+        ours, note = _ENVIRONMENTS[written]
+        return new(f"{at}.env_type", ours, f"`{written}` {note}")
+    return same(f"{at}.env_type", leaf)
+
+
+def _env_type_of(section: str, values: Values) -> str:
+    written = values.get(f"env.{section}.env_type", values.get(f"env.{section}.simulator_type", ""))
+    return str(written or values.get("env.train.env_type", values.get("env.train.simulator_type", "")))
+
+
+def task(simulators: list[str]) -> Rule:
+    """Return the rule for the name of a task, which other simulators than these have under another key."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        section = str(leaf.path[1])
+        kind = _env_type_of(section, values)
+        if kind in simulators:
+            return same(f"env.{section}.task", leaf)
+        if kind in _ENVIRONMENTS:
+            return LeftOut(f"`{kind}` {_ENVIRONMENTS[kind][1]}")
+        return LeftOut(f"`task` has another meaning for `env_type: {kind}`")
+
+    return rule
+
+
+def task_of_arm(leaf: Leaf, values: Values) -> Result:
+    """Name a task of the original's Franka arm in MuJoCo."""
+    written, section = str(values.of(leaf)), str(leaf.path[1])
+    if _env_type_of(section, values) == "frankasim" and written.startswith("PandaPickCube"):
+        return new(f"env.{section}.task", "pick", f"`{written}` is `task: pick`")
+    return LeftOut("`env.*.task` names the task, where an environment has several")
+
+
+def greedy(leaf: Leaf, values: Values) -> Result:
+    if values.of(leaf):
+        return new("rollout.sampling_params.temperature", 0, "`use_greedy: true` is `temperature: 0`")
+    return LeftOut("`temperature` above 0 samples tokens", quiet=True)
+
+
+def temperature(leaf: Leaf, values: Values) -> Result:
+    if values.get("algorithm.sampling_params.use_greedy", False):
+        return LeftOut("`use_greedy: true` applies", quiet=True)
+    return same("rollout.sampling_params.temperature", leaf)
+
+
+def group_size(leaf: Leaf, values: Values) -> Result:
+    """Leave out a group of one where `algorithm.group_size` says how many are compared."""
+    compared = values.get("algorithm.group_size", 1)
+    if values.of(leaf) == 1 and compared != 1:
+        return LeftOut(f"`algorithm.group_size: {compared}` holds: the members of a group share their start here")
+    return same("env.train.group_size", leaf)
+
+
+def adv_type(leaf: Leaf, values: Values) -> Result:
+    if values.get("algorithm.use_reinpp_baseline", False) and values.of(leaf) in ("reinpp", "reinforce_pp"):
+        return new("algorithm.adv_type", "reinforce_pp_baseline", "set by `use_reinpp_baseline: true`")
+    return same("algorithm.adv_type", leaf)
+
+
+def both_clips(leaf: Leaf, values: Values) -> Result:
+    low, high = values.get("algorithm.clip_ratio_low"), values.get("algorithm.clip_ratio_high")
+    if low is not None and high is not None:
+        return LeftOut("`clip_ratio_low` and `clip_ratio_high` apply", quiet=True)
+    return (
+        *([same("algorithm.clip_ratio_low", leaf)] if low is None else []),
+        *([same("algorithm.clip_ratio_high", leaf)] if high is None else []),
+    )
+
+
+def of_training(to: str) -> Rule:
+    """Return the rule for a key that an evaluation does not need."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if values.get("runner.only_eval", False):
+            return LeftOut("an evaluation trains nothing", quiet=True)
+        return same(to, leaf)
+
+    return rule
+
+
+def pictures_of_rlinf(leaf: Leaf, values: Values) -> Result:
+    """Keep columns of pictures: the result is wrong until somebody decides."""
+    names = values.of(leaf)
+    if isinstance(names, list) and names:
+        return new("data.image_key", str(cast("list[Any]", names)[0]))
+    return LeftOut("models of text alone are trained", quiet=True)
+
+
+def engine_option(leaf: Leaf, values: Values) -> Result:
+    """Take over an argument of an engine, below its name."""
+    engine, used = leaf.path[1], values.get("rollout.backend", values.get("rollout.rollout_backend", ""))
+    if used != engine:
+        return LeftOut(f"it is an argument of {engine}, but `rollout.backend` is `{used}`", quiet=True)
+    return same(f"rollout.engine_options.{leaf.path[2]}", leaf)
+
+
+def enforce_eager(leaf: Leaf, values: Values) -> Result:
+    if values.get("rollout.backend", values.get("rollout.rollout_backend")) == "vllm":
+        return same("rollout.engine_options.enforce_eager", leaf)
+    return LeftOut("it is an argument of vLLM: `rollout.engine_options` takes the engine's own arguments")
+
+
+def search(leaf: Leaf, values: Values) -> Result:
+    """Name what stands in the place of a server of documents."""
+    server = values.of(leaf)
+    return LeftOut(f"`search` reads `agent.corpus_path`; a function of yours in `agent.tools` may ask `{server}`")
+
+
+def cameras(values: Values, present: Collection[Path]) -> Iterator[Added]:
+    """Yield cameras for simulators that render no images by default, if the policy needs images."""
+    kind = _kind(values)
+    ours = _POLICIES[kind][0] if kind in _POLICIES else kind
+    at = ("env", "train", "options", "cameras")
+    if ours in _SEEING and _env_type_of("train", values) in _BLIND and at not in present:
+        yield Added(at, ["main"], f"`{ours}` needs images, which this simulator renders only on request")

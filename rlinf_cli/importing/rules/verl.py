@@ -1,0 +1,228 @@
+"""Rules for keys of verl's files."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rlinf_cli.importing.outcomes import Leaf, LeftOut
+from rlinf_cli.importing.rules.shared import Result, Rule, Values, new, same, steps_or_never
+from rlinf_core.config.tree import format_path
+
+_ACTOR: Final = "actor_rollout_ref.actor"
+_MODEL: Final = "actor_rollout_ref.model"
+_ROLLOUT: Final = "actor_rollout_ref.rollout"
+# Columns of pictures and videos by verl's default, which rows without any lack.
+_PICTURES: Final = ("images", "videos")
+
+
+def needs_values(values: Values) -> bool:
+    """Return whether a verl file uses a critic."""
+    return str(values.get("algorithm.adv_estimator", "gae")) == "gae"
+
+
+def kl_in_loss(values: Values) -> bool:
+    """Return whether a verl file adds the KL divergence to the loss."""
+    return bool(values.get(f"{_ACTOR}.use_kl_loss", False))
+
+
+def kl_in_reward(values: Values) -> bool:
+    """Return whether a verl file subtracts the KL divergence from the rewards."""
+    return bool(values.get("algorithm.use_kl_in_reward", False))
+
+
+def engine(values: Values) -> str:
+    """Return the inference engine."""
+    return str(values.get(f"{_ROLLOUT}.name", "vllm"))
+
+
+def divergence_in_loss(to: str) -> Rule:
+    """Return the rule for a setting of the divergence in the loss."""
+    return lambda leaf, values: (
+        same(to, leaf) if kl_in_loss(values) else LeftOut("without `use_kl_loss` it has no effect", quiet=True)
+    )
+
+
+def divergence_in_reward(to: str) -> Rule:
+    """Return the rule for a setting of the divergence in the rewards."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if kl_in_loss(values):
+            return LeftOut("`use_kl_loss` sets weight and estimator: there is one KL divergence")
+        if kl_in_reward(values):
+            return same(to, leaf)
+        return LeftOut("without `use_kl_in_reward` it has no effect", quiet=True)
+
+    return rule
+
+
+def use_kl_loss(leaf: Leaf, values: Values) -> Result:
+    if kl_in_loss(values):
+        return LeftOut("`algorithm.kl_beta` above 0 adds the KL divergence to the loss", quiet=True)
+    return LeftOut("`algorithm.kl_beta` is 0 by default", quiet=True)
+
+
+def use_kl_in_reward(leaf: Leaf, values: Values) -> Result:
+    if kl_in_reward(values) and kl_in_loss(values):
+        return LeftOut("the KL divergence is either in the loss or in the rewards; `use_kl_loss` puts it in the loss")
+    return same("algorithm.kl_in_reward", leaf)
+
+
+def mini_batch(leaf: Leaf, values: Values) -> Result:
+    prompts, answers = values.of(leaf), values.get(f"{_ROLLOUT}.n", 1)
+    if not isinstance(prompts, int) or not isinstance(answers, int):
+        return LeftOut("its product with `rollout.n` is unknown: `actor.global_batch_size` counts answers")
+    return new(
+        "actor.global_batch_size",
+        prompts * answers,
+        f"counts answers here: {prompts} prompts x {answers} answers",
+    )
+
+
+def clip_ratio(leaf: Leaf, values: Values) -> Result:
+    if values.get(f"{_ACTOR}.clip_ratio_low") is not None or values.get(f"{_ACTOR}.clip_ratio_high") is not None:
+        return LeftOut("`clip_ratio_low` and `clip_ratio_high` hold", quiet=True)
+    return same("algorithm.ratio_clip_eps", leaf)
+
+
+def norm_adv(leaf: Leaf, values: Values) -> Result:
+    if values.of(leaf) is False and values.get("algorithm.adv_estimator") == "grpo":
+        return LeftOut("implied by `adv_type: dr_grpo`", quiet=True)
+    return LeftOut("`adv_type` decides whether advantages are divided by the standard deviation", quiet=True)
+
+
+def refills(leaf: Leaf, values: Values) -> Result:
+    batches = values.of(leaf)
+    if not values.get("algorithm.filter_groups.enable", False):
+        return LeftOut("without `filter_groups` it has no effect", quiet=True)
+    if not isinstance(batches, int) or batches < 1:
+        return new("algorithm.max_refills", 16, "0 means no limit in verl; here a step ends after 16 refills")
+    return new("algorithm.max_refills", batches - 1, "counts the batches after the first")
+
+
+def lora(to: str) -> Rule:
+    """Return the rule for a setting of adapters, which are off with rank 0."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if not values.get(f"{format_path(leaf.path[:-1])}.lora_rank", 0):
+            return LeftOut("`lora_rank: 0` trains all weights", quiet=True)
+        if values.of(leaf) == "all-linear":
+            return LeftOut("all linear layers are the default of `actor.model.lora.target_modules`", quiet=True)
+        return same(to, leaf)
+
+    return rule
+
+
+def nested_lora(leaf: Leaf, values: Values) -> Result:
+    """Take over `model.lora`, the section of verl's Megatron trainer, which is off with rank 0."""
+    if not values.get(f"{format_path(leaf.path[:-1])}.rank", 0):
+        return LeftOut("`lora.rank: 0` trains all weights", quiet=True)
+    if leaf.path[-1] == "target_modules":
+        return LeftOut("the names are of Megatron's layers; all linear layers are the default here", quiet=True)
+    return same(f"actor.model.lora.{leaf.path[-1]}", leaf)
+
+
+def of_gpu_engines(to: str) -> Rule:
+    def rule(leaf: Leaf, values: Values) -> Result:
+        if engine(values) not in ("vllm", "sglang"):
+            return LeftOut("the torch engine has no such setting", quiet=True)
+        return same(to, leaf)
+
+    return rule
+
+
+def vllm_option(leaf: Leaf, values: Values) -> Result:
+    """Take over an argument of vLLM, which verl mixes with its own keys."""
+    if engine(values) != "vllm":
+        return LeftOut(f"it is an argument of vLLM: `rollout.engine_options` takes arguments of `{engine(values)}`")
+    if values.of(leaf) is None:
+        return LeftOut("null leaves it to the engine", quiet=True)
+    return same(f"rollout.engine_options.{leaf.path[-1]}", leaf)
+
+
+def overlong(leaf: Leaf, values: Values) -> Result:
+    """Take over the tokens over which an answer near the limit is punished."""
+    section = format_path(leaf.path[:-1])
+    if not values.get(f"{section}.enable", False):
+        return LeftOut("the overlong buffer is not enabled", quiet=True)
+    factor = values.get(f"{section}.penalty_factor", 1)
+    note = f"the punishment grows to 1 here, to {factor} in verl" if factor != 1 else None
+    return same("reward.soft_overlong", leaf, note)
+
+
+def resume(leaf: Leaf, values: Values) -> Result:
+    if values.get("trainer.resume_mode") == "resume_path" and values.of(leaf):
+        return same("runner.resume_dir", leaf, "names an rlinf checkpoint; verl checkpoints are not supported")
+    return LeftOut("`runner.resume_dir` names an rlinf checkpoint; verl checkpoints are not supported", quiet=True)
+
+
+def resume_mode(leaf: Leaf, values: Values) -> Result:
+    if values.of(leaf) == "auto":
+        return new(
+            "runner.resume_dir", "auto", "continues from an rlinf checkpoint; verl checkpoints are not supported"
+        )
+    return LeftOut(
+        "`runner.resume_dir` names a checkpoint to continue from; without it a run starts at step 0", quiet=True
+    )
+
+
+def scorer(leaf: Leaf, values: Values) -> Result:
+    path, section = values.of(leaf), format_path(leaf.path[:-1])
+    name = values.get(f"{section}.name", "compute_score")
+    if not path:
+        return LeftOut("null: there is none", quiet=True)
+    module = str(path).removesuffix(".py").removeprefix("./")
+    if module.startswith(("/", "~", "..")):
+        module = module.rpartition("/")[2]
+    return new(
+        "reward.reward_type",
+        f"{module.replace('/', '.')}:{name}",
+        f"is imported: `PYTHONPATH` must contain the folder of `{module}.py`",
+    )
+
+
+def ppo_micro_batch(leaf: Leaf, values: Values) -> Result:
+    if values.of(leaf) is None:
+        return LeftOut("null leaves it to `max_tokens_per_micro_batch`", quiet=True)
+    return LeftOut("`actor.micro_batch_size` counts the answers of a pass on one rank, not on all ranks")
+
+
+def steps_of(to: str, otherwise: str) -> Rule:
+    """Return the rule for a number of steps that may be negative, which means `otherwise`."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        steps = values.of(leaf)
+        if steps is None or (isinstance(steps, int) and steps < 0):
+            return LeftOut(otherwise, quiet=True)
+        return same(to, leaf)
+
+    return rule
+
+
+def pictures_of_verl(leaf: Leaf, values: Values) -> Result:
+    """Keep a column of pictures of a model that reads them: the result is wrong until somebody decides."""
+    sees = re.search(r"(?i)(?:^|[-_./\d])vl(?:[-_./]|$)", str(values.get(f"{_MODEL}.path", "")))
+    if sees or values.of(leaf) not in (*_PICTURES, None):
+        return same(leaf.name, leaf)
+    return LeftOut("models of text alone are trained", quiet=True)
+
+
+def epochs_or_steps(to: str) -> Rule:
+    """Return the rule for an interval in steps, which verl may also give as `after_each_epoch`."""
+
+    def rule(leaf: Leaf, values: Values) -> Result:
+        written = values.of(leaf)
+        if isinstance(written, str):
+            return LeftOut(f"`{written}` is not a number of steps: `{to}` counts training steps")
+        return steps_or_never(to)(leaf, values)
+
+    return rule
+
+
+def truncation(leaf: Leaf, values: Values) -> Result:
+    written = values.of(leaf)
+    if written == "right":
+        return new("data.overlong", "truncate", "a conversation that is too long is cut off at its end")
+    if written == "left":
+        return LeftOut("a conversation that is too long is skipped, or cut off at its end: `data.overlong`")
+    return new("data.overlong", "skip", "a conversation that is too long is skipped and counted; verl fails")
