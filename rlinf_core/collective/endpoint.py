@@ -351,8 +351,9 @@ class Endpoint:
         self._reactor.close(connection)
 
     def is_awaited(self, connection: Connection) -> bool:
-        """Return whether a receive waits for what comes through a connection."""
-        return any(stream.is_awaited_through(connection) for stream in self._streams.all())
+        """Return whether an operation waits for what comes through a connection."""
+        waiting = self.waits.waiting()
+        return any(stream.is_awaited_through(connection, waiting) for stream in self._streams.all())
 
     def hold_back(self, connection: Connection) -> None:
         self._reactor.hold_back(connection)

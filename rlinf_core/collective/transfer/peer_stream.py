@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import cast
 
 from rlinf_core.address import WorkerAddress
@@ -264,9 +264,12 @@ class PeerStream:
         self.binding = threading.Lock()
         self.resolver: Resolver | None = None
 
-    def is_awaited_through(self, connection: Connection) -> bool:
-        """Return whether a receive waits for what comes through a connection."""
-        return self.outgoing.connection is connection and bool(self.incoming.pending())
+    def is_awaited_through(self, connection: Connection, waiting: Container[Work[object]]) -> bool:
+        """Return whether a receive, or one of the `waiting` sends, needs what comes through a connection."""
+        if self.outgoing.connection is not connection:
+            return False
+        sent = cast("list[Work[object]]", list(self.outgoing.unacknowledged.values()))
+        return bool(self.incoming.pending()) or any(work in waiting for work in sent)
 
     def open_works(self) -> list[Work[object]]:
         """Return the operations that the peer's death ends."""

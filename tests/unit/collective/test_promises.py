@@ -385,6 +385,20 @@ def test_another_stream_is_served_beside_a_full_one(
         work.wait()
 
 
+@pytest.mark.parametrize("settle", [False, True], ids=["handle", "settle"])
+def test_acknowledgement_arrives_beside_untaken_messages(make_pair: MakePair, settle: bool) -> None:
+    pair = make_pair(tcp=False, inbox_messages=10)
+    kept = [pair.there.send(bytes(20_000), HERE, async_op=True) for _ in range(100)]
+    tensor = np.ones(4)
+    sent = pair.here.send_tensor(tensor, THERE, async_op=True)
+    assert sent is not None
+    assert np.array_equal(pair.there.recv_tensor(np.zeros(4), HERE), tensor)
+    assert pair.here.settle(10) if settle else sent.wait(10) is None
+    for work in kept:
+        assert pair.here.recv(THERE) == bytes(20_000)
+        work.wait()
+
+
 def test_another_stream_is_served_beside_a_large_one(make_pair: MakePair) -> None:
     pair = make_pair(tcp=True, arena_bytes=1 << 20, inbox_bytes=2 << 20)
     beside = WorkerAddress("here", 1)
