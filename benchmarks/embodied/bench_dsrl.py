@@ -19,13 +19,12 @@ import torch
 from numpy.typing import NDArray
 
 from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
-from recipes.embodied.config.off_policy_config import OffPolicyConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
-from recipes.embodied.off_policy.noise_aliasing import NoiseAliasedLearner
+from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors
+from recipes.embodied.off_policy.dsrl import NOISE_CRITIC, Dsrl, DsrlSettings
 from recipes.embodied.off_policy.sources import learned_spec, transition_spec
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.replay_types import Transitions
@@ -109,16 +108,17 @@ def main() -> None:
     part = slice(policy.action_size, None) if aliases else slice(policy.action_size)
     optim = EmbodiedOptimConfig(lr=1e-3, adam_eps=1e-8)
     modules = {"actor": policy} | {
-        f"critic_{index}": Critics(learned_spec(SPEC, size), 2, 64).eval() for index, size in enumerate(sizes)
+        name: Critics(learned_spec(SPEC, size), 2, 64).eval()
+        for name, size in zip((CRITIC, NOISE_CRITIC), sizes, strict=False)
     }
-    states = [
-        TrainingState(module, optim, FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu"), component=name)
+    states = {
+        name: TrainingState(
+            module, optim, FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu"), component=name
+        )
         for name, module in modules.items()
-    ]
-    kind: Any = NoiseAliasedLearner if aliases else OffPolicyLearner
-    learner = kind(
-        OffPolicyConfig(temperature=0.05, target_entropy=0.0), *states, deterministic=False, temperature_lr=1e-3
-    )
+    }
+    settings = DsrlSettings(temperature=0.05, target_entropy=0.0, noise_aliasing=aliases)
+    learner = Dsrl(settings, states.pop("actor"), states, lr=1e-3)
     buffer = ReplayBuffer(transition_spec(learned_spec(SPEC, sizes[0])), ENVS, 20_000)
     figures = Figures(), Figures()
     held = np.random.default_rng(1000 + seed)

@@ -23,15 +23,14 @@ from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.model_options import MODEL_OPTIONS
-from recipes.embodied.config.off_policy_config import IMPLICIT_LOSS, NOISE_LOSS, buffer_sizes, is_off_policy
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.small.squashed_policy import image_features
-from recipes.embodied.models.small.steered_policy import SteeredPolicy
+from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.embodied.off_policy.registry import algorithm_of, is_off_policy
+from recipes.embodied.off_policy.settings import buffer_sizes
 from recipes.embodied.off_policy.sources import learned_spec, transition_spec
 from recipes.training.memory_parts import (
     FORWARD,
@@ -282,19 +281,16 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
     """
     settings = config.algorithm.off_policy
     with torch.device("meta"):
-        if config.algorithm.loss_type == NOISE_LOSS:
-            steered = make_model(config.actor.model, spec)
-            spec = learned_spec(spec, steered.action_size if isinstance(steered, SteeredPolicy) else spec.action_size)
-        columns = transition_spec(spec)
-        width = config.actor.model.hidden_dim
-        layers, norm = settings.critic_layers, settings.critic_norm
-        judges_states = config.algorithm.loss_type == IMPLICIT_LOSS
-        images = image_features(config.actor.model)
-        critics = Critics(spec, settings.critics, width, layers, norm, judges_states=judges_states, images=images)
+        policy, algorithm = make_model(config.actor.model, spec), algorithm_of(config.algorithm)
+        size = policy.action_size if isinstance(policy, SquashedPolicy) else spec.action_size
+        critics = algorithm.make_critics(config, spec, size).values()
+        part = algorithm.learned_part(config, spec, size)
+        columns = transition_spec(learned_spec(spec, part.stop - (part.start or 0)))
     buffers = buffer_sizes(settings.replay, count, intervenes=config.env.train.intervention.source != NONE).values()
     bounds = [columns.bound(buffer.rows, buffer.image_bytes) for buffer in buffers]
     held = sum(min(bound, buffer.memory_bytes or bound) for bound, buffer in zip(bounds, buffers, strict=True))
-    parts = {"critics": 5 * parameter_bytes(critics.parameters()), "replay": held}
+    weights = sum(parameter_bytes(each.parameters()) for each in critics)
+    parts = {"critics": 5 * weights, "replay": held}
     for path in config.data.paths:
         with suppress(DatasetError):
             info = read_info(Path(path))

@@ -12,8 +12,8 @@ from pydantic import Field
 from recipes.embodied.config.embodied_no_effect import EMBODIED
 from recipes.embodied.config.env_config import EnvironmentConfig, EnvSection, TrainEnvironmentConfig
 from recipes.embodied.config.env_types import is_robot
-from recipes.embodied.config.off_policy_config import OFF_POLICY_LOSSES, OffPolicyConfig
 from recipes.embodied.config.policy_config import PolicyActorConfig, PolicyJob, PolicyOptimConfig, PolicyRunnerConfig
+from recipes.embodied.off_policy.registry import ALGORITHMS, OffPolicyConfig
 from recipes.sections.actor import ValueOptimConfig
 from recipes.sections.algorithm import (
     ADVANTAGES,
@@ -68,12 +68,12 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
         " head.",
     )
     adv_type: AdvantageType = "gae"
-    loss_type: Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *OFF_POLICY_LOSSES), OTHER_LOSSES)] = Field(
+    loss_type: Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *ALGORITHMS), OTHER_LOSSES)] = Field(
         default="actor_critic",
-        description="Loss. actor_critic: policy and value loss; actor: policy loss only; sac or td3: action critics"
-        " trained from a replay buffer; td3_bc: the same on demonstrations, whose actions it also imitates; iql:"
-        " demonstrations, of whose actions better ones weigh more; dsrl: sac on the noise of a frozen diffusion or flow"
-        " policy; or `package.module:name`.",
+        description="Loss. actor_critic: policy and value loss; actor: policy loss only; off policy, with critics of"
+        " actions trained from a replay buffer, "
+        + "; ".join(f"{name}: {algorithm.summary}" for name, algorithm in ALGORITHMS.items())
+        + "; or `package.module:name`.",
     )
     update_epoch: Count = 6
     filter_rewards: Bool = Field(
@@ -132,8 +132,7 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
     )
     off_policy: OffPolicyConfig = Field(
         default_factory=OffPolicyConfig,
-        description="Settings of `loss_type: sac`, `td3`, `td3_bc`, `iql` and `dsrl`: replay buffer, critics, update"
-        " ratios.",
+        description="Settings of off-policy losses: replay buffer, critics, update ratios.",
     )
 
 

@@ -1,20 +1,17 @@
-"""Keys of the embodied recipe that have no effect with, or without, `loss_type: sac` and `td3`."""
+"""Keys of the embodied recipe that have no effect with, or without, an off-policy loss."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
-from recipes.embodied.config.off_policy_config import (
-    CLONING_LOSS,
-    DETERMINISTIC_LOSSES,
-    ENTROPY_LOSSES,
-    IMPLICIT_LOSS,
-    NOISE_LOSS,
-    RECORDED_LOSSES,
-    is_off_policy,
-)
+from recipes.embodied.off_policy.algorithm import OffPolicyAlgorithm
+from recipes.embodied.off_policy.registry import ALGORITHMS, OffPolicyConfig, algorithm_of, is_off_policy, owners
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.model import WorldSizes
+
+_AT: Final = "algorithm.off_policy"
+_LOSS_TYPE: Final = ("algorithm.loss_type",)
 
 
 def _learns_off_policy(config: Any, sizes: WorldSizes) -> bool:
@@ -25,13 +22,39 @@ def _loss_type(config: Any) -> str:
     return f"`loss_type: {config.algorithm.loss_type}` learns from single transitions, using action values"
 
 
+def _where(holds: Callable[[type[OffPolicyAlgorithm[Any]]], bool]) -> Callable[[Any, WorldSizes], bool]:
+    """Return the condition that a file names an off-policy algorithm of which something holds."""
+    return lambda config, sizes: _learns_off_policy(config, sizes) and holds(algorithm_of(config.algorithm))
+
+
+def _of_other_algorithms() -> tuple[IgnoredKeys, ...]:
+    """Return a rule for each set of keys that some algorithms have and others lack."""
+    keys: dict[tuple[str, ...], list[str]] = {}
+    for key in OffPolicyConfig.model_fields:
+        keys.setdefault(tuple(owners(key)), []).append(key)
+    return tuple(
+        IgnoredKeys(
+            tuple(f"{_AT}.{key}" for key in shared),
+            _where(lambda algorithm, key=shared[0]: key not in algorithm.settings_model.model_fields),
+            lambda config, names=names: (
+                f"it is a key of {' and '.join(f'`{name}`' for name in names)}, not of"
+                f" `loss_type: {config.algorithm.loss_type}`"
+            ),
+            f"remove it, or write `loss_type: {names[0]}`",
+            because=_LOSS_TYPE,
+        )
+        for names, shared in keys.items()
+        if len(names) < len(ALGORITHMS)
+    )
+
+
 OFF_POLICY: Final = (
     IgnoredKeys(
-        ("algorithm.off_policy",),
+        (_AT,),
         lambda config, sizes: not _learns_off_policy(config, sizes),
         lambda config: f"`loss_type: {config.algorithm.loss_type}` learns on-policy",
         "remove it, or write `loss_type: sac`",
-        because=("algorithm.loss_type",),
+        because=_LOSS_TYPE,
     ),
     IgnoredKeys(
         tuple(
@@ -45,87 +68,36 @@ OFF_POLICY: Final = (
         ),
         _learns_off_policy,
         _loss_type,
-        because=("algorithm.loss_type",),
+        because=_LOSS_TYPE,
     ),
     IgnoredKeys(
         ("actor.model.add_value_head", "actor.micro_batch_size", "data.normalization", "data.only_interventions"),
         _learns_off_policy,
         _loss_type,
-        because=("algorithm.loss_type",),
+        because=_LOSS_TYPE,
     ),
+    *_of_other_algorithms(),
     IgnoredKeys(
-        tuple(
-            f"algorithm.off_policy.{name}"
-            for name in ("temperature", "learn_temperature", "target_entropy", "entropy_in_target", "policy_values")
-        ),
-        lambda config, sizes: config.algorithm.loss_type not in ENTROPY_LOSSES,
-        lambda config: f"entropy has no weight in `loss_type: {config.algorithm.loss_type}`",
-        "remove it, or write `loss_type: sac`",
-        because=("algorithm.loss_type",),
-    ),
-    IgnoredKeys(
-        ("algorithm.off_policy.target_noise", "algorithm.off_policy.target_noise_clip"),
-        lambda config, sizes: config.algorithm.loss_type not in DETERMINISTIC_LOSSES,
-        lambda config: f"targets of `loss_type: {config.algorithm.loss_type}` have no noise of this kind",
-        "remove it, or write `loss_type: td3`",
-        because=("algorithm.loss_type",),
-    ),
-    IgnoredKeys(
-        ("algorithm.off_policy.cloning_scale",),
-        lambda config, sizes: config.algorithm.loss_type != CLONING_LOSS,
-        lambda config: f"`loss_type: {config.algorithm.loss_type}` does not imitate recorded actions",
-        "remove it, or write `loss_type: td3_bc`",
-        because=("algorithm.loss_type",),
-    ),
-    IgnoredKeys(
-        ("algorithm.off_policy.expectile", "algorithm.off_policy.advantage_scale"),
-        lambda config, sizes: config.algorithm.loss_type != IMPLICIT_LOSS,
-        lambda config: f"`loss_type: {config.algorithm.loss_type}` does not weigh recorded actions",
-        f"remove it, or write `loss_type: {IMPLICIT_LOSS}`",
-        because=("algorithm.loss_type",),
-    ),
-    IgnoredKeys(
-        ("algorithm.off_policy.noise_aliasing",),
-        lambda config, sizes: config.algorithm.loss_type != NOISE_LOSS,
-        lambda config: f"`loss_type: {config.algorithm.loss_type}` chooses actions, and no noise",
-        f"remove it, or write `loss_type: {NOISE_LOSS}`",
-        because=("algorithm.loss_type",),
-    ),
-    IgnoredKeys(
-        ("algorithm.off_policy.critics_in_target",),
-        lambda config, sizes: config.algorithm.loss_type == IMPLICIT_LOSS,
-        f"targets of `loss_type: {IMPLICIT_LOSS}` are values of states",
-        because=("algorithm.loss_type",),
-    ),
-    IgnoredKeys(
-        ("algorithm.off_policy.replay.demonstrations_share",),
-        lambda config, sizes: config.algorithm.loss_type in RECORDED_LOSSES,
+        (f"{_AT}.replay.demonstrations_share",),
+        _where(lambda algorithm: algorithm.records_alone),
         lambda config: f"`loss_type: {config.algorithm.loss_type}` learns from demonstrations alone",
-        because=("algorithm.loss_type",),
+        because=_LOSS_TYPE,
     ),
     IgnoredKeys(
-        ("algorithm.off_policy.target_entropy",),
-        lambda config, sizes: not config.algorithm.off_policy.learn_temperature,
-        "the entropy weight is fixed: `learn_temperature` is false",
-        because=("algorithm.off_policy.learn_temperature",),
-    ),
-    IgnoredKeys(
-        ("algorithm.off_policy.target_rate",),
-        lambda config, sizes: (
-            config.algorithm.off_policy.critic_norm == "batch" and config.algorithm.loss_type in ENTROPY_LOSSES
-        ),
+        (f"{_AT}.target_rate",),
+        _where(lambda algorithm: not algorithm.uses_target_critics and not algorithm.uses_target_policy),
         "`critic_norm: batch` needs no target networks",
-        because=("algorithm.off_policy.critic_norm",),
+        because=(f"{_AT}.critic_norm",),
     ),
     IgnoredKeys(
-        ("algorithm.off_policy.replay.demonstrations_share",),
+        (f"{_AT}.replay.demonstrations_share",),
         lambda config, sizes: not config.data.train_data_paths,
         "there are no demonstrations",
         "remove it, or write `data.train_data_paths`",
         because=("data.train_data_paths",),
     ),
     IgnoredKeys(
-        tuple(f"algorithm.off_policy.replay.interventions_{name}" for name in ("share", "capacity")),
+        tuple(f"{_AT}.replay.interventions_{name}" for name in ("share", "capacity")),
         lambda config, sizes: config.env.train.intervention.source == "none",
         "there are no interventions",
         "remove it, or name an `env.train.intervention.source`",

@@ -15,19 +15,6 @@ from recipes.demonstrations.data_facts import DataFacts, facts_of
 from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_config import (
-    CLONING_LOSS,
-    DEFAULT_BATCH,
-    DEMONSTRATIONS,
-    DETERMINISTIC_LOSSES,
-    ENTROPY_LOSSES,
-    IMPLICIT_LOSS,
-    INTERVENTIONS,
-    NOISE_LOSS,
-    ONLINE,
-    RECORDED_LOSSES,
-    buffer_sizes,
-)
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.learning.data_reading import first_pictures
@@ -35,13 +22,13 @@ from recipes.embodied.learning.running_states import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutChunks, joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.checkpoint_weights import load_trained
-from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization, write_description
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.small.squashed_policy import SquashedPolicy, image_features
-from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
-from recipes.embodied.off_policy.noise_aliasing import NoiseAliasedLearner
+from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.embodied.off_policy.algorithm import TransitionTensors
+from recipes.embodied.off_policy.registry import algorithm_of
+from recipes.embodied.off_policy.settings import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_sizes
 from recipes.embodied.off_policy.sources import (
     BEFORE,
     add_recording,
@@ -65,9 +52,7 @@ from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED, Figures
 from rlinf_core import CheckpointError
 
-# In a checkpoint: the weights of critics, what belongs to no rank, and the buffer of each rank.
-CRITIC: Final = "critic"
-NOISE_CRITIC: Final = "noise_critic"
+# In a checkpoint: the buffer of each rank, and what belongs to no rank besides weights and optimizers.
 REPLAY: Final = "replay"
 _STATE: Final = "off_policy.pt"
 
@@ -81,61 +66,34 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
     def init_worker(self, layout: Layout, spec: EnvSpec) -> None:
         """Create policy, critics, optimizers and the replay buffer; all ranks start with the same weights."""
         torch.set_num_threads(1)
-        config, settings = self._config.actor, self._config.algorithm.off_policy
-        # Of recorded actions alone: what the policy does meanwhile is for its figures.
-        loss_type = self._config.algorithm.loss_type
-        self._records_alone, implicit = loss_type in RECORDED_LOSSES, loss_type == IMPLICIT_LOSS
-        self._has_entropy = loss_type in ENTROPY_LOSSES
+        config, algorithm = self._config.actor, algorithm_of(self._config.algorithm)
         torch.manual_seed(derive_seed(config.seed, Purpose.WEIGHTS))
         policy = make_model(config.model, spec).to(self.torch_device)
         if config.checkpoint_load_path is not None:
             load_trained(policy, config.model, spec, config.checkpoint_load_path)
-        width = config.model.hidden_dim
-        layers, norm = settings.critic_layers, settings.critic_norm
         self._prepare(layout, spec, policy)
         size = policy.action_size if isinstance(policy, SquashedPolicy) else spec.action_size
-        self._judges, self._action_part = {CRITIC: size}, slice(size)
-        aliases = loss_type == NOISE_LOSS and settings.noise_aliasing
-        if aliases:
-            executed = config.model.num_action_chunks * spec.action_size
-            self._judges, self._action_part = {CRITIC: executed, NOISE_CRITIC: size}, slice(size, size + executed)
         self._critics = {
-            name: self._training_state(
-                Critics(
-                    learned_spec(spec, count),
-                    settings.critics,
-                    width,
-                    layers,
-                    norm,
-                    judges_states=implicit,
-                    images=image_features(config.model),
-                )
-                .to(self.torch_device)
-                .eval(),
-                name,
-            )
-            for name, count in self._judges.items()
+            name: self._training_state(critics.to(self.torch_device).eval(), name)
+            for name, critics in algorithm.make_critics(self._config, spec, size).items()
         }
-        optim = config.optim
-        self._learner = (NoiseAliasedLearner if aliases else OffPolicyLearner)(
-            settings,
+        self._algorithm = algorithm(
+            self._config.algorithm.off_policy,
             self._state,
-            *self._critics.values(),
-            deterministic=loss_type in DETERMINISTIC_LOSSES,
-            clones=loss_type == CLONING_LOSS,
-            implicit=implicit,
-            temperature_lr=optim.lr,
-            clip_grad=optim.clip_grad,
+            self._critics,
+            lr=config.optim.lr,
+            clip_grad=config.optim.clip_grad,
             skip_nonfinite=self._config.runner.on_nonfinite == "skip",
         )
-        self._mixture = self._buffers(learned_spec(spec, self._judges[CRITIC]))
+        self._part = algorithm.learned_part(self._config, spec, size)
+        self._mixture = self._buffers(learned_spec(spec, self._part.stop - (self._part.start or 0)))
         self._normalizes = self._config.algorithm.normalize_observations and spec.state_size > 0
         if self._normalizes:
             check_running(policy.normalization)
             if self._config.data.train_data_paths:
                 # Read once more: their buffer has padded and shifted rows, and nobody needs them as they are later.
                 self._count(fitting_data(self._config.data, spec)[0].states)
-        self._learner.normalize(self._policy.normalization)
+        self._algorithm.normalize(self._policy.normalization)
         self._seen = 0
         # The last step whose rollout is in the buffer.
         self._added: int | None = None
@@ -175,7 +133,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         if self._config.data.train_data_paths:
             compresses = replay.image_memory_gib is not None
             buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how, compresses=compresses)
-            shares[DEMONSTRATIONS] = 1.0 if self._records_alone else replay.demonstrations_share
+            shares[DEMONSTRATIONS] = 1.0 if self._algorithm.records_alone else replay.demonstrations_share
         return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
 
     def data_facts(self) -> DataFacts | None:
@@ -211,7 +169,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         self._carried_out = self._added_rows = self._helped = 0
         lanes = self._mixture.buffers[ONLINE].lanes
         for chunks in split_passes(pieces, config.env.train.rollout_epoch, lanes):
-            steps = transition_steps(chunks, self._action_part)
+            steps = transition_steps(chunks, self._part)
             if self._recorder is not None:
                 self._recorder.append(steps)
             self._added_rows += add_steps(self._mixture.buffers[ONLINE], steps)
@@ -232,7 +190,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         rows = torch.from_numpy(states)  # pyright: ignore[reportUnknownMemberType]
         counted = torch.ones(len(rows), dtype=torch.bool)
         reduce_sum = self._state.strategy.reduce_sum if shared else None
-        self._learner.normalize(with_states(self._policy.normalization, rows, counted, reduce_sum, raw=True))
+        self._algorithm.normalize(with_states(self._policy.normalization, rows, counted, reduce_sum, raw=True))
 
     def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
         """Return the fill level of the buffer; off-policy learning has no advantages."""
@@ -268,16 +226,16 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         for critics in self._critics.values():
             critics.apply_settings(step, config.runner.last_step)
         allowed = int(settings.update_to_data * (self._seen - settings.learning_starts) + 1e-9)
-        updates = max(0, allowed - self._learner.updates) if self._seen >= settings.learning_starts else 0
+        updates = max(0, allowed - self._algorithm.updates) if self._seen >= settings.learning_starts else 0
         share = (config.actor.global_batch_size or DEFAULT_BATCH) // self._world_size
         policy_figures, critic_figures, began = Figures(), Figures(), time.perf_counter()
         for _ in range(updates):
             batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
-            tensors = TransitionTensors.of(batch, self._learner.prepare, self.torch_device)
-            errors = self._learner.update(tensors, step, policy_figures, critic_figures)
+            tensors = TransitionTensors.of(batch, self._algorithm.prepare, self.torch_device)
+            errors = self._algorithm.update(tensors, step, policy_figures, critic_figures)
             if settings.replay.prioritized:
                 self._mixture.update_priorities(batch, errors.cpu().numpy())
-        self._learner.check_weights(f"step {step}")
+        self._algorithm.check_weights(f"step {step}")
         self._state.version += 1
         for critics in self._critics.values():
             critics.version += 1
@@ -287,11 +245,10 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         return {
             **critic_metrics(critic_figures),
             **replace(policy_figures, skipped=skipped).metrics(counts_skipped=config.runner.on_nonfinite == "skip"),
-            # Others have no entropy to weigh.
-            **({"train/actor/temperature": float(self._learner.temperature)} if self._has_entropy else {}),
+            **self._algorithm.metrics(),
             "train/actor/lr": rate,
-            "train/updates": float(self._learner.updates),
-            "train/updates_per_env_step": self._learner.updates / max(1, self._seen),
+            "train/updates": float(self._algorithm.updates),
+            "train/updates_per_env_step": self._algorithm.updates / max(1, self._seen),
             "speed/updates_per_second": updates / (time.perf_counter() - began),
             **memory(self.torch_device),
         }
@@ -312,7 +269,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             arrays |= {f"{source}/{name}": array for name, array in saved.items()}
         np.savez(path / REPLAY / f"{self._rank}.npz", seen=np.array(self._seen), **arrays)
         if self._rank == 0:
-            torch.save(self._learner.state(), path / _STATE)
+            torch.save(self._algorithm.state(), path / _STATE)
             write_description(path, self._config.actor.model, self._spec, self._policy.normalization)
             if self._policy.normalization != Normalization():
                 self._policy.normalization.save(path)
@@ -339,8 +296,8 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         self._state.load(folder)
         for critics in self._critics.values():
             critics.load(folder)
-        self._learner.normalize(load_normalization(folder, self._spec))
-        self._learner.load_state(_read_state(path / _STATE))
+        self._algorithm.normalize(load_normalization(folder, self._spec))
+        self._algorithm.load_state(_read_state(path / _STATE))
         arrays = read_arrays(path / REPLAY / f"{self._rank}.npz")
         self._seen = int(arrays.pop("seen"))
         parts = {source: _taken_from(arrays, f"{source}/") for source in (DEMONSTRATIONS, INTERVENTIONS)}
@@ -349,7 +306,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         for source in self._further_saved():
             if parts[source]:  # a run may have begun without
                 self._mixture.buffers[source].load(parts[source] | spilled_in(spilled / source))
-        self._learner.check_weights(folder)
+        self._algorithm.check_weights(folder)
         return self._state.version
 
     def _further_saved(self) -> list[str]:

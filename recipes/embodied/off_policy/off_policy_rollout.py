@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.config.off_policy_config import NOISE_LOSS
 from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.loop.worker_layout import make_routes
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+from recipes.embodied.off_policy.registry import algorithm_of
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 
 # Prefix of the names, among the steps of `RolloutChunks`, of observations after a step.
@@ -27,7 +27,7 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
     def __init__(self, config: EmbodiedConfig) -> None:
         super().__init__(config)
         self._random_steps = config.algorithm.off_policy.random_steps
-        self._steers = config.algorithm.loss_type == NOISE_LOSS
+        self._learns_drawn = algorithm_of(config.algorithm).learns_drawn_actions
 
     def generate(self, step: int | None = None, attempt: int = 0) -> None:
         """See `MultiStepRolloutWorker`."""
@@ -45,8 +45,7 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         return super()._act(inputs)
 
     def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
-        if self._steers:
-            # The noise was as it was drawn, whatever became of the actions.
+        if self._learns_drawn:
             message = {name: array for name, array in message.items() if name != EXECUTED}
         record_step(buffer, step, message, self.policy.recorded(self._following(message, following)))
 

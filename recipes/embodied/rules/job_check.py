@@ -15,15 +15,16 @@ from recipes.embodied.config.batch_sizes import check_batches, evaluates
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_config import NOISE_LOSS, is_off_policy
 from recipes.embodied.models.folder_facts import STEERED, check_model_folder
+from recipes.embodied.off_policy.registry import is_off_policy, trainer_of
+from recipes.embodied.off_policy.settings import SQUASHED
 from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of, has_no_limit
 from recipes.embodied.rules.inference_rules import check_inference
 from recipes.embodied.rules.intervention_rules import check_intervention
 from recipes.embodied.rules.lerobot_rules import check_lerobot
-from recipes.embodied.rules.off_policy_rules import SQUASHED, check_off_policy
+from recipes.embodied.rules.off_policy_rules import check_off_policy
 from recipes.embodied.rules.option_rules import check_model_options, check_running_statistics
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
@@ -165,7 +166,7 @@ def _check_policy(config: EmbodiedConfig, report: Report) -> None:
             "conflicting-settings",
             f"`loss_type: {algorithm.loss_type}` with `adv_type: {algorithm.adv_type}` cannot train a `{policy}`"
             + (", whose weights are frozen" if policy == STEERED else ", which estimates no values"),
-            f"write `loss_type: {NOISE_LOSS if policy == STEERED else 'sac'}`, or another `model_type`",
+            f"write `loss_type: {trainer_of(policy)}`, or another `model_type`",
         )
 
 

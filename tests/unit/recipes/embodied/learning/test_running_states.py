@@ -173,6 +173,6 @@ def test_off_policy_actors_normalize_what_critics_see_too(tmp_path: Path, monkey
     straight.save_checkpoint(str(tmp_path))
     resumed.load_checkpoint(str(tmp_path))
     for actor in actors:
-        learner = actor._learner
-        seen = [module.normalization for module in (learner._policy, learner._critics, learner._target_critics)]
+        learner = actor._algorithm
+        seen = [module.normalization for module in (learner.policy, learner.critics, learner.target_critics)]
         assert seen == [normalization] * 3

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
-from recipes.embodied.config.off_policy_config import OffPolicyConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.steered_policy import SteeredPolicy
-from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
-from recipes.embodied.off_policy.noise_aliasing import NoiseAliasedLearner
+from recipes.embodied.off_policy.algorithm import TransitionTensors
+from recipes.embodied.off_policy.dsrl import Dsrl, DsrlSettings
 from recipes.embodied.off_policy.sources import learned_spec, transition_steps
 from recipes.sections.actor import FsdpConfig
 from recipes.training.state.training_state import TrainingState
@@ -52,13 +51,14 @@ class Learning:
         sizes = [CHUNK, policy.action_size] if aliases else [policy.action_size]
         self.critics = [Critics(learned_spec(spec, size), 2, section.hidden_dim).eval() for size in sizes]
         optim, names = EmbodiedOptimConfig(lr=3e-3, adam_eps=1e-8), ("actor", "critic", "noise_critic")
-        states = [
-            TrainingState(module, optim, FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu"), component=name)
+        states = {
+            name: TrainingState(
+                module, optim, FsdpConfig(), rank=0, world_size=1, device=torch.device("cpu"), component=name
+            )
             for name, module in zip(names, [policy, *self.critics], strict=False)
-        ]
-        config = OffPolicyConfig.model_validate({"temperature": TEMPERATURE, **keys})
-        kind: Any = NoiseAliasedLearner if aliases else OffPolicyLearner
-        self.learner = kind(config, *states, deterministic=False, temperature_lr=3e-3)
+        }
+        settings = DsrlSettings.model_validate({"temperature": TEMPERATURE, "noise_aliasing": aliases, **keys})
+        self.learner = Dsrl(settings, states.pop("actor"), states, lr=3e-3)
         self.figures, self.critic_figures = Figures(), Figures()
 
     def update(self, batch: TransitionTensors) -> None:

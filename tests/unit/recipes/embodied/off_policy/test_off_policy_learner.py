@@ -10,14 +10,14 @@ from typing import Any, Literal, TypeAlias
 import pytest
 import torch
 
-from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
-from recipes.embodied.config.off_policy_config import OffPolicyConfig
+from recipes.embodied.config import EmbodiedAlgorithmConfig, EmbodiedModelConfig, EmbodiedOptimConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
-from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
+from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors
+from recipes.embodied.off_policy.registry import algorithm_of
 from recipes.sections.actor import FsdpConfig
 from recipes.training.finite import NonFiniteError
 from recipes.training.state.training_state import TrainingState
@@ -32,7 +32,8 @@ Loss: TypeAlias = Literal["sac", "td3", "td3_bc", "iql"]
 class Made:
     def __init__(self, loss: Loss = "sac", skip: bool = False, spec: EnvSpec = SPEC, **keys: Any) -> None:
         torch.manual_seed(0)
-        config = OffPolicyConfig.model_validate(keys)
+        algorithm = EmbodiedAlgorithmConfig.model_validate({"loss_type": loss, "off_policy": keys})
+        config, kind = algorithm.off_policy, algorithm_of(algorithm)
         options: dict[str, Any] = (
             {"images": "keypoints"} if loss == "sac" else {"images": "keypoints", "exploration_noise": 0.1}
         )
@@ -40,25 +41,17 @@ class Made:
         policy = make_model(section, spec)
         assert isinstance(policy, SquashedPolicy)
         self.policy = policy
-        layers, norm, implicit = config.critic_layers, config.critic_norm, loss == "iql"
+        layers, norm = config.critic_layers, config.critic_norm
         self.critics = Critics(
-            spec, config.critics, 32, layers, norm, judges_states=implicit, images="keypoints"
+            spec, config.critics, 32, layers, norm, judges_states=kind.judges_states, images="keypoints"
         ).eval()
         optim = EmbodiedOptimConfig(lr=3e-3, adam_eps=1e-8)
-        states = [
+        self.states = [
             TrainingState(module, optim, FsdpConfig(), rank=0, world_size=1, device=DEVICE, component=name)
             for module, name in ((self.policy, "actor"), (self.critics, "critic"))
         ]
-        self.learner = OffPolicyLearner(
-            config,
-            *states,
-            deterministic=loss in ("td3", "td3_bc"),
-            clones=loss == "td3_bc",
-            implicit=implicit,
-            temperature_lr=3e-3,
-            clip_grad=10.0,
-            skip_nonfinite=skip,
-        )
+        policy_state, critic_state = self.states
+        self.learner = kind(config, policy_state, {CRITIC: critic_state}, lr=3e-3, clip_grad=10.0, skip_nonfinite=skip)
         self.figures, self.critic_figures = Figures(), Figures()
 
     def update(self, batch: TransitionTensors) -> torch.Tensor:
@@ -197,7 +190,7 @@ def test_the_temperature_rises_while_there_is_too_little_entropy(target: float, 
     made = Made(temperature=0.5, target_entropy=target)
     for _ in range(5):
         made.update(bandit(8))
-    assert (float(made.learner.temperature) > 0.5) == rises
+    assert (made.learner.metrics()["train/actor/temperature"] > 0.5) == rises
 
 
 @pytest.mark.parametrize(("loss", "keys"), METHODS)
@@ -210,8 +203,8 @@ def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(
         one.update(shown())
     other.policy.load_state_dict(one.policy.state_dict())
     other.critics.load_state_dict(one.critics.state_dict())
-    for mine, theirs in zip(states_of(other), states_of(one), strict=True):
-        mine.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    for mine, theirs in zip(other.states, one.states, strict=True):
+        mine.optimizer.load_state_dict(copy.deepcopy(theirs.optimizer.state_dict()))
     other.learner.load_state(copy.deepcopy(one.learner.state()))
     for made in (one, other):
         torch.manual_seed(7)
@@ -219,7 +212,7 @@ def test_a_learner_goes_on_from_its_state_as_if_nothing_had_been(
             made.update(shown())
     for name, weight in one.policy.state_dict().items():
         assert torch.equal(weight, other.policy.state_dict()[name]), name
-    assert torch.equal(one.learner.log_temperature, other.learner.log_temperature)
+    assert one.learner.metrics() == other.learner.metrics()
     assert one.learner.updates == other.learner.updates == 9
 
 
@@ -237,11 +230,6 @@ def test_the_critics_alone_teach_the_encoder_of_images(loss: Loss, keys: dict[st
         assert not torch.equal(weight, first[name]), name
     assert all(weight.grad is None for weight in made.policy.features.parameters())
     assert all(weight.grad is not None for weight in made.policy.layers.parameters())
-
-
-def states_of(made: Made) -> list[torch.optim.Optimizer]:
-    learner: Any = made.learner
-    return [learner._policy_updater._optimizer, learner._critic_updater._optimizer]
 
 
 def test_a_target_that_is_not_finite_stops_or_is_left_out() -> None:

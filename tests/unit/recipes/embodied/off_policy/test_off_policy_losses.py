@@ -10,17 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recipes.embodied.off_policy.losses import (
-    advantage_weighted_loss,
-    bootstrapped_targets,
-    cloning_policy_loss,
-    deterministic_policy_loss,
-    ensemble_loss,
-    expectile_loss,
-    move_toward,
-    soft_policy_loss,
-    temperature_loss,
-)
+from recipes.embodied.off_policy.iql import advantage_weighted_loss, expectile_loss
+from recipes.embodied.off_policy.losses import bootstrapped_targets, ensemble_loss, move_toward
+from recipes.embodied.off_policy.sac import soft_policy_loss, temperature_loss
+from recipes.embodied.off_policy.td3 import deterministic_policy_loss
+from recipes.embodied.off_policy.td3_bc import cloning_policy_loss
 
 finite = st.floats(-5, 5)
 transitions = st.lists(st.tuples(finite, st.sampled_from([0.0, 0.9, 0.99**3]), finite, finite, finite), min_size=1)

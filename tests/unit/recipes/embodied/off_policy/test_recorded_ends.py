@@ -21,7 +21,7 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, Transition
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.learning.trajectory import RolloutChunks
-from recipes.embodied.off_policy.critic_learner import OffPolicyLearner, TransitionTensors
+from recipes.embodied.off_policy.algorithm import OffPolicyAlgorithm, TransitionTensors
 from recipes.embodied.off_policy.sources import (
     add_recording,
     demonstrations_buffer,
@@ -288,7 +288,7 @@ def test_steering_learns_the_values_of_the_walks(aliases: bool, record: Any, tmp
         check_values(made.critics[0](inputs, torch.zeros(len(VALUES), CHUNK)).mean(dim=0))
 
 
-def batches(buffer: ReplayBuffer, learner: OffPolicyLearner) -> Iterator[TransitionTensors]:
+def batches(buffer: ReplayBuffer, learner: OffPolicyAlgorithm[Any]) -> Iterator[TransitionTensors]:
     random = np.random.default_rng(0)
     for _ in range(1500):
         rows, weights = buffer.sample(64, random)

@@ -1,35 +1,21 @@
-"""`algorithm.off_policy`: the replay buffer, the critics and the pace of `OFF_POLICY_LOSSES`."""
+"""Keys that every off-policy algorithm has: `algorithm.off_policy` without those of single algorithms."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, NamedTuple
+from typing import ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
-from rlinf_core.scalars import Bool, Float
+from rlinf_core.scalars import Bool
 
-# Values of `algorithm.loss_type` that learn from a replay buffer.
-OFF_POLICY_LOSSES: Final = ("sac", "td3", "td3_bc", "iql", "dsrl")
-DETERMINISTIC_LOSSES: Final = ("td3", "td3_bc")
-CLONING_LOSS: Final = "td3_bc"
-IMPLICIT_LOSS: Final = "iql"
-# Whose action is the noise that a frozen policy begins with.
-NOISE_LOSS: Final = "dsrl"
-ENTROPY_LOSSES: Final = ("sac", NOISE_LOSS)
-# Those that learn from recorded transitions alone.
-RECORDED_LOSSES: Final = (CLONING_LOSS, IMPLICIT_LOSS)
 DEFAULT_BATCH: Final = 256
+SQUASHED: Final = "squashed_policy"
 # Sources of transitions.
 ONLINE: Final = "online"
 DEMONSTRATIONS: Final = "demonstrations"
 INTERVENTIONS: Final = "interventions"
-
-
-def is_off_policy(loss_type: str) -> bool:
-    """Return whether a value of `algorithm.loss_type` learns from a replay buffer."""
-    return loss_type in OFF_POLICY_LOSSES
 
 
 class ReplayConfig(ConfigModel):
@@ -127,8 +113,8 @@ def buffer_sizes(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict
     }
 
 
-class OffPolicyConfig(ConfigModel):
-    """The replay buffer, the critics and the pace of learning."""
+class OffPolicySettings(ConfigModel):
+    """The pace of learning, the critics, their targets and the replay buffer."""
 
     update_to_data: PositiveFloat = Field(default=1.0, description="Critic updates per environment step.")
     policy_interval: Count = Field(default=1, description="Critic updates per policy update.")
@@ -144,9 +130,6 @@ class OffPolicyConfig(ConfigModel):
         default=1, description="n-step returns: steps whose rewards are summed before the value is bootstrapped."
     )
     critics: Count = Field(default=2, description="Critics in the ensemble.")
-    critics_in_target: Count = Field(
-        default=2, description="Critics drawn for each update, whose minimum is the target value."
-    )
     critic_layers: Count = Field(
         default=2, description="Hidden layers of a critic, each `actor.model.hidden_dim` wide."
     )
@@ -155,39 +138,15 @@ class OffPolicyConfig(ConfigModel):
         description="none; layer: layer normalization, as in RLPD; batch: batch renormalization without target"
         " networks, as in CrossQ.",
     )
-    policy_values: Literal["min", "mean"] = Field(
-        default="min", description="Value of the ensemble that the policy maximizes: the minimum or the mean."
-    )
     target_rate: Fraction = Field(default=0.005, description="Update rate (tau) of the target networks.")
-    temperature: PositiveFloat = Field(default=1.0, description="Initial weight of the entropy.")
-    learn_temperature: Bool = Field(default=True, description="Adapt the entropy weight to reach `target_entropy`.")
-    target_entropy: Float | None = Field(
-        default=None, description="Target entropy, in nats. Default: minus the action dimension."
-    )
-    entropy_in_target: Bool = Field(default=True, description="Include the entropy of later actions in the return.")
-    target_noise: PositiveFloat = Field(
-        default=0.2, description="Standard deviation of the noise on the next actions in targets, as in TD3."
-    )
-    target_noise_clip: PositiveFloat = Field(
-        default=0.5, description="Bound of the noise on the next actions in targets."
-    )
-    cloning_scale: PositiveFloat = Field(
-        default=2.5,
-        description="Weight of values against the distance from recorded actions (alpha) with `loss_type: td3_bc`.",
-    )
-    expectile: Annotated[Float, Field(gt=0, lt=1)] = Field(
-        default=0.7,
-        description="Expectile of recorded actions' values that a state's value is, with `loss_type: iql` (tau).",
-    )
-    advantage_scale: PositiveFloat = Field(
-        default=3.0,
-        description="Inverse temperature (beta) of `loss_type: iql`: recorded actions weigh exp(beta * advantage).",
-    )
-    noise_aliasing: Bool = Field(
-        default=False,
-        description="Learn values of actions, and of noise from those, with `loss_type: dsrl` (DSRL-NA): fewer steps,"
-        " but every update runs the frozen policy twice. Else values of noise alone (DSRL-SAC).",
-    )
     replay: ReplayConfig = Field(
         default_factory=ReplayConfig, description="The replay buffer: capacity, prioritized, demonstrations_share."
+    )
+
+
+class BootstrappedSettings(OffPolicySettings):
+    """Those of algorithms whose targets are values of actions that the policy chooses next."""
+
+    critics_in_target: Count = Field(
+        default=2, description="Critics drawn for each update, whose minimum is the target value."
     )

@@ -1,0 +1,375 @@
+"""What algorithms that learn from a replay buffer have in common.
+
+A job's file is checked by these classes, too: torch is imported where they compute.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+
+from recipes.embodied.off_policy.settings import SQUASHED, BootstrappedSettings, OffPolicySettings
+from recipes.sections.checks import Report, blame
+from rlinf_core.config.tree import Path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import Tensor, nn
+
+    from recipes.embodied.config import EmbodiedConfig
+    from recipes.embodied.envs.env_spec import EnvSpec, Observation
+    from recipes.embodied.models.base_policy import Inputs
+    from recipes.embodied.models.critics import Critics
+    from recipes.embodied.models.normalization import Normalization
+    from recipes.embodied.replay.replay_types import ReplayBatch
+    from recipes.training.arrays import Array
+    from recipes.training.state.training_state import TrainingState
+    from recipes.training.updater import Figures, Updater
+    from rlinf_core import Loss
+
+Settings = TypeVar("Settings", bound=OffPolicySettings)
+Bootstrapped = TypeVar("Bootstrapped", bound=BootstrappedSettings)
+Kind = TypeVar("Kind")
+# The weights of critics in a checkpoint.
+CRITIC: Final = "critic"
+LOSS: Final[Path] = ("algorithm", "loss_type")
+
+
+@dataclass(frozen=True)
+class TransitionTensors:
+    """A `ReplayBatch` as tensors on the device, its observations prepared by the policy."""
+
+    inputs: Inputs
+    actions: Tensor
+    rewards: Tensor
+    discounts: Tensor
+    next_inputs: Inputs
+    weights: Tensor
+
+    @classmethod
+    def of(
+        cls, batch: ReplayBatch, prepare: Callable[[Observation], Inputs], device: torch.device
+    ) -> TransitionTensors:
+        """Return a batch on a device, its observations as `prepare` makes them."""
+        import torch
+
+        def moved(array: Array) -> Tensor:
+            return torch.from_numpy(array).to(device)  # pyright: ignore[reportUnknownMemberType]
+
+        return cls(
+            prepare(batch.observations),
+            moved(batch.actions),
+            moved(batch.rewards),
+            moved(batch.discounts),
+            prepare(batch.next_observations),
+            moved(batch.weights),
+        )
+
+
+class OffPolicyAlgorithm(ABC, Generic[Settings]):
+    """An algorithm that learns from a replay buffer: its keys, its demands on a job, and its updates.
+
+    As a class it answers for the job's file. An instance takes updates of critics and policy, together with those of
+    other ranks. Random numbers come from torch's own generator, which the caller seeds.
+
+    Args:
+        settings: the section `algorithm.off_policy`.
+        policy: a `SquashedPolicy` with its optimizer.
+        critics: those of `make_critics`, by name, with their optimizers.
+        lr: the learning rate of what an algorithm learns besides them.
+        clip_grad: largest norm of a gradient; 0: any.
+        skip_nonfinite: leave updates with a NaN or an infinity out, instead of raising.
+
+    Attributes:
+        summary: a few words about it, for the description of `algorithm.loss_type`.
+        settings_model: its keys in `algorithm.off_policy`.
+        policy_type: the `actor.model.model_type` that it trains.
+        has_fixed_noise: whether the policy explores with noise of a fixed size; None: it may.
+        records_alone: whether it learns from demonstrations alone, and not from what happens in the run.
+        learns_drawn_actions: whether it learns from actions as they were drawn, whatever was carried out instead.
+        judges_states: whether its critics have values of states, too.
+        uses_target_critics, uses_target_policy: whether copies follow critics and policy at `target_rate`.
+        updates: the number of updates of the critics since the beginning.
+    """
+
+    summary: ClassVar[str]
+    settings_model: ClassVar[type[OffPolicySettings]]
+    policy_type: ClassVar[str] = SQUASHED
+    has_fixed_noise: ClassVar[bool | None] = None
+    records_alone: ClassVar[bool] = False
+    learns_drawn_actions: ClassVar[bool] = False
+    judges_states: ClassVar[bool] = False
+    uses_target_critics: ClassVar[bool] = True
+    uses_target_policy: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: TrainingState,
+        critics: Mapping[str, TrainingState],
+        *,
+        lr: float,
+        clip_grad: float = 0.0,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        from recipes.embodied.models.critics import Critics
+        from recipes.embodied.models.small.squashed_policy import SquashedPolicy
+        from recipes.embodied.off_policy.losses import copy_weights, frozen_copy
+        from recipes.training.updater import Updater
+
+        self.settings, self.lr, self.strategy = settings, lr, policy.strategy
+        self.policy = trained(policy, SquashedPolicy)
+        self.critics = trained(critics[CRITIC], Critics)
+        # The critics' loss alone trains the encoder of images, as in SAC-AE (arXiv 1910.01741). Target critics take its
+        # features, too, as in DrQ-v2 (arXiv 2107.09645). The policy acts by a copy.
+        self._encoder = tuple(list(module.features.parameters()) for module in (self.policy, self.critics))
+        # A policy that was loaded knows how to see.
+        copy_weights(*reversed(self._encoder))
+        self.target_critics = frozen_copy(self.critics) if self.uses_target_critics else None
+        self.target_policy = frozen_copy(self.policy) if self.uses_target_policy else None
+        # Cached for every update: a module collects its weights again on each call.
+        self._judging = [weight for state in critics.values() for weight in state.policy.parameters()]
+        self._followers: list[tuple[list[Tensor], list[Tensor]]] = [
+            (list(target.parameters()), list(module.parameters()))
+            for target, module in ((self.target_critics, self.critics), (self.target_policy, self.policy))
+            if target is not None
+        ]
+        self.updaters: dict[str, Updater] = {
+            name: Updater(state.strategy, state.optimizer, clip_grad=clip_grad, skip_nonfinite=skip_nonfinite)
+            for name, state in {"policy": policy, **critics}.items()
+        }
+        self.updates = 0
+
+    # What the losses of an algorithm are
+
+    @abstractmethod
+    def critic_loss(self, batch: TransitionTensors) -> Loss:
+        """Return the loss of the critics, and leave their errors in `errors`, float [n], of either sign."""
+
+    @abstractmethod
+    def policy_loss(self, batch: TransitionTensors) -> Loss:
+        """Return the loss of the policy; of critics no weights get gradients. Inputs have the features of images."""
+
+    errors: Tensor
+
+    # What a job's file is asked, and what is made of it
+
+    @classmethod
+    def check(cls, config: EmbodiedConfig, report: Report) -> None:
+        """Report settings of a job that it cannot learn with."""
+        cls.check_policy(config, report)
+
+    @classmethod
+    def check_policy(cls, config: EmbodiedConfig, report: Report) -> None:
+        """Report a policy that it cannot train."""
+        model, loss = config.actor.model, config.algorithm.loss_type
+        if model.model_type != cls.policy_type:
+            report(
+                blame(config, ("actor", "model", "model_type"), LOSS),
+                "conflicting-settings",
+                f"`loss_type: {loss}` trains a `{cls.policy_type}`, but `model_type` is `{model.model_type}`",
+                f"write `actor.model.model_type: {cls.policy_type}`",
+            )
+            return
+        if model.num_action_chunks != 1:
+            report(
+                ("actor", "model", "num_action_chunks"),
+                "conflicting-settings",
+                f"`loss_type: {loss}` learns the value of single actions",
+                "write `num_action_chunks: 1`",
+                about=[LOSS],
+            )
+        noise = model.options.get("exploration_noise")
+        at: Path = ("actor", "model", "options", "exploration_noise")
+        if cls.has_fixed_noise and noise is None:
+            report(
+                blame(config, at, LOSS),
+                "conflicting-settings",
+                f"`loss_type: {loss}` explores with noise of a fixed size, but none is set",
+                "write `actor.model.options: {exploration_noise: 0.1}`",
+            )
+        if cls.has_fixed_noise is False and noise is not None:
+            message = f"`loss_type: {loss}` learns how much to explore; `exploration_noise` would fix it"
+            report(at, "conflicting-settings", message, "remove it, or write `loss_type: td3`", about=[LOSS])
+
+    @classmethod
+    def learned_part(cls, config: EmbodiedConfig, spec: EnvSpec, action_size: int) -> slice:
+        """Return which numbers of a drawn action the critics learn from, of which the policy chooses `action_size`."""
+        return slice(action_size)
+
+    @classmethod
+    def make_critics(cls, config: EmbodiedConfig, spec: EnvSpec, action_size: int) -> dict[str, Critics]:
+        """Return new critics of what a policy draws, by the names of their weights in a checkpoint."""
+        return {CRITIC: cls.new_critics(config, spec, action_size)}
+
+    @classmethod
+    def new_critics(cls, config: EmbodiedConfig, spec: EnvSpec, action_size: int) -> Critics:
+        """Return critics of actions [n, action_size]."""
+        from recipes.embodied.models.critics import Critics
+        from recipes.embodied.models.small.squashed_policy import image_features
+        from recipes.embodied.off_policy.sources import learned_spec
+
+        settings, model = config.algorithm.off_policy, config.actor.model
+        return Critics(
+            learned_spec(spec, action_size),
+            settings.critics,
+            model.hidden_dim,
+            settings.critic_layers,
+            settings.critic_norm,
+            judges_states=cls.judges_states,
+            images=image_features(model),
+        )
+
+    # Updates
+
+    def normalize(self, normalization: Normalization) -> None:
+        """Normalize states of policy and critics, targets included, in this way from now on."""
+        self.policy.normalization = normalization
+        for critics in (self.critics, self.target_critics):
+            if critics is not None:
+                critics.normalization = self.policy.scaling
+        if self.target_policy is not None:
+            self.target_policy.normalization = normalization
+
+    def prepare(self, observations: Observation) -> Inputs:
+        """Return observations of a replay buffer as the policy and the critics take them."""
+        return self.policy.prepare(observations)
+
+    def update(self, batch: TransitionTensors, step: int, figures: Figures, critic_figures: Figures) -> Tensor:
+        """Update the critics, in every `policy_interval`-th update the policy, and then the targets.
+
+        Args:
+            batch: the batch of this rank.
+            step: the training step, for messages.
+            figures: get the metrics of the policy.
+            critic_figures: get those of the critics.
+
+        Returns:
+            float [n], the mean error of the critics for each transition, of either sign.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is not finite.
+        """
+        from recipes.embodied.off_policy.losses import copy_weights, move_toward
+
+        self.update_critics(batch, step, critic_figures)
+        copy_weights(*self._encoder)
+        self.updates += 1
+        updates_policy = self.updates % self.settings.policy_interval == 0
+        if updates_policy:
+            self.update_policy(batch, step, figures)
+        if updates_policy or not self.uses_target_policy:
+            # Where the policy has a target, too, all of them wait for it.
+            for targets, weights in self._followers:
+                move_toward(targets, weights, self.settings.target_rate)
+        return self.errors
+
+    def update_critics(self, batch: TransitionTensors, step: int, figures: Figures) -> None:
+        """Take one update of the critics."""
+        self.updaters[CRITIC].update([batch], self.critic_loss, step, figures)
+
+    def update_policy(self, batch: TransitionTensors, step: int, figures: Figures) -> None:
+        """Take one update of the policy."""
+        import torch
+
+        from recipes.embodied.off_policy.losses import without_gradients
+
+        with torch.no_grad():
+            batch = replace(batch, inputs=self.critics.encoded(batch.inputs))
+        with without_gradients(self._judging):
+            self.updaters["policy"].update([batch], self.policy_loss, step, figures)
+
+    # State
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures of the present state, by their full names."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the checkpointed state besides weights and optimizers: target networks and the update count."""
+        return {
+            **{name: target.state_dict() for name, target in self._targets().items()},
+            "critic_buffers": dict(self.critics.named_buffers()),
+            "updates": self.updates,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take what `state` returned."""
+        for name, target in self._targets().items():
+            target.load_state_dict(state[name])
+        for name, buffer in self.critics.named_buffers():
+            buffer.copy_(state["critic_buffers"][name])
+        self.updates = int(state["updates"])
+
+    def _targets(self) -> dict[str, nn.Module]:
+        targets = {"target_critics": self.target_critics, "target_policy": self.target_policy}
+        return {name: target for name, target in targets.items() if target is not None}
+
+    def check_weights(self, where: str) -> None:
+        """Refuse weights that are not finite; see `Updater.check_weights`."""
+        for updater in self.updaters.values():
+            updater.check_weights(where)
+
+
+class BootstrappedAlgorithm(OffPolicyAlgorithm[Bootstrapped]):
+    """An algorithm whose critics learn from rewards and the least value of the action that comes next."""
+
+    @classmethod
+    def check(cls, config: EmbodiedConfig, report: Report) -> None:
+        """See `OffPolicyAlgorithm`: and more critics in a target than there are."""
+        super().check(config, report)
+        settings, at = config.algorithm.off_policy, ("algorithm", "off_policy")
+        if isinstance(settings, BootstrappedSettings) and settings.critics_in_target > settings.critics:
+            report(
+                blame(config, (*at, "critics_in_target"), (*at, "critics")),
+                "conflicting-settings",
+                f"`critics_in_target: {settings.critics_in_target}` exceeds `critics: {settings.critics}`",
+                f"write at most {settings.critics}",
+            )
+
+    @abstractmethod
+    def next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """Return the next actions [n, A], and their log-probabilities [n] where entropy counts."""
+
+    def critic_loss(self, batch: TransitionTensors) -> Loss:
+        """See `OffPolicyAlgorithm`: the squared errors against the target critics."""
+        import torch
+
+        with torch.no_grad():
+            following = self.critics.encoded(batch.next_inputs)
+            actions, logprobs = self.next_actions(following)
+            critics = self.critics if self.target_critics is None else self.target_critics
+            values = critics(following, actions)
+        return self.regression(batch, self.critics(batch.inputs, batch.actions), values, logprobs)
+
+    def regression(self, batch: TransitionTensors, values: Tensor, following: Tensor, logprobs: Tensor | None) -> Loss:
+        """Return the loss of values [E, n], given those of the actions that come next and the latter's entropy."""
+        import torch
+
+        from recipes.embodied.off_policy.losses import bootstrapped_targets, ensemble_loss
+
+        if self.settings.critics_in_target < len(following):
+            chosen = torch.randperm(len(following), device=following.device)[: self.settings.critics_in_target]
+            following = following[chosen]
+        targets = bootstrapped_targets(batch.rewards, batch.discounts, following, logprobs, self.entropy_weight())
+        self.errors = (values.detach() - targets).mean(dim=0)
+        return ensemble_loss(values, targets, batch.weights)
+
+    def entropy_weight(self) -> Tensor | float:
+        """Return the weight of the entropy of later actions."""
+        return 0.0
+
+
+def trained(state: TrainingState, kind: type[Kind]) -> Kind:
+    """Return the module that a state trains.
+
+    Raises:
+        TypeError: it is of another kind.
+    """
+    if not isinstance(state.policy, kind):
+        raise TypeError(f"off-policy learning needs a {kind.__name__}, not a {type(state.policy).__name__}")
+    return state.policy

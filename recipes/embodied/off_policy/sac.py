@@ -1,0 +1,160 @@
+"""SAC, soft actor-critic: Haarnoja et al. 2018 (arXiv 1812.05905). RLPD is SAC with demonstrations in the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
+
+from pydantic import Field
+
+from recipes.embodied.off_policy.algorithm import BootstrappedAlgorithm, TransitionTensors
+from recipes.embodied.off_policy.settings import BootstrappedSettings
+from rlinf_core import IgnoredKeys
+from rlinf_core.config.sections.values import PositiveFloat
+from rlinf_core.scalars import Bool, Float
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recipes.embodied.models.base_policy import Inputs
+    from recipes.training.updater import Figures
+    from rlinf_core import Loss
+
+# How the values of an ensemble become one: the smallest, or the mean.
+Reduction: TypeAlias = Literal["min", "mean"]
+
+
+class SacSettings(BootstrappedSettings):
+    """The keys of SAC."""
+
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
+            ("target_entropy",),
+            lambda settings, sizes: not settings.learn_temperature,
+            "the entropy weight is fixed: `learn_temperature` is false",
+            because=("learn_temperature",),
+        ),
+    )
+
+    policy_values: Reduction = Field(
+        default="min", description="Value of the ensemble that the policy maximizes: the minimum or the mean."
+    )
+    temperature: PositiveFloat = Field(default=1.0, description="Initial weight of the entropy.")
+    learn_temperature: Bool = Field(default=True, description="Adapt the entropy weight to reach `target_entropy`.")
+    target_entropy: Float | None = Field(
+        default=None, description="Target entropy, in nats. Default: minus the action dimension."
+    )
+    entropy_in_target: Bool = Field(default=True, description="Include the entropy of later actions in the return.")
+
+
+Soft = TypeVar("Soft", bound=SacSettings)
+
+
+class Sac(BootstrappedAlgorithm[Soft]):
+    """SAC, whose policy also seeks entropy, by a weight that is learned: the temperature."""
+
+    summary = "soft actor-critic"
+    settings_model = SacSettings
+    has_fixed_noise = False
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        import torch
+
+        from recipes.training.optim.optimizer import EagerAdamW
+
+        super().__init__(*args, **named)
+        device, target = next(self.policy.parameters()).device, self.settings.target_entropy
+        self._target_entropy = -float(self.policy.action_size) if target is None else target
+        self.log_temperature = torch.tensor(math.log(self.settings.temperature), device=device, requires_grad=True)
+        self._optimizer = EagerAdamW([self.log_temperature], lr=self.lr, weight_decay=0.0, fused=True)
+
+    @property
+    def temperature(self) -> Tensor:
+        """The weight of the entropy, a scalar without gradients."""
+        return self.log_temperature.detach().exp()
+
+    def entropy_weight(self) -> Tensor:
+        """See `BootstrappedAlgorithm`."""
+        return self.temperature
+
+    def next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """See `BootstrappedAlgorithm`."""
+        actions, logprobs = self.policy.sample(inputs)
+        return actions, logprobs if self.settings.entropy_in_target else None
+
+    def policy_loss(self, batch: TransitionTensors) -> Loss:
+        """See `OffPolicyAlgorithm`."""
+        actions, logprobs = self.policy.sample(batch.inputs)
+        if logprobs is None:
+            raise ValueError("the policy explores with noise of a fixed size, and has no entropy to learn")
+        self._logprobs = logprobs.detach()
+        values = self.values_of_choice(batch.inputs, actions)
+        return soft_policy_loss(logprobs, values, self.temperature, self.settings.policy_values)
+
+    def values_of_choice(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """Return what critics say of what the policy chooses, [E, n], with gradients through it."""
+        return self.critics(inputs, actions)
+
+    def update_policy(self, batch: TransitionTensors, step: int, figures: Figures) -> None:
+        """See `OffPolicyAlgorithm`: and one update of the temperature."""
+        super().update_policy(batch, step, figures)
+        if not self.settings.learn_temperature:
+            return
+        self._optimizer.zero_grad()
+        temperature_loss(self.log_temperature, self._logprobs, self._target_entropy).backward()
+        gradient = self.log_temperature.grad
+        if gradient is not None and self.strategy.world_size > 1:
+            gradient.copy_(self.strategy.reduce_sum(gradient) / self.strategy.world_size)
+        self._optimizer.step()
+
+    def metrics(self) -> dict[str, float]:
+        """See `OffPolicyAlgorithm`."""
+        return {"train/actor/temperature": float(self.temperature)}
+
+    def state(self) -> dict[str, Any]:
+        """See `OffPolicyAlgorithm`: and the temperature with its optimizer."""
+        own = {
+            "log_temperature": self.log_temperature.detach(),
+            "temperature_optimizer": self._optimizer.state_dict(),
+        }
+        return {**super().state(), **own}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `OffPolicyAlgorithm`."""
+        super().load_state(state)
+        self.log_temperature.detach().copy_(state["log_temperature"])
+        self._optimizer.load_state_dict(state["temperature_optimizer"])
+
+
+def reduced(values: Tensor, how: Reduction) -> Tensor:
+    """Return the values of an ensemble [E, n] as one for each transition, [n]."""
+    return values.amin(dim=0) if how == "min" else values.mean(dim=0)
+
+
+def soft_policy_loss(logprobs: Tensor, values: Tensor, temperature: Tensor | float, how: Reduction = "min") -> Loss:
+    """Return the mean of temperature * log-probability - value, which SAC's policy descends.
+
+    Args:
+        logprobs: float [n], of actions drawn by the policy, with gradients.
+        values: float [E, n], of these actions, with gradients through them.
+        temperature: the weight of the entropy.
+        how: see `reduced`.
+    """
+    from rlinf_core import Loss
+
+    loss = (temperature * logprobs - reduced(values, how)).mean()
+    return Loss(loss, {"actor/policy_loss": loss.detach(), "actor/entropy": -logprobs.detach().mean()})
+
+
+def temperature_loss(log_temperature: Tensor, logprobs: Tensor, target_entropy: float) -> Tensor:
+    """Return the temperature loss, which raises the temperature while the entropy is below its target (SAC, eq. 18).
+
+    As is usual, the loss takes the log-temperature in place of the temperature, so that the step size does not depend
+    on it.
+
+    Args:
+        log_temperature: a scalar, with gradients.
+        logprobs: float [n], of actions drawn by the policy.
+        target_entropy: the target entropy in nats.
+    """
+    return -(log_temperature * (logprobs.detach() + target_entropy)).mean()

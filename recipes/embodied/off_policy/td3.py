@@ -1,0 +1,63 @@
+"""TD3, twin delayed deep deterministic policy gradient: Fujimoto et al. 2018 (arXiv 1802.09477)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import Field
+
+from recipes.embodied.off_policy.algorithm import BootstrappedAlgorithm, TransitionTensors
+from recipes.embodied.off_policy.settings import BootstrappedSettings
+from rlinf_core.config.sections.values import PositiveFloat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recipes.embodied.models.base_policy import Inputs
+    from rlinf_core import Loss
+
+
+class Td3Settings(BootstrappedSettings):
+    """The keys of TD3."""
+
+    target_noise: PositiveFloat = Field(
+        default=0.2, description="Standard deviation of the noise on the next actions in targets, as in TD3."
+    )
+    target_noise_clip: PositiveFloat = Field(
+        default=0.5, description="Bound of the noise on the next actions in targets."
+    )
+
+
+Deterministic = TypeVar("Deterministic", bound=Td3Settings)
+
+
+class Td3(BootstrappedAlgorithm[Deterministic]):
+    """TD3, whose policy is a function, explored around with noise of a fixed size."""
+
+    summary = "a deterministic policy and delayed updates"
+    settings_model = Td3Settings
+    has_fixed_noise = True
+    uses_target_policy = True
+
+    def next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """See `BootstrappedAlgorithm`: those of the target policy, with noise."""
+        import torch
+
+        policy = self.policy if self.target_policy is None else self.target_policy
+        actions, _ = policy.sample(inputs)
+        bound = self.settings.target_noise_clip
+        noise = (torch.randn_like(actions) * self.settings.target_noise).clamp(-bound, bound)
+        return (actions + noise).clamp(-1, 1), None
+
+    def policy_loss(self, batch: TransitionTensors) -> Loss:
+        """See `OffPolicyAlgorithm`."""
+        actions, _ = self.policy.sample(batch.inputs)
+        return deterministic_policy_loss(self.critics(batch.inputs, actions))
+
+
+def deterministic_policy_loss(values: Tensor) -> Loss:
+    """Return minus the mean value of the first critic, which TD3's policy descends; `values` [E, n]."""
+    from rlinf_core import Loss
+
+    loss = -values[0].mean()
+    return Loss(loss, {"actor/policy_loss": loss.detach()})

@@ -1,0 +1,60 @@
+"""TD3+BC, TD3 on demonstrations that stays near their actions: Fujimoto and Gu 2021 (arXiv 2106.06860)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from recipes.embodied.off_policy.algorithm import TransitionTensors
+from recipes.embodied.off_policy.td3 import Td3, Td3Settings
+from rlinf_core.config.sections.values import PositiveFloat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlinf_core import Loss
+
+
+class Td3BcSettings(Td3Settings):
+    """The keys of TD3+BC."""
+
+    cloning_scale: PositiveFloat = Field(
+        default=2.5,
+        description="Weight of values against the distance from recorded actions (alpha) with `loss_type: td3_bc`.",
+    )
+
+
+class Td3Bc(Td3[Td3BcSettings]):
+    """TD3+BC."""
+
+    summary = "td3 on demonstrations, whose actions it also imitates"
+    settings_model = Td3BcSettings
+    records_alone = True
+
+    def policy_loss(self, batch: TransitionTensors) -> Loss:
+        """See `OffPolicyAlgorithm`."""
+        actions, _ = self.policy.sample(batch.inputs)
+        values = self.critics(batch.inputs, actions)
+        return cloning_policy_loss(values, actions, batch.actions, self.settings.cloning_scale)
+
+
+def cloning_policy_loss(values: Tensor, actions: Tensor, recorded: Tensor, scale: float) -> Loss:
+    """Return the mean squared distance from recorded actions, minus the value of the policy's own, which TD3+BC's
+    policy descends (eq. 5).
+
+    Args:
+        values: float [E, n], of the policy's actions, with gradients through them; the first critic's count.
+        actions: float [n, A], of the policy, with gradients.
+        recorded: float [n, A], of the data.
+        scale: alpha: values are multiplied by alpha over the mean size of a value.
+    """
+    import torch
+
+    from rlinf_core import Loss
+
+    first = values[0]
+    weight = scale / first.detach().abs().mean().clamp(min=torch.finfo(first.dtype).eps)
+    away = (actions - recorded).square().mean()
+    loss = away - weight * first.mean()
+    return Loss(loss, {"actor/policy_loss": loss.detach(), "actor/bc_loss": away.detach()})
