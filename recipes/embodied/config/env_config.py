@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from recipes.embodied.config.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, has_ids
+from recipes.embodied.config.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, FORMER_ENV_TYPES, has_ids
 from recipes.embodied.config.intervention_types import ENVIRONMENT, JUDGES, NONE, SOURCES
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
@@ -14,7 +14,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
 from rlinf_core.scalars import Bool, Data, Float, Text
 
-EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES))]
+EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES), instead=FORMER_ENV_TYPES)]
 _TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)
 _SIMULATORS = ", ".join(f"`{known.task}` ({name})" for name, known in ENV_TYPES.items() if known.task)
 _WITH_IDS = " and ".join(name for name in ENV_TYPES if has_ids(name))

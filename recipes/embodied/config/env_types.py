@@ -122,12 +122,6 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
         max_episode_steps=None,
         processes=0,
     ),
-    "gymnasium_vector": EnvType(
-        f"{_FOLDER}.simulators.gymnasium.gymnasium_vector:GymnasiumVectorEnv",
-        module="gymnasium",
-        observes=None,
-        max_episode_steps=None,
-    ),
     "envpool": EnvType(
         f"{_SIMULATORS}.envpool_env:EnvpoolEnv",
         module="envpool",
@@ -153,6 +147,10 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     ),
 }
 DEFAULT_ENV_TYPE: Final = "franka_kin"
+# Former ones, each with what there is in its place.
+FORMER_ENV_TYPES: Final[Mapping[str, str]] = {
+    "gymnasium_vector": "write `env_type: gymnasium`, which steps the same ids, without `vectorization_mode`",
+}
 
 
 def is_robot(env_type: str) -> bool:

@@ -1,4 +1,4 @@
-"""Environments whose simulator steps all of them at once: Gymnasium vector environments, GPU simulators.
+"""Environments whose simulator steps all of them at once: pools in C++, GPU simulators.
 
 Such a simulator cannot leave one environment alone while the others move. An environment that rests is stepped with
 them: what it observes then is not looked at, and its next episode begins from its own start.
@@ -27,7 +27,6 @@ class BatchStep(NamedTuple):
         terminations: bool [B].
         truncations: bool [B].
         successes: bool [B]; None: the simulator does not say.
-        failures: bool [B], episodes that are left out, and truncated here; None: there are none.
     """
 
     observations: Observation
@@ -35,7 +34,6 @@ class BatchStep(NamedTuple):
     terminations: BoolArray
     truncations: BoolArray
     successes: BoolArray | None
-    failures: BoolArray | None = None
 
 
 class BatchedEnv(VectorEnv):
@@ -92,8 +90,7 @@ class BatchedEnv(VectorEnv):
         self._knows_success |= result.successes is not None
         moved = np.ones(self.num_envs, np.bool_) if rows is None else self._mask(rows)
         self._show(result.observations, moved)
-        failures = None if result.failures is None else result.failures & moved
-        return Transition(result.rewards, result.terminations, result.truncations, result.successes, failures=failures)
+        return Transition(result.rewards, result.terminations, result.truncations, result.successes)
 
     def _observe(self) -> Observation:
         return {name: array.copy() for name, array in self._seen.items()}

@@ -21,7 +21,6 @@ DISTRIBUTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "envpool": ("envpool",),
     "gym_hil": ("gym-hil", "mujoco"),
     "gymnasium": ("gymnasium", "mujoco"),
-    "gymnasium_vector": ("gymnasium", "mujoco"),
     "panda_gym": ("panda-gym", "pybullet"),
 }
 

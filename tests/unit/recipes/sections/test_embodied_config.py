@@ -57,6 +57,11 @@ def test_options_of_our_environments_are_checked(
     assert words in " ".join(texts)
 
 
+def test_a_former_environment_is_refused_with_the_present_one(findings: Any) -> None:
+    ((code, *_, help),) = findings(LAPTOP, "env.train.env_type=gymnasium_vector", messages=True)
+    assert (code, "write `env_type: gymnasium`" in help) == ("unknown-choice", True)
+
+
 def test_a_key_of_another_section_is_named_with_the_known_ones(findings: Any) -> None:
     ((code, _, _, help),) = findings(LAPTOP, "runner.seed=2", messages=True)
     assert code == "unknown-key"

@@ -1,4 +1,4 @@
-"""Resets and steps of Gymnasium's environments, single and in vectors, held against what Gymnasium promises."""
+"""Resets and steps of Gymnasium's environments, single and in batches, held against what Gymnasium promises."""
 
 # Gymnasium is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -9,12 +9,11 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import gymnasium
 import numpy as np
 
 from recipes.embodied.envs.env_spec import BoolArray, FloatArray
 from recipes.embodied.envs.processes.simulator import Outcome, RawSteps
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import OWN, Reader
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import OWN
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
@@ -27,42 +26,6 @@ _TUPLE: Final = frozenset({tuple})
 _NUMBERS: Final[frozenset[type]] = frozenset({float, np.float32, np.float64})
 _BOOLEANS: Final[frozenset[type]] = frozenset({bool, np.bool_})
 _DICTIONARY: Final[frozenset[type]] = frozenset({dict})
-
-
-class CheckedEnv(gymnasium.Wrapper):
-    """An environment of a vector, each of whose resets and steps is checked before Gymnasium stacks and casts them.
-
-    Its information holds success alone, if the environment reports success.
-
-    Args:
-        env: the environment.
-        task: the task, for errors.
-    """
-
-    def __init__(self, env: gymnasium.Env, task: str) -> None:
-        super().__init__(env)
-        self._task, self._reads = task, Reader(task, env.observation_space)
-
-    def reset(self, **how: Any) -> tuple[Any, dict[str, Any]]:
-        """See Gymnasium's `Env`.
-
-        Raises:
-            ConfigError: what is returned is not as the environment's own spaces say.
-        """
-        observation = checked_reset(self._task, self.env.reset(**how))
-        self._reads.check(observation)
-        return observation, {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """See Gymnasium's `Env`.
-
-        Raises:
-            ConfigError: what is returned is not as the environment's own spaces say.
-        """
-        observation, outcome = checked_step(self._task, self.env.step(action))
-        self._reads.check(observation)
-        info = {} if outcome.success is None else {"success": outcome.success}
-        return observation, outcome.reward, outcome.terminated, outcome.truncated, info
 
 
 def checked_reset(task: str, result: Any) -> Any:
@@ -131,7 +94,7 @@ def _all_of(types: frozenset[type], values: Sequence[Any]) -> bool:
 def checked_batch_step(
     task: str, result: Any, count: int
 ) -> tuple[Any, FloatArray, BoolArray, BoolArray, BoolArray | None]:
-    """Return what a vector of `count` environments returned: observations, rewards, terminations, truncations, success.
+    """Return what a batch of `count` environments returned: observations, rewards, terminations, truncations, success.
 
     Raises:
         ConfigError: values are missing, are not of the type that they should be, or there is not one for each

@@ -12,55 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from recipes.embodied.envs.contract import check_env, random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
 from rlinf_core import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium")
 torch = pytest.importorskip("torch")
-
-
-class TestGymnasium:
-    """`env_type: gymnasium_vector`."""
-
-    @pytest.fixture(autouse=True)
-    def kind(self) -> Any:
-        from recipes.embodied.envs.simulators.gymnasium.gymnasium_vector import GymnasiumVectorEnv
-
-        self.make = GymnasiumVectorEnv
-
-    @pytest.mark.parametrize("task", ["CartPole-v1", "Pendulum-v1"])
-    def test_promises_are_kept(self, task: str) -> None:
-        check_env(self.make, task=task)
-
-    def test_it_does_as_environments_one_by_one(self) -> None:
-        from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumEnv
-
-        settings = EnvSettings(num_envs=4, task="CartPole-v1", seed=3)
-        one, other = GymnasiumEnv(settings), self.make(settings)
-        assert one.spec == other.spec
-        assert one.max_episode_steps == other.max_episode_steps == 500
-        assert (one.reset()["states"] == other.reset()["states"]).all()
-        ended = 0
-        for step in range(40):
-            actions = random_actions(one.spec, 4, chunk=2, seed=step)
-            a, b = one.step(actions), other.step(actions)
-            for name in ("rewards", "terminations", "valid"):
-                assert (getattr(a, name) == getattr(b, name)).all()
-            assert (a.observations["states"] == b.observations["states"]).all()
-            ended += 0 if a.episodes is None else len(a.episodes.env)
-        assert ended > 3
-
-    def test_wrong_use_is_told(self) -> None:
-        with pytest.raises(ConfigError, match="`ignore_terminations` cannot continue their episodes"):
-            self.make(EnvSettings(num_envs=1, task="CartPole-v1", ignore_terminations=True))
-        with pytest.raises(ConfigError, match="needs a task"):
-            self.make(EnvSettings(num_envs=1))
-        with pytest.raises(ConfigError, match="`CatPole-v1` cannot be made"):
-            self.make(EnvSettings(num_envs=1, task="CatPole-v1"))
-        own = {"vectorization_mode": "vector_entry_point"}
-        with pytest.raises(ConfigError, match="resets its environments itself"):
-            self.make(EnvSettings(num_envs=1, task="CartPole-v1", options=own))
 
 
 class StandIn(gymnasium.Env):

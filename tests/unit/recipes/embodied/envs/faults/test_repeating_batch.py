@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -307,70 +305,3 @@ def test_failed_episodes_of_a_batch_are_counted(fragile: Callable[..., None]) ->
         worker._close()
     assert [message.get("failed") is not None for message in worker.sent] == [False, False, False, True, False]
     assert sums[FAILED_EPISODES] == (1.0, 0)
-
-
-class TestGymnasium:
-    """`env_type: gymnasium_vector`, whose environments raise once."""
-
-    @pytest.fixture(autouse=True)
-    def task(self) -> Iterator[None]:
-        gymnasium = pytest.importorskip("gymnasium")
-
-        class RaisesOnce(gymnasium.Env):
-            """Counts; the third action raises `times` times in all, of which the folder `marks` keeps count."""
-
-            observation_space = gymnasium.spaces.Box(-99, 99, (2,), np.float32)
-            action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-
-            def __init__(self, marks: str = "", times: int = 0) -> None:
-                self.marks, self.times = Path(marks), times
-
-            def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-                super().reset(seed=seed)
-                self.count, self.draw = 0, self.np_random.uniform()
-                return self._seen(), {}
-
-            def step(self, action: Any) -> Any:
-                self.count += 1
-                for number in range(self.times if self.count == 3 else 0):
-                    with suppress(FileExistsError):
-                        (self.marks / str(number)).touch(exist_ok=False)
-                        raise RuntimeError("the solver did not converge")
-                return self._seen(), float(action[0]), self.count == 6, False, {}
-
-            def _seen(self) -> Any:
-                return np.array([self.count, self.draw], np.float32)
-
-        gymnasium.register("RaisesOnce-v0", RaisesOnce)
-        yield
-        del gymnasium.registry["RaisesOnce-v0"]
-
-    # In processes of their own the four environments raise at once.
-    @pytest.mark.parametrize(("mode", "times"), [("sync", 1), ("sync", 2), ("async", 1), ("async", 8)])
-    @pytest.mark.filterwarnings("ignore:.*ERROR")
-    def test_episodes_are_repeated_or_left_out(self, mode: str, times: int, tmp_path: Path) -> None:
-        from recipes.embodied.envs.simulators.gymnasium.gymnasium_vector import GymnasiumVectorEnv
-
-        results: dict[str, list[StepResult]] = {}
-        for name, raising in (("quiet", 0), ("raising", times)):
-            marks = tmp_path / name
-            marks.mkdir()
-            options = {"vectorization_mode": mode, "marks": str(marks), "times": raising}
-            settings = EnvSettings(num_envs=4, task="RaisesOnce-v0", options=options, repeats=True, seed=1)
-            env = GymnasiumVectorEnv(settings)
-            try:
-                results[name] = played(env, 4)
-            finally:
-                env.close()
-        failed = [result.failed for result in results["raising"] if result.failed is not None]
-        if times == 1:
-            assert failed == []
-            check_equal(results["quiet"], results["raising"])
-        else:
-            assert failed == []
-            errors = [len(result.errors) for result in results["raising"]]
-            assert errors == [0, 4 if mode == "async" else 1, 0, 0]
-            erred = np.array([True, *[mode == "async"] * 3])
-            pairs = list(zip(results["quiet"], results["raising"], strict=True))
-            assert pairs[1][1].terminations[:, 0].tolist() == erred.tolist()
-            assert all((quiet.valid == raising.valid)[~erred].all() for quiet, raising in pairs)

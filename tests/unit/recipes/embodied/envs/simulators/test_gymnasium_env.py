@@ -192,20 +192,17 @@ def test_what_cannot_be_made_is_refused(task: str | None, message: str) -> None:
         make_env("gymnasium", EnvSettings(num_envs=1, task=task, options=options))
 
 
-@pytest.mark.parametrize("env_type", ["gymnasium", "gymnasium_vector"])
-def test_a_module_before_the_id_is_imported_for_it(
-    env_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = f"registers_for_{env_type}"
+def test_a_module_before_the_id_is_imported_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "registers_for_gymnasium"
     point = "gymnasium.envs.classic_control:CartPoleEnv"
     (tmp_path / f"{module}.py").write_text(
         f"import gymnasium\ngymnasium.register('{module}-v0', '{point}', max_episode_steps=7)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     task = f"{module}:{module}-v0"
-    assert make_env(env_type, EnvSettings(num_envs=1, task=task)).max_episode_steps == 7
+    assert make_env("gymnasium", EnvSettings(num_envs=1, task=task)).max_episode_steps == 7
     with pytest.raises(ConfigError, match="cannot be made"):
-        make_env(env_type, EnvSettings(num_envs=1, task=f"no_{task}"))
+        make_env("gymnasium", EnvSettings(num_envs=1, task=f"no_{task}"))
     del gymnasium.registry[f"{module}-v0"]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +23,6 @@ from gymnasium import spaces  # noqa: E402
 
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumEnv  # noqa: E402
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_batch_step  # noqa: E402
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_vector import GymnasiumVectorEnv  # noqa: E402
 
 STATES = spaces.Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, np.inf, 5], np.float32))
 PICTURE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
@@ -51,43 +50,16 @@ class Odd(gymnasium.Env):
         return (shown, *rest) if isinstance(rest, tuple) else rest
 
 
-class OddVector(gymnasium.vector.VectorEnv):
-    """A vector of its own kind, which leaves resets to its user."""
-
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
-
-    def __init__(self, num_envs: int = 1, result: Any = None, **_: Any) -> None:
-        self.num_envs = num_envs
-        self.single_observation_space, self.single_action_space = STATES, spaces.Box(-1, 1, (1,))
-        self.observation_space = gymnasium.vector.utils.batch_space(STATES, num_envs)
-        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
-        self._result = result
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return np.zeros((self.num_envs, 3), np.float32), {}
-
-    def step(self, actions: Any) -> Any:
-        return (np.zeros((self.num_envs, 3), np.float32), *self._result)
-
-
-KINDS = {
-    "single": (GymnasiumEnv, {}),
-    "sync": (GymnasiumVectorEnv, {}),
-    "async": (GymnasiumVectorEnv, {"vectorization_mode": "async"}),
-}
-
-
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
-    gymnasium.register("Odd-v0", Odd, vector_entry_point=OddVector)
+    gymnasium.register("Odd-v0", Odd)
     gymnasium_spaces._warned.clear()
     yield
     del gymnasium.registry["Odd-v0"]
 
 
-def played(kind: str, steps: int = 1, **options: Any) -> None:
-    make, how = KINDS[kind]
-    env = make(EnvSettings(num_envs=2, task="Odd-v0", options={**how, **options}))
+def played(steps: int = 1, **options: Any) -> None:
+    env = GymnasiumEnv(EnvSettings(num_envs=2, task="Odd-v0", options=options))
     try:
         env.reset()
         for _ in range(steps):
@@ -117,27 +89,16 @@ def played(kind: str, steps: int = 1, **options: Any) -> None:
         ({"first": (np.zeros(2, np.float32), {})}, r"has the shape \[2\]"),
     ],
 )
-@pytest.mark.parametrize("kind", ["single", "sync"])
-def test_vectors_are_checked_as_single_ones(kind: str, odd: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_the_spaces_is_refused(odd: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        played(kind, **odd)
+        played(**odd)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_error_of_a_process_is_told_as_it_is() -> None:
-    with pytest.raises(ConfigError) as caught:
-        played("async", result=(None, False, False, {}))
-    assert caught.value.message == "the reward of `Odd-v0` is None"
-    assert caught.value.help == "return one number"
-
-
-@pytest.mark.parametrize("kind", ["single", "sync"])
-def test_an_observation_that_is_no_number_is_refused(kind: str) -> None:
+def test_an_observation_that_is_no_number_is_refused() -> None:
     with pytest.raises(NonFiniteError):
-        played(kind, shown=np.array([0, np.nan, 0], np.float32))
+        played(shown=np.array([0, np.nan, 0], np.float32))
 
 
-@pytest.mark.parametrize("kind", ["single", "sync"])
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
@@ -147,10 +108,10 @@ def test_an_observation_that_is_no_number_is_refused(kind: str) -> None:
     ],
 )
 def test_states_out_of_their_bounds_are_told_once(
-    kind: str, shown: list[float], words: str | None, caplog: pytest.LogCaptureFixture
+    shown: list[float], words: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "rlinf"):
-        played(kind, steps=3, shown=np.array(shown, np.float32))
+        played(steps=3, shown=np.array(shown, np.float32))
     messages = [record.getMessage() for record in caplog.records if "leaves its space" in record.getMessage()]
     assert [words in message for message in messages] == ([] if words is None else [True])
     assert all("`Odd-v0`" in message for message in messages)
@@ -181,12 +142,9 @@ ONES, NO = np.ones(2), np.zeros(2, np.bool_)
         ((ONES, NO, {}), "`step` of `Odd-v0` returns 4 values"),
     ],
 )
-def test_vectors_of_their_own_kind_are_checked(result: Any, message: str) -> None:
-    options = {"vectorization_mode": "vector_entry_point", "result": result}
-    make = GymnasiumVectorEnv(EnvSettings(num_envs=2, task="Odd-v0", options=options))
-    make.reset()
+def test_steps_of_a_batch_are_checked(result: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make.step(np.zeros((2, 1, 1), np.float32))
+        checked_batch_step("Odd-v0", (np.zeros((2, 3), np.float32), *result), 2)
 
 
 def test_success_counts_where_it_is_said() -> None:
