@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from rlinf_cli.arguments.options import File, FileIfAny
+from rlinf_cli.arguments.options import File
 from rlinf_cli.command import Result, arg, command, group, key_values, opt
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
@@ -91,31 +89,17 @@ def reset(
     return _done(arm, "reset", "at home position")
 
 
-@command(
-    "rlinf robot teleop robot.yaml --device spacemouse",
-    "rlinf robot teleop --to 127.0.0.1:17320 --token-file ~/.robot-token",
-    app=app,
-)
+@command("rlinf robot teleop robot.yaml --device spacemouse", app=app)
 def teleop(
-    file: FileIfAny = None,
+    file: File,
     robot: Robot = None,
     device: Annotated[str, opt("--device NAME", "keyboard, gamepad, spacemouse, browser, or your own.")] = "keyboard",
     option: Annotated[list[str] | None, opt("--option KEY=VALUE", "An option of the device. May be repeated.")] = None,
-    to: Annotated[
-        str | None,
-        opt("--to HOST:PORT", "Instead steer a run with intervention source `remote`, from the keyboard."),
-    ] = None,
-    token_file: Annotated[str | None, opt("--token-file PATH", "With --to: file of the shared token.")] = None,
 ) -> Result:
     """Teleoperate an arm from its current position.
 
     It is refused while a job holds the arm.
     """
-    if to is not None:
-        _steer_remotely(to, token_file)
-        return Result()
-    if file is None:
-        raise typer.BadParameter("name a FILE, or a run with `--to HOST:PORT`")
     from recipes.embodied.interventions.devices.key_bindings import LEGEND
     from recipes.embodied.robots.manual_control import teleop as teleoperate
 
@@ -207,14 +191,3 @@ def _done(arm: Franka, what: str, message: str) -> Result:
     address = f"{arm.robot_ip}:{arm.robot_port}"
     record = {"schema": DONE_SCHEMA, "did": what, "address": address, "node": arm.node_rank}
     return Result(f"{address} of node {arm.node_rank}: {message}", record)
-
-
-def _steer_remotely(address: str, token_file: str | None) -> None:
-    from recipes.embodied.interventions.remote.remote_control import steer_remotely
-
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536:
-        raise typer.BadParameter(f"`{address}` is not HOST:PORT")
-    if token_file is None:
-        raise typer.BadParameter("give `--token-file`, the file of the shared token")
-    steer_remotely(host, int(port), token_file, console.message)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from recipes.embodied.config.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, FORMER_ENV_TYPES, has_ids
-from recipes.embodied.config.intervention_types import ENVIRONMENT, JUDGES, NONE, SOURCES
+from recipes.embodied.config.intervention_types import ENVIRONMENT, FORMER_SOURCES, JUDGES, NONE, SOURCES
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
 from rlinf_core.config.diagnostics import Severity
@@ -67,7 +67,7 @@ class InterventionConfig(ConfigModel):
         ),
     )
 
-    source: Annotated[Text, KnownOrOwn("intervention source", (NONE, *SOURCES))] = Field(
+    source: Annotated[Text, KnownOrOwn("intervention source", (NONE, *SOURCES), instead=FORMER_SOURCES)] = Field(
         default=NONE,
         description=f"Source of interventions: none, {', '.join(SOURCES)}, or `package.module:Class` for your own.",
     )

@@ -46,13 +46,18 @@ SOURCES: Final[Mapping[str, SourceType]] = {
         modules=("lerobot",),
         install="lerobot[feetech]",
     ),
-    "remote": _source("remote.remote_source", "Remote"),
     "browser": _source(
         "browser.browser_source",
         "Browser",
         modules=("starlette", "uvicorn", "websockets", "PIL"),
         install="rlinf-cli[browser]",
     ),
+}
+
+
+# Former ones, each with what there is in its place.
+FORMER_SOURCES: Final[Mapping[str, str]] = {
+    "remote": "write `source: browser`, a page that is steered by the keyboard, too; its `port` is 17321",
 }
 
 

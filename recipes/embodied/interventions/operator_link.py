@@ -1,15 +1,39 @@
-"""The handling of an operator's messages between two steps, and of an arm whose operator falls silent. No sockets."""
+"""An operator elsewhere: their token, their messages between two steps, and an arm whose operator falls silent. No
+sockets.
+"""
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
+from pathlib import Path
 
 from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls
-from recipes.embodied.interventions.source_options import RemoteOptions
+from recipes.embodied.interventions.source_options import BrowserOptions
 
 
-def cannot_listen(source: str, options: RemoteOptions, error: OSError) -> InterventionError:
+def read_token(file: str) -> str:
+    """Return the token in a file.
+
+    Raises:
+        InterventionError: it cannot be read, is empty, or is readable by other users.
+    """
+    how = "create one with `(umask 077; openssl rand -hex 32 > FILE)`, with the same content on both sides"
+    try:
+        mode = os.stat(file).st_mode
+        token = Path(file).read_text("utf-8").strip().partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InterventionError("the token cannot be read", where=file, why=str(error), help=how) from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise InterventionError("other users may read the token", where=file, help=f"run `chmod 600 {file}`")
+    if len(token) < 16:
+        raise InterventionError("the token is shorter than 16 characters", where=file, help=how)
+    return token
+
+
+def cannot_listen(source: str, options: BrowserOptions, error: OSError) -> InterventionError:
     """Return the error for an address on which a source of interventions cannot be reached."""
     return InterventionError(
         f"cannot listen on {options.host}:{options.port}",
@@ -40,7 +64,7 @@ class OperatorLink:
         where: the source and its address, for errors.
     """
 
-    def __init__(self, options: RemoteOptions, where: str) -> None:
+    def __init__(self, options: BrowserOptions, where: str) -> None:
         self._options, self._where = options, where
         self._silent = 0
         self._last = Controls()

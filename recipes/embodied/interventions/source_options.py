@@ -107,33 +107,24 @@ class LeaderOptions(_Options):
     hz: Annotated[float, Field(gt=0, le=1000)] | None = None
 
 
-class RemoteOptions(PersonOptions):
-    """Options of `remote`: a person elsewhere, over TCP.
+class BrowserOptions(PersonOptions):
+    """Options of `browser`: a person at a web page.
 
     Attributes:
-        token_file: a file, readable by its owner alone, whose first line the other side must send first.
+        token_file: a file, readable by its owner alone, whose first line the page must send first.
         host: address to listen on.
         port: TCP port.
         hold_steps: steps without a message after which the arm stands still while the person is still in charge.
         lost_steps: steps without a message after which the run ends.
-    """
-
-    token_file: str
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, lt=65536)] = 17320
-    hold_steps: _Count = 4
-    lost_steps: _Count = 200
-
-
-class BrowserOptions(RemoteOptions):
-    """Options of `browser`: a person at a web page.
-
-    Attributes:
         picture_hz: most pictures of a camera that are sent in a second.
         quality: the quality of their JPEG compression, from 1 to 95.
     """
 
+    token_file: str
+    host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, lt=65536)] = 17321
+    hold_steps: _Count = 4
+    lost_steps: _Count = 200
     picture_hz: Annotated[float, Field(gt=0, le=60)] = 10.0
     quality: Annotated[int, Field(ge=1, le=95)] = 75
 
@@ -147,7 +138,7 @@ class KeysOptions(_Options):
         options: the options of that device.
     """
 
-    device: Literal["keyboard", "gamepad", "remote", "browser"] = "keyboard"
+    device: Literal["keyboard", "gamepad", "browser"] = "keyboard"
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
 
 

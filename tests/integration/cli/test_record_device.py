@@ -15,13 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from websockets.sync.client import ClientConnection, connect
 
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.load_set import load_demonstrations
-from recipes.embodied.interventions.intervention import InterventionError
-from recipes.embodied.interventions.person import Controls
-from recipes.embodied.interventions.remote.remote_control import connect
-from recipes.embodied.interventions.remote.remote_messages import encode, to_message
 from recipes.embodied.interventions.scripted import takeover_steps
 from recipes.embodied.interventions.source_options import ScriptedOptions
 from tests.waiting import until
@@ -79,7 +76,7 @@ def test_a_scripted_expert_is_recorded_in_just_the_steps_it_took(tmp_path: Path)
 
 
 @pytest.mark.nightly
-def test_a_person_elsewhere_records_an_episode_and_judges_it(tmp_path: Path) -> None:
+def test_a_person_at_a_page_records_an_episode_and_judges_it(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(TOKEN + "\n")
     token.chmod(0o600)
@@ -87,20 +84,26 @@ def test_a_person_elsewhere_records_an_episode_and_judges_it(tmp_path: Path) -> 
         port = int(free.getsockname()[1])
     options = (f"--option=token_file={token}", f"--option=port={port}", "--option=release_steps=0")
     sizes = ("env.train.total_num_envs=1", "env.train.max_episode_steps=400", "env.train.task=pick")
-    with rlinf(tmp_path, "record", "laptop", "--device", "remote", *options, "-n", "1", "-o", "shown", *sizes) as job:
-        result: list[tuple[socket.socket, float]] = []
+    with rlinf(tmp_path, "record", "laptop", "--device", "browser", *options, "-n", "1", "-o", "shown", *sizes) as job:
+        result: list[ClientConnection] = []
 
         def connected() -> bool:
             assert job.poll() is None, job.communicate()
-            with suppress(InterventionError):
-                result.append(connect("127.0.0.1", port, TOKEN))
+            with suppress(OSError):
+                page = f"127.0.0.1:{port}"
+                result.append(connect(f"ws://{page}/operate", additional_headers={"Origin": f"http://{page}"}))
             return bool(result)
 
         until(connected, "the run", 240)
-        person, hz = result[0]
-        with person:
-            for controls in [Controls(linear=(1.0, 0.0, 0.0))] * 10 + [Controls()] * 10 + [Controls(verdict="success")]:
-                person.sendall(encode(to_message(controls)))
+        with result[0] as person:
+            person.send(json.dumps({"token": TOKEN}))
+            hz = json.loads(person.recv(timeout=20))["hz"]
+            steers, rests = (
+                {"enabled": True, "keys": ["w"], "pressed": []},
+                {"enabled": False, "keys": [], "pressed": []},
+            )
+            for message in [steers] * 10 + [rests] * 10 + [{**rests, "pressed": ["success"]}]:
+                person.send(json.dumps(message))
                 time.sleep(1 / hz)
             job.wait(240)
     ((_, episode),) = episodes(tmp_path / "shown")

@@ -15,6 +15,7 @@ and `age` (seconds when it was sent), that head, and a JPEG.
 
 from __future__ import annotations
 
+import hmac
 import json
 from collections.abc import Mapping
 from typing import Any, Final, cast
@@ -23,7 +24,7 @@ from recipes.embodied.interventions.devices.gamepad import pad_axes
 from recipes.embodied.interventions.devices.key_bindings import MOVES, key_axes
 from recipes.embodied.interventions.intervention import Axes, Verdict
 from recipes.embodied.interventions.person import Controls
-from recipes.embodied.interventions.remote.remote_messages import BadMessageError
+from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
 MAX_MESSAGE: Final = 1024
 # Left stick to the right and back, right stick likewise, left and right trigger, cross to the right.
@@ -31,6 +32,28 @@ PAD: Final = ("left_x", "left_y", "right_x", "right_y", "left_trigger", "right_t
 _VERDICTS: Final[dict[str, Verdict]] = {"success": "success", "failure": "failure", "discard": "discard"}
 _BUTTONS: Final = (*_VERDICTS, "gripper", "reward")
 _MOST_KEYS: Final = 32
+
+
+class BadMessageError(ValueError):
+    """A text that is not a message."""
+
+
+def decode(text: bytes) -> dict[str, Any]:
+    """Return the message in a text.
+
+    Raises:
+        BadMessageError: it is no JSON object.
+    """
+    try:
+        return load_json_object(text)
+    except BadJsonError as error:
+        raise BadMessageError(f"a line that {error}") from None
+
+
+def knows(message: Mapping[str, Any], token: str) -> bool:
+    """Return whether a message contains the token, compared in constant time."""
+    sent: object = message.get("token")
+    return isinstance(sent, str) and hmac.compare_digest(sent.encode(), token.encode())
 
 
 def shown(message: Mapping[str, Any]) -> int | None:

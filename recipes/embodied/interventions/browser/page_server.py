@@ -30,8 +30,15 @@ from uvicorn.server import ServerState
 
 from recipes.embodied.interventions.browser.exhibit import Exhibit, age_of, jpeg
 from recipes.embodied.interventions.browser.operator_desk import DeskTakenError, OperatorDesk
-from recipes.embodied.interventions.browser.page_messages import MAX_MESSAGE, controls_of, packed, shown
-from recipes.embodied.interventions.remote.remote_messages import BadMessageError, decode, knows
+from recipes.embodied.interventions.browser.page_messages import (
+    MAX_MESSAGE,
+    BadMessageError,
+    controls_of,
+    decode,
+    knows,
+    packed,
+    shown,
+)
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
 
 _PAGE: Final = Path(__file__).parent / "page"

@@ -64,8 +64,7 @@ class Terminal:
                 where="keyboard",
                 why=str(error),
                 help="workers of a run have none: name the keyboard's device file with `options: {device:"
-                " /dev/input/...}`, or write `source: remote` and start `rlinf robot teleop --to HOST:PORT` in a"
-                " terminal",
+                " /dev/input/...}`, or write `source: browser` and steer from its page",
             ) from error
 
     def read(self) -> set[str]:

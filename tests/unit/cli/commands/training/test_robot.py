@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.remote.remote_control import connect
 from recipes.embodied.robots import manual_control
 from recipes.embodied.robots.controller.controller import Controller
 from recipes.embodied.robots.controller.controller_server import Server
@@ -199,15 +197,3 @@ def test_arms_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["robot", "reset", str(path)]) == 1
     assert "declares no hardware" in capsys.readouterr().err
     assert main(["robot", "list", str(path)]) == 0
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--to", "here"], ["--to", "127.0.0.1:0", "--token-file", "x"], ["--to", "127.0.0.1:9"], []]
-)
-def test_wrong_usage(arguments: list[str]) -> None:
-    assert main(["robot", "teleop", *arguments]) == 2
-
-
-def test_nothing_listens_where_a_run_should_be() -> None:
-    with pytest.raises(InterventionError, match="does not respond"):
-        connect("127.0.0.1", 1, "x" * 32)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipes.embodied.interventions.browser.operator_desk import DeskTakenError, OperatorDesk
-from recipes.embodied.interventions.browser.page_messages import controls_of, packed, shown
+from recipes.embodied.interventions.browser.page_messages import BadMessageError, controls_of, decode, packed, shown
 from recipes.embodied.interventions.intervention import InterventionError
-from recipes.embodied.interventions.operator_link import OperatorLink, merged
+from recipes.embodied.interventions.operator_link import OperatorLink, merged, read_token
 from recipes.embodied.interventions.person import Controls
-from recipes.embodied.interventions.remote.remote_messages import BadMessageError
-from recipes.embodied.interventions.source_options import RemoteOptions
+from recipes.embodied.interventions.source_options import BrowserOptions
 
 pytestmark = pytest.mark.security
 
@@ -135,7 +135,7 @@ class TestMessages:
 
 class TestLink:
     def link(self) -> OperatorLink:
-        return OperatorLink(RemoteOptions(token_file="unused", hold_steps=3, lost_steps=6), "browser 127.0.0.1:1")
+        return OperatorLink(BrowserOptions(token_file="unused", hold_steps=3, lost_steps=6), "browser 127.0.0.1:1")
 
     def test_silent_operator_holds_the_arm_then_ends_the_run(self) -> None:
         link = self.link()
@@ -157,3 +157,24 @@ class TestLink:
         link.step(FORWARD, connected=True)
         link.step(Controls(), connected=True)
         assert {link.step(None, connected=False) for _ in range(20)} == {Controls()}
+
+
+@pytest.mark.parametrize("text", [b"\x80\x04", b"[]", b"[" * 1000, b'{"token": NaN}'])
+def test_a_text_that_is_no_object_is_no_message(text: bytes) -> None:
+    with pytest.raises(BadMessageError):
+        decode(text)
+
+
+def test_tokens_are_for_their_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with pytest.raises(InterventionError, match="cannot be read"):
+        read_token(str(file))
+    file.touch(0o644)
+    file.write_text("0123456789abcdef0123456789abcdef")
+    with pytest.raises(InterventionError, match="other users"):
+        read_token(str(file))
+    file.chmod(0o600)
+    assert read_token(str(file)) == "0123456789abcdef0123456789abcdef"
+    file.write_text("short")
+    with pytest.raises(InterventionError, match="shorter"):
+        read_token(str(file))

@@ -8,7 +8,7 @@ from recipes.embodied.config import EmbodiedConfig
 from rlinf_cli.lint.load import load_with_lint
 
 SAC = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac", "env.train.total_num_envs=1")
-REMOTE = "env.train.intervention={source: remote, options: {token_file: /tmp/token}}"
+BROWSER = "env.train.intervention={source: browser, options: {token_file: /tmp/token}}"
 
 
 def faults_of(*overrides: str) -> list[tuple[str, str]]:
@@ -20,10 +20,10 @@ def faults_of(*overrides: str) -> list[tuple[str, str]]:
 
 
 def test_a_person_takes_over_in_training_and_not_in_evaluations() -> None:
-    job = load_with_lint("laptop", (*SAC, REMOTE), environ={})
-    assert not faults_of(*SAC, REMOTE)
+    job = load_with_lint("laptop", (*SAC, BROWSER), environ={})
+    assert not faults_of(*SAC, BROWSER)
     assert isinstance(job.config, EmbodiedConfig)
-    assert job.config.env.train.intervention.source == "remote"
+    assert job.config.env.train.intervention.source == "browser"
     assert "intervention" not in type(job.config.env.eval).model_fields
     assert not faults_of(*SAC[:2], "env.train.intervention.source=scripted", "env.train.total_num_envs=4")
 
@@ -31,11 +31,12 @@ def test_a_person_takes_over_in_training_and_not_in_evaluations() -> None:
 @pytest.mark.parametrize(
     ("overrides", "code", "said"),
     [
-        ((REMOTE,), "conflicting-settings", "learns only from actions that its own policy chose"),
-        ((*SAC, REMOTE, "env.train.total_num_envs=4"), "conflicting-settings", "a person controls one environment"),
+        ((BROWSER,), "conflicting-settings", "learns only from actions that its own policy chose"),
+        ((*SAC, BROWSER, "env.train.total_num_envs=4"), "conflicting-settings", "a person controls one environment"),
         ((*SAC, "env.train.intervention.source=spacemuse"), "unknown-choice", "`spacemuse`"),
-        ((*SAC, "env.train.intervention.source=remote"), "missing-key", "`token_file`"),
-        ((*SAC, REMOTE, "env.train.intervention.options.prot=1"), "unknown-key", "`prot`"),
+        ((*SAC, "env.train.intervention.source=browser"), "missing-key", "`token_file`"),
+        ((*SAC, "env.train.intervention.source=remote"), "unknown-choice", "`remote`"),
+        ((*SAC, BROWSER, "env.train.intervention.options.prot=1"), "unknown-key", "`prot`"),
         (
             (*SAC, "env.train.intervention={source: scripted, options: {shortest: 9, longest: 2}}"),
             "bad-value",

@@ -1,1 +1,0 @@
-"""A person at another machine, over TCP."""
