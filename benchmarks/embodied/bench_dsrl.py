@@ -138,7 +138,7 @@ def main() -> None:
             begun, steps = after, steps + ENVS * CHUNK
         if episode >= 5:
             for _ in range(60):
-                batch = buffer.gather(*buffer.sample(128, random), 1, 0.97)
+                batch = buffer.gather(buffer.sample(128, random), 1, 0.97)
                 learner.update(TransitionTensors.of(batch, learner.prepare, torch.device("cpu")), episode, *figures)
         if episode % 5 == 0 and episode > 5:
             share = success(policy, held, lambda inputs: policy.act(inputs, greedy=True))

@@ -1,18 +1,17 @@
-"""A replay buffer of images on a memory budget, the rest of it in a file: batches in terms of those from memory.
+"""A replay buffer of images in files: batches in terms of those from memory.
 
     python -m benchmarks.embodied.bench_replay [--gib 10] [--memory-gib 2] [--image 128] [--batch 256] [--folder FOLDER]
 
-One buffer of `--gib` GiB has `--memory-gib` GiB of memory, another of that size is all in memory. Batches of both are
-drawn by turns. They are read from the file as the kernel finds it, partly in its cache, and once more, as a note, after
-the cache of the file was dropped. Every image is checked to be the one that was stored. Memory is anonymous memory
-(`RssAnon`); pages of the file that the kernel caches are not counted: it gives them up where memory is short.
-Exits with 1 where spilled batches come at less than 0.8 times the speed, or the process takes more memory.
+One buffer of `--gib` GiB has its observations in files, another of `--memory-gib` GiB is all in memory. Batches of both
+are drawn by turns. They are read from the file as the kernel finds it, partly in its cache. Every image is checked to
+be the one that was stored. Memory is anonymous memory (`RssAnon`); pages of the file that the kernel caches are not
+counted: it gives them up where memory is short.
+Exits with 1 where batches from files come at less than 0.8 times the speed, or the process takes memory for them.
 """
 
 from __future__ import annotations
 
 import argparse
-import mmap
 import os
 import re
 import statistics
@@ -28,14 +27,13 @@ import numpy as np
 from benchmarks.table import Result, run_parts
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.replay_types import Transitions, TransitionSpec
-from recipes.embodied.replay.spilling import Spill
 
 LANES, ACTION, EPISODE = 16, 7, 200
 GOAL = 0.8
 # Python and its allocator keep some memory besides.
 SLACK = 64 * 2**20
-# Batches of each buffer, by turns; fewer without cache, as each of them fills it again.
-BATCHES, UNCACHED = 500, 20
+# Batches of each buffer, by turns.
+BATCHES = 500
 
 
 class Setting(NamedTuple):
@@ -57,9 +55,9 @@ class Setting(NamedTuple):
         return int(gib * 2**30) // self.spec.row_bytes // LANES * LANES
 
 
-def filled(setting: Setting, gib: float, spill: Spill | None = None) -> ReplayBuffer:
+def filled(setting: Setting, gib: float, storage: Path | None = None) -> ReplayBuffer:
     """Return a buffer whose every row was written to; the state of a step is the number that its image begins with."""
-    buffer = ReplayBuffer(setting.spec, LANES, setting.rows(gib), None, None, spill)
+    buffer = ReplayBuffer(setting.spec, LANES, setting.rows(gib), storage)
     noise = np.random.default_rng(0).integers(0, 256, (LANES, setting.image, setting.image, 3), dtype=np.uint8)
 
     def observed(step: int) -> dict[str, Any]:
@@ -87,7 +85,7 @@ class Took(NamedTuple):
 def timed(buffer: ReplayBuffer, setting: Setting, random: np.random.Generator) -> Took:
     """Return how long one batch takes, and check its images."""
     cpu, wall = time.thread_time(), time.perf_counter()
-    batch = buffer.gather(*buffer.sample(setting.batch, random), 1, 0.99)
+    batch = buffer.gather(buffer.sample(setting.batch, random), 1, 0.99)
     took = Took(time.thread_time() - cpu, time.perf_counter() - wall)
     for observed in (batch.observations, batch.next_observations):
         first = np.ascontiguousarray(observed["images.main"].reshape(len(batch), -1)[:, :4])
@@ -102,53 +100,40 @@ def own(file: str, name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def drop_cache(buffer: ReplayBuffer) -> None:
-    """Write the file of a buffer to the disk, and have the kernel forget it."""
-    column: Any = buffer._observations._spilled["images.main"]  # pyright: ignore[reportPrivateUsage]
-    column._mapped.base.base.obj.madvise(mmap.MADV_DONTNEED)  # what is mapped stays in the cache
-    os.fsync(column._stream.fileno())
-    os.posix_fadvise(column._stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def compare(setting: Setting) -> Iterator[Result]:
     """Compare batches of both buffers."""
     before = own("status", "RssAnon")
-    spilled = filled(setting, setting.gib, Spill(int(setting.memory_gib * 2**30), setting.folder))
+    stored = filled(setting, setting.gib, setting.folder)
     taken = (own("status", "RssAnon") - before) * 1024
-    sizes = f"{setting.gib:g} GiB on {setting.memory_gib:g}"
+    rest = stored.nbytes
     yield Result(
-        f"memory of a buffer of {sizes}",
-        f"anonymous memory of the process; {spilled.spilled / 2**30:.2f} GiB in a file,"
+        f"memory of a buffer of {setting.gib:g} GiB",
+        f"anonymous memory of the process; {stored.stored / 2**30:.2f} GiB in files,"
         f" {own('status', 'RssFile') // 1024} MiB of files mapped",
         f"{taken / 2**30:.2f} GiB",
-        f"<= {setting.memory_gib:g} GiB",
-        taken <= setting.memory_gib * 2**30 + SLACK,
+        f"<= {(rest + SLACK) / 2**30:.2f} GiB",
+        taken <= rest + SLACK,
     )
     plain = filled(setting, setting.memory_gib)
     random, read = np.random.default_rng(1), own("io", "read_bytes")
-    times = [(timed(plain, setting, random), timed(spilled, setting, random)) for _ in range(BATCHES)]
+    times = [(timed(plain, setting, random), timed(stored, setting, random)) for _ in range(BATCHES)]
     read = (own("io", "read_bytes") - read) // 2**20
     yield speed(f"batches of {setting.batch}, {setting.image} px, {read} MiB of them from the disk", times, GOAL)
-    drop_cache(spilled)
-    read = own("io", "read_bytes")
-    times = [(timed(plain, setting, random), timed(spilled, setting, random)) for _ in range(UNCACHED)]
-    read = (own("io", "read_bytes") - read) // 2**20
-    yield speed(f"the same without cache, {read} MiB read from the disk", times, None)
 
 
 def speed(what: str, times: list[tuple[Took, Took]], goal: float | None) -> Result:
-    """Return the speed of spilled batches by that of batches from memory, by their medians.
+    """Return the speed of batches from files by that of batches from memory, by their medians.
 
     Where the cache has the rows CPU time counts, which a busy machine leaves alone; else the time that passes.
     """
     kind = "wall" if goal is None else "cpu"
-    memory, spilled = (
+    memory, stored = (
         {name: 1000 * statistics.median(getattr(took, name) for took in column) for name in Took._fields}
         for column in zip(*times, strict=True)
     )
-    ratio = memory[kind] / spilled[kind]
+    ratio = memory[kind] / stored[kind]
     said = (
-        f"{spilled['cpu']:.1f} cpu-ms a batch ({spilled['wall']:.1f} ms), from memory {memory['cpu']:.1f}"
+        f"{stored['cpu']:.1f} cpu-ms a batch ({stored['wall']:.1f} ms), from memory {memory['cpu']:.1f}"
         f" ({memory['wall']:.1f} ms); load {os.getloadavg()[0]:.1f}"
     )
     return Result(what, said, f"{ratio:.2f}x", "-" if goal is None else f">= {goal}x", goal is None or ratio >= goal)
@@ -164,7 +149,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder or Path.cwd()) as folder:
         setting = Setting(args.gib, args.memory_gib, args.image, args.batch, Path(folder))
-        return run_parts({"spilled": lambda: compare(setting)}, None)
+        return run_parts({"stored": lambda: compare(setting)}, None)
 
 
 if __name__ == "__main__":

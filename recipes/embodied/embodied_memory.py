@@ -30,7 +30,7 @@ from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.registry import algorithm_of, is_off_policy
-from recipes.embodied.off_policy.settings import buffer_sizes
+from recipes.embodied.off_policy.settings import buffer_rows
 from recipes.embodied.off_policy.sources import learned_spec, transition_spec
 from recipes.training.memory_parts import (
     FORWARD,
@@ -286,19 +286,18 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
         critics = algorithm.make_critics(config, spec, size).values()
         part = algorithm.learned_part(config, spec, size)
         columns = transition_spec(learned_spec(spec, part.stop - (part.start or 0)))
-    buffers = buffer_sizes(settings.replay, count, intervenes=config.env.train.intervention.source != NONE).values()
-    bounds = [columns.bound(buffer.rows, buffer.image_bytes) for buffer in buffers]
-    held = sum(min(bound, buffer.memory_bytes or bound) for bound, buffer in zip(bounds, buffers, strict=True))
-    weights = sum(parameter_bytes(each.parameters()) for each in critics)
+    rows = sum(buffer_rows(settings.replay, count, intervenes=config.env.train.intervention.source != NONE).values())
+    stored = 0 if settings.replay.storage is None else rows * columns.observation_bytes
+    held = rows * columns.row_bytes - stored
+    weights = sum(parameter_bytes(module.parameters()) for module in critics)
     parts = {"critics": 5 * weights, "replay": held}
     for path in config.data.paths:
         with suppress(DatasetError):
             info = read_info(Path(path))
-            parts["demonstrations"] = parts.get("demonstrations", 0) + columns.bound(
+            parts["demonstrations"] = parts.get("demonstrations", 0) + columns.row_bytes * (
                 info.total_frames + info.total_episodes
             )
-    files = count * (sum(bounds) - held)
-    path = settings.replay.spill_path
+    files, path = count * stored, settings.replay.storage
     return parts, ((f"the replay buffers take {files / 2**30:.1f} GiB of disk in {path}",) if files else ())
 
 

@@ -97,7 +97,7 @@ OFF_POLICY: Final = (
         because=("data.train_data_paths",),
     ),
     IgnoredKeys(
-        tuple(f"{_AT}.replay.interventions_{name}" for name in ("share", "capacity")),
+        (f"{_AT}.replay.interventions_share",),
         lambda config, sizes: config.env.train.intervention.source == "none",
         "there are no interventions",
         "remove it, or name an `env.train.intervention.source`",

@@ -1,4 +1,4 @@
-"""What algorithms that learn from a replay buffer have in common.
+"""The common part of algorithms that learn from a replay buffer.
 
 A job's file is checked by these classes, too: torch is imported where they compute.
 """
@@ -48,7 +48,6 @@ class TransitionTensors:
     rewards: Tensor
     discounts: Tensor
     next_inputs: Inputs
-    weights: Tensor
 
     @classmethod
     def of(
@@ -66,7 +65,6 @@ class TransitionTensors:
             moved(batch.rewards),
             moved(batch.discounts),
             prepare(batch.next_observations),
-            moved(batch.weights),
         )
 
 
@@ -148,13 +146,11 @@ class OffPolicyAlgorithm(ABC, Generic[Settings]):
 
     @abstractmethod
     def critic_loss(self, batch: TransitionTensors) -> Loss:
-        """Return the loss of the critics, and leave their errors in `errors`, float [n], of either sign."""
+        """Return the loss of the critics."""
 
     @abstractmethod
     def policy_loss(self, batch: TransitionTensors) -> Loss:
         """Return the loss of the policy; of critics no weights get gradients. Inputs have the features of images."""
-
-    errors: Tensor
 
     # What a job's file is asked, and what is made of it
 
@@ -239,7 +235,7 @@ class OffPolicyAlgorithm(ABC, Generic[Settings]):
         """Return observations of a replay buffer as the policy and the critics take them."""
         return self.policy.prepare(observations)
 
-    def update(self, batch: TransitionTensors, step: int, figures: Figures, critic_figures: Figures) -> Tensor:
+    def update(self, batch: TransitionTensors, step: int, figures: Figures, critic_figures: Figures) -> None:
         """Update the critics, in every `policy_interval`-th update the policy, and then the targets.
 
         Args:
@@ -247,9 +243,6 @@ class OffPolicyAlgorithm(ABC, Generic[Settings]):
             step: the training step, for messages.
             figures: get the metrics of the policy.
             critic_figures: get those of the critics.
-
-        Returns:
-            float [n], the mean error of the critics for each transition, of either sign.
 
         Raises:
             NonFiniteError: a loss or a gradient is not finite.
@@ -266,7 +259,6 @@ class OffPolicyAlgorithm(ABC, Generic[Settings]):
             # Where the policy has a target, too, all of them wait for it.
             for targets, weights in self._followers:
                 move_toward(targets, weights, self.settings.target_rate)
-        return self.errors
 
     def update_critics(self, batch: TransitionTensors, step: int, figures: Figures) -> None:
         """Take one update of the critics."""
@@ -356,8 +348,7 @@ class BootstrappedAlgorithm(OffPolicyAlgorithm[Bootstrapped]):
             chosen = torch.randperm(len(following), device=following.device)[: self.settings.critics_in_target]
             following = following[chosen]
         targets = bootstrapped_targets(batch.rewards, batch.discounts, following, logprobs, self.entropy_weight())
-        self.errors = (values.detach() - targets).mean(dim=0)
-        return ensemble_loss(values, targets, batch.weights)
+        return ensemble_loss(values, targets)
 
     def entropy_weight(self) -> Tensor | float:
         """Return the weight of the entropy of later actions."""

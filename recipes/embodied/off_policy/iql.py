@@ -55,8 +55,7 @@ class Iql(OffPolicyAlgorithm[IqlSettings]):
             recorded = self._recorded_values(self.critics.encoded(batch.inputs), batch.actions)
         inputs = self.critics.encoded(batch.inputs)
         values = self.critics(inputs, batch.actions)
-        self.errors = (values.detach() - targets).mean(dim=0)
-        critics = ensemble_loss(values, targets, batch.weights)
+        critics = ensemble_loss(values, targets)
         states = expectile_loss(self.critics.of_states(inputs), recorded, self.settings.expectile)
         return Loss(critics.loss + states.loss, {**critics.metrics, **states.metrics})
 

@@ -45,16 +45,14 @@ def bootstrapped_targets(
         return rewards + discounts * following
 
 
-def ensemble_loss(values: Tensor, targets: Tensor, weights: Tensor | None = None) -> Loss:
+def ensemble_loss(values: Tensor, targets: Tensor) -> Loss:
     """Return the squared errors of all critics, halved, as a sum over critics and a mean over transitions.
 
     Args:
         values: float [E, n], with gradients.
         targets: float [n].
-        weights: float [n], corrections of prioritised sampling; None: 1.
     """
-    errors = (values - targets).square() / 2
-    loss = (errors if weights is None else errors * weights).mean(dim=1).sum()
+    loss = ((values - targets).square() / 2).mean(dim=1).sum()
     detached = values.detach()
     metrics = {
         "critic/loss": loss.detach(),

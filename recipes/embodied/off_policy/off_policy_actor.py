@@ -28,7 +28,7 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import TransitionTensors
 from recipes.embodied.off_policy.registry import algorithm_of
-from recipes.embodied.off_policy.settings import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_sizes
+from recipes.embodied.off_policy.settings import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_rows
 from recipes.embodied.off_policy.sources import (
     BEFORE,
     add_recording,
@@ -40,11 +40,9 @@ from recipes.embodied.off_policy.sources import (
     transition_spec,
     transition_steps,
 )
-from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
+from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.mixture import ReplayMixture
-from recipes.embodied.replay.observations import spilled_in
 from recipes.embodied.replay.segments import SegmentWriter
-from recipes.embodied.replay.spilling import Spill
 from recipes.embodied.workers.actor_base import BaseActor, memory
 from recipes.training.arrays import read_arrays
 from recipes.training.reading.archives import load_archive
@@ -101,19 +99,13 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
     def _buffers(self, spec: EnvSpec) -> ReplayMixture:
         """Return the buffers that batches are sampled from, filled with earlier recordings and demonstrations."""
         replay = self._config.algorithm.off_policy.replay
-        how = Prioritization(replay.priority_alpha, replay.priority_beta) if replay.prioritized else None
         lanes = self._config.env.train.total_num_envs // self._routes.actors
         columns = transition_spec(spec)
         intervenes = self._config.env.train.intervention.source != NONE
-        sizes = buffer_sizes(replay, self._world_size, intervenes=intervenes)
-        spills = {
-            name: Spill(size.memory_bytes, Path(replay.spill_path))
-            for name, size in sizes.items()
-            if size.memory_bytes is not None and replay.spill_path is not None
-        }
+        storage = None if replay.storage is None else Path(replay.storage)
         buffers = {
-            name: ReplayBuffer(columns, lanes, size.rows, how, size.image_bytes, spills.get(name))
-            for name, size in sizes.items()
+            name: ReplayBuffer(columns, lanes, rows, storage)
+            for name, rows in buffer_rows(replay, self._world_size, intervenes=intervenes).items()
         }
         online, shares = buffers[ONLINE], dict[str, float]()
         if intervenes:
@@ -131,8 +123,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
                 online, folder, lambda damage: self.log_warning("skipped unreadable data: %s", damage), helped
             )
         if self._config.data.train_data_paths:
-            compresses = replay.image_memory_gib is not None
-            buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec, how, compresses=compresses)
+            buffers[DEMONSTRATIONS] = demonstrations_buffer(self._config.data, spec)
             shares[DEMONSTRATIONS] = 1.0 if self._algorithm.records_alone else replay.demonstrations_share
         return ReplayMixture(buffers, {ONLINE: 1 - sum(shares.values()), **shares})
 
@@ -197,10 +188,10 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         metrics = {f"replay/{name}": float(len(buffer)) for name, buffer in self._mixture.buffers.items()}
         if INTERVENTIONS in self._mixture.buffers:
             metrics["env/intervened"] = self._helped / max(1, self._added_rows)
-        spilled = sum(buffer.spilled for buffer in self._mixture.buffers.values())
+        stored = sum(buffer.stored for buffer in self._mixture.buffers.values())
         return {
             **metrics,
-            **({"replay/spilled_gib": spilled / 2**30} if spilled else {}),
+            **({"replay/stored_gib": stored / 2**30} if stored else {}),
             "replay/gib": sum(buffer.nbytes for buffer in self._mixture.buffers.values()) / 2**30,
             "env/steps": float(self._carried_out),
         }
@@ -232,9 +223,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         for _ in range(updates):
             batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
             tensors = TransitionTensors.of(batch, self._algorithm.prepare, self.torch_device)
-            errors = self._algorithm.update(tensors, step, policy_figures, critic_figures)
-            if settings.replay.prioritized:
-                self._mixture.update_priorities(batch, errors.cpu().numpy())
+            self._algorithm.update(tensors, step, policy_figures, critic_figures)
         self._algorithm.check_weights(f"step {step}")
         self._state.version += 1
         for critics in self._critics.values():
@@ -264,9 +253,9 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         (path / REPLAY).mkdir(exist_ok=True)
         files = path / REPLAY / str(self._rank)
         arrays: dict[str, Any] = self._mixture.buffers[ONLINE].save(files / ONLINE)
-        for source in self._further_saved():
-            saved = self._mixture.buffers[source].save(files / source)
-            arrays |= {f"{source}/{name}": array for name, array in saved.items()}
+        if INTERVENTIONS in self._mixture.buffers:
+            helped = self._mixture.buffers[INTERVENTIONS].save(files / INTERVENTIONS)
+            arrays |= {f"{INTERVENTIONS}/{name}": array for name, array in helped.items()}
         np.savez(path / REPLAY / f"{self._rank}.npz", seen=np.array(self._seen), **arrays)
         if self._rank == 0:
             torch.save(self._algorithm.state(), path / _STATE)
@@ -300,23 +289,12 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         self._algorithm.load_state(_read_state(path / _STATE))
         arrays = read_arrays(path / REPLAY / f"{self._rank}.npz")
         self._seen = int(arrays.pop("seen"))
-        parts = {source: _taken_from(arrays, f"{source}/") for source in (DEMONSTRATIONS, INTERVENTIONS)}
-        spilled = path / REPLAY / str(self._rank)
-        self._mixture.buffers[ONLINE].load(arrays | spilled_in(spilled / ONLINE))
-        for source in self._further_saved():
-            if parts[source]:  # a run may have begun without
-                self._mixture.buffers[source].load(parts[source] | spilled_in(spilled / source))
+        helped, files = _taken_from(arrays, f"{INTERVENTIONS}/"), path / REPLAY / str(self._rank)
+        self._mixture.buffers[ONLINE].load(arrays, files / ONLINE)
+        if helped and INTERVENTIONS in self._mixture.buffers:  # a run may have begun without
+            self._mixture.buffers[INTERVENTIONS].load(helped, files / INTERVENTIONS)
         self._algorithm.check_weights(folder)
         return self._state.version
-
-    def _further_saved(self) -> list[str]:
-        """Return the further buffers that a checkpoint needs: demonstrations are read again, their priorities not."""
-        prioritized = self._config.algorithm.off_policy.replay.prioritized
-        return [
-            source
-            for source in (DEMONSTRATIONS, INTERVENTIONS)
-            if source in self._mixture.buffers and (prioritized or source != DEMONSTRATIONS)
-        ]
 
     def _close(self) -> None:
         """Give the room of an unfinished segment back."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
+from rlinf_core import ConfigModel, Count, Fraction
+from rlinf_core.config.model import several
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
-from rlinf_core.scalars import Bool
+from rlinf_core.scalars import problem
 
 DEFAULT_BATCH: Final = 256
 SQUASHED: Final = "squashed_policy"
@@ -16,37 +18,26 @@ SQUASHED: Final = "squashed_policy"
 ONLINE: Final = "online"
 DEMONSTRATIONS: Final = "demonstrations"
 INTERVENTIONS: Final = "interventions"
+# Rows reserved for interventions besides, over all actors.
+_INTERVENTION_ROWS: Final = 100_000
+_EVENLY: Final = "remove it: transitions are drawn evenly"
+_STORED: Final = "write `storage`, a folder that keeps observations in files"
+# Keys of `replay` that are gone, each with what there is in its place.
+_FORMER_KEYS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("prioritized", "priority_alpha", "priority_beta"), _EVENLY),
+    **dict.fromkeys(("memory_gib", "spill_path"), _STORED),
+    "image_memory_gib": f"{_STORED}, or a smaller `capacity`: images are kept as they are",
+    "interventions_capacity": f"remove it: the newest {_INTERVENTION_ROWS} rows are kept",
+}
 
 
 class ReplayConfig(ConfigModel):
     """The replay buffer."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("priority_alpha", "priority_beta"),
-            lambda replay, sizes: not replay.prioritized,
-            "transitions are drawn uniformly: `prioritized` is false",
-            "remove it, or write `prioritized: true`",
-            because=("prioritized",),
-        ),
-        IgnoredKeys(
-            ("spill_path",),
-            lambda replay, sizes: replay.memory_gib is None,
-            "all rows are kept in memory: `memory_gib` is not set",
-            "remove it, or write `memory_gib`",
-            because=("memory_gib",),
-        ),
-    )
-
     capacity: Count = Field(
         default=1_000_000,
         description="Capacity in rows, over all actors; the oldest go first. A row is an observation, an action and a"
         " reward; an episode takes one row more than it has steps.",
-    )
-    prioritized: Bool = Field(default=False, description="Sample transitions by their last error instead of uniformly.")
-    priority_alpha: Fraction = Field(default=0.6, description="Exponent of the priorities; 0: uniform.")
-    priority_beta: Fraction = Field(
-        default=0.4, description="Importance-sampling exponent: how much of the priority bias is corrected."
     )
     demonstrations_share: Fraction = Field(
         default=0.5, description="Share of every batch drawn from `data.train_data_paths`, if there are any."
@@ -56,25 +47,11 @@ class ReplayConfig(ConfigModel):
         description="Share of every batch drawn from human interventions, once there are any"
         " (`env.train.intervention`).",
     )
-    interventions_capacity: Count = Field(
-        default=100_000, description="Additional rows reserved for interventions, over all actors; at most `capacity`."
-    )
-    image_memory_gib: PositiveFloat | None = Field(
+    storage: OptionalPath = Field(
         default=None,
-        description="Compress images losslessly into at most this many GiB, over all actors; when full, the oldest"
-        " rows are dropped, even below `capacity`. Demonstrations are compressed too and not counted."
-        " Default: images are not compressed.",
-    )
-    memory_gib: PositiveFloat | None = Field(
-        default=None,
-        description="Memory of the replay buffers, in GiB over all actors; observations beyond it are spilled to files"
-        " in `spill_path`. Demonstrations stay in memory and are not counted. Default: everything is in"
-        " memory.",
-    )
-    spill_path: OptionalPath = Field(
-        default=None,
-        description="Folder for the spill files of `memory_gib`, on the actors' node. Disk space is reserved when the"
-        " run starts and freed when it ends, in any way.",
+        description="Folder on a disk of the actors' node that keeps the observations of the replay buffers in files;"
+        " their room is reserved when the run starts and freed when it ends, in any way. Default: memory."
+        " Demonstrations stay in memory.",
     )
     recording_path: OptionalPath = Field(
         default=None,
@@ -82,35 +59,24 @@ class ReplayConfig(ConfigModel):
         " none; steps already in the folder are trained on. Default: none.",
     )
 
-
-class BufferSize(NamedTuple):
-    """The bounds of one actor's buffer of one source.
-
-    Attributes:
-        rows: the most that are kept.
-        image_bytes: the most that its compressed images take; None: they are not compressed.
-        memory_bytes: the most that its columns take in memory; None: all of them are there.
-    """
-
-    rows: int
-    image_bytes: int | None
-    memory_bytes: int | None
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_former(cls, value: Any) -> Any:
+        former = [key for key in _FORMER_KEYS if isinstance(value, dict) and key in value]
+        if former:
+            raise several(
+                ((key,), problem("unknown-key", f"`{key}` is no key any more", help=_FORMER_KEYS[key]), value[key])
+                for key in former
+            )
+        return value
 
 
-def buffer_sizes(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict[str, BufferSize]:
-    """Return the bounds of the buffers that fill up in a run: of all steps, and of those of interventions."""
+def buffer_rows(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict[str, int]:
+    """Return the rows of an actor's buffers that fill up in a run: of all steps, and of those of interventions."""
     rows = {ONLINE: replay.capacity // actors}
     if intervenes:
-        rows[INTERVENTIONS] = min(replay.interventions_capacity, replay.capacity) // actors
-    total = sum(rows.values())
-
-    def share(gib: float | None, count: int) -> int | None:
-        return None if gib is None else int(gib * 2**30) // actors * count // total
-
-    return {
-        name: BufferSize(count, share(replay.image_memory_gib, count), share(replay.memory_gib, count))
-        for name, count in rows.items()
-    }
+        rows[INTERVENTIONS] = min(_INTERVENTION_ROWS, replay.capacity) // actors
+    return rows
 
 
 class OffPolicySettings(ConfigModel):
@@ -140,7 +106,7 @@ class OffPolicySettings(ConfigModel):
     )
     target_rate: Fraction = Field(default=0.005, description="Update rate (tau) of the target networks.")
     replay: ReplayConfig = Field(
-        default_factory=ReplayConfig, description="The replay buffer: capacity, prioritized, demonstrations_share."
+        default_factory=ReplayConfig, description="The replay buffer: capacity, storage, demonstrations_share."
     )
 
 

@@ -27,7 +27,7 @@ from recipes.embodied.learning.data_reading import (
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.env_messages import INTERVENTIONS
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
-from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
+from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.replay_types import Transitions, TransitionSpec
 from recipes.embodied.replay.segments import Damage, read_segments
 from recipes.training.arrays import Array
@@ -171,13 +171,7 @@ def fitting_data(config: DemonstrationsConfig, spec: EnvSpec) -> tuple[Demonstra
     return data, check_fits(data.shape, spec, config.cameras)
 
 
-def demonstrations_buffer(
-    config: DemonstrationsConfig,
-    spec: EnvSpec,
-    prioritized: Prioritization | None = None,
-    *,
-    compresses: bool = False,
-) -> ReplayBuffer:
+def demonstrations_buffer(config: DemonstrationsConfig, spec: EnvSpec) -> ReplayBuffer:
     """Return a buffer that holds all demonstrations.
 
     Where the task ended nothing comes after a step, solved or not. Where an episode was cut off the observation after
@@ -196,10 +190,8 @@ def demonstrations_buffer(
     data = fitted_actions(data, spec, clips=config.clip_actions)
     tell_notes(data)
     _tell_ends(data, ends)
-    columns, rows = transition_spec(spec), len(data) + int((ends.terminations | ends.truncations).sum()) + 4
-    # Twice what images take as they are: none is ever forgotten.
-    bound = 2 * columns.bound(rows) if compresses else None
-    buffer = ReplayBuffer(columns, 1, rows, prioritized, bound)
+    rows = len(data) + int((ends.terminations | ends.truncations).sum()) + 4
+    buffer = ReplayBuffer(transition_spec(spec), 1, rows)
     cameras = {image_key(name): data.cameras[column] for name, column in named.items()}
     for episode in range(data.episodes):
         rows = data.rows_of(episode)

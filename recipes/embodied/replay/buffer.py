@@ -1,4 +1,4 @@
-"""A replay buffer in memory: a ring of transitions for each environment, and n-step returns made when they are sampled.
+"""A replay buffer: a ring of transitions for each environment, and n-step returns made when they are sampled.
 
 Each lane of the buffer is the history of one environment, and row after row holds what was observed, done and rewarded:
 
@@ -20,31 +20,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.observations import COMPRESSED, ObservationRows
 from recipes.embodied.replay.replay_types import Arrays, ReplayBatch, ReplayError, Rows, Transitions, TransitionSpec
-from recipes.embodied.replay.spilling import Spill
-from recipes.embodied.replay.sum_tree import SumTree
+from recipes.embodied.replay.storage import made_column, save_column, saved_columns
 from recipes.training.arrays import Array
 
 # Bits of a row's flags: a step was made from here; the task ended with it; the episode did.
 MOVES, TERMINATED, ENDED = 1, 2, 4
 # The fewest rows of a lane: a step, its final observation, and one of the next episode.
 SMALLEST_LANE: Final = 4
-# Added to errors, so that every transition is sampled some time.
-_LEAST_ERROR: Final = 1e-6
+_OBSERVED: Final = "observations/"
 _ACTIONS, _REWARDS, _FLAGS = "actions", "rewards", "flags"
-
-
-class Prioritization:
-    """Settings of prioritised sampling (Schaul et al. 2016): P(i) ~ (|error| + 1e-6)^alpha, weights (N P(i))^-beta.
-
-    Args:
-        alpha: 0 is uniform, 1 proportional to the error.
-        beta: 1 corrects all of the bias, 0 none.
-    """
-
-    def __init__(self, alpha: float = 0.6, beta: float = 0.4) -> None:
-        self.alpha, self.beta = alpha, beta
 
 
 class ReplayBuffer:
@@ -54,24 +39,13 @@ class ReplayBuffer:
         spec: the columns.
         lanes: number of environments.
         capacity: rows over all lanes; a lane has an equal share of them. An episode takes one more than its steps.
-        prioritized: sample by errors; None: uniformly.
-        image_bytes: compress images, and forget the oldest rows where they would take more than this; None: images
-            are kept as they are.
-        spill: keep the rest of the observations in files; None: everything is in memory. Not with `image_bytes`.
+        storage: the folder of the files that observations are kept in; None: they are in memory.
 
     Raises:
         ReplayError: there are fewer than 4 rows for each environment, or memory or disk have no room.
     """
 
-    def __init__(
-        self,
-        spec: TransitionSpec,
-        lanes: int,
-        capacity: int,
-        prioritized: Prioritization | None = None,
-        image_bytes: int | None = None,
-        spill: Spill | None = None,
-    ) -> None:
+    def __init__(self, spec: TransitionSpec, lanes: int, capacity: int, storage: Path | None = None) -> None:
         self.spec, self.lanes = spec, lanes
         self.rows_of_lane = size = capacity // lanes
         if size < SMALLEST_LANE:
@@ -80,36 +54,32 @@ class ReplayBuffer:
                 help=f"it needs at least {SMALLEST_LANE * lanes}",
             )
         shape = (lanes * size,)
-        self._image_bytes = image_bytes
-        _check_bytes(spec, lanes, size, image_bytes, spill)
         try:
-            self._observations = ObservationRows(spec, lanes, size, image_bytes, spill)
+            self._observations = {
+                name: made_column(lanes * size, column, storage) for name, column in spec.observations.items()
+            }
             self._actions = np.zeros((*shape, *spec.actions.shape), spec.actions.dtype)
             self._rewards = np.zeros(shape, np.float32)
             self._flags = np.zeros(shape, np.uint8)
         except MemoryError as error:
-            raise ReplayError(f"cannot allocate a replay buffer of {spec.bound(capacity)} bytes") from error
+            raise ReplayError(f"cannot allocate a replay buffer of {spec.row_bytes * capacity} bytes") from error
         # Per lane: the row that the next step is written to, rows that were ever written, and whether an episode is
         # under way, whose present observation is in the row `head`.
         self._head = np.zeros(lanes, np.int64)
         self._used = np.zeros(lanes, np.int64)
         self._open = np.zeros(lanes, np.bool_)
-        # Per lane, counted since the beginning: steps of the head, and the first row that is not forgotten.
-        self._advanced, self._first = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
         self._count = 0
-        self._prioritized = prioritized
-        self._tree = None if prioritized is None else SumTree(lanes * size)
-        self._largest = 1.0
+        self._in_files = storage is not None
 
     @property
     def nbytes(self) -> int:
         """Bytes of its columns in memory."""
-        return self._observations.nbytes + self._actions.nbytes + self._rewards.nbytes + self._flags.nbytes
+        return sum(column.nbytes for column in self._columns().values()) - self.stored
 
     @property
-    def spilled(self) -> int:
+    def stored(self) -> int:
         """Bytes of its columns in files."""
-        return self._observations.spilled
+        return sum(column.nbytes for column in self._observations.values()) if self._in_files else 0
 
     def __len__(self) -> int:
         """Return how many transitions can be sampled."""
@@ -135,7 +105,7 @@ class ReplayBuffer:
             return
         self.cut_off(lanes[~self._continues(lanes, steps.observations)])
         rows = self._occupy(lanes)
-        self._observations[rows] = steps.observations
+        self._observe(rows, steps.observations)
         self._actions[rows] = steps.actions
         self._rewards[rows] = steps.rewards
         ended = steps.terminations | steps.truncations
@@ -143,22 +113,13 @@ class ReplayBuffer:
         self._count += len(rows)
         self._advance(lanes)
         present = self._occupy(lanes)
-        self._observations[present] = steps.next_observations
+        self._observe(present, steps.next_observations)
         self._open[lanes] = ~ended
         self._advance(lanes[ended])
-        if self._tree is not None:
-            self._tree.set(rows, np.full(len(rows), self._largest))
-        self._forget()
 
-    def _forget(self) -> None:
-        """Forget the oldest rows until the images keep to their bytes."""
-        while self._observations.image_bytes > (self._image_bytes or 0):
-            self._first = np.maximum(self._first, self._advanced + 1 - self.rows_of_lane)
-            lane = int(np.argmax(self._advanced - self._first))
-            row = self._rows(np.array([lane]), self._first[[lane]] % self.rows_of_lane)
-            self._clear(row)
-            self._observations.drop_images(row)
-            self._first[lane] += 1
+    def _observe(self, rows: Rows, observations: Mapping[str, Array]) -> None:
+        for name, column in self._observations.items():
+            column[rows] = observations[name]
 
     def cut_off(self, lanes: Rows) -> None:
         """Truncate the current episodes of some lanes: steps added next do not follow from them."""
@@ -171,14 +132,16 @@ class ReplayBuffer:
     def _continues(self, lanes: Rows, observations: Mapping[str, Array]) -> NDArray[np.bool_]:
         """Return bool [n], whether observations continue the current episodes."""
         rows = self._rows(lanes, self._head[lanes])
-        return self._open[lanes] & self._observations.equal(rows, observations)
+        equal = self._open[lanes]
+        for name, column in self._observations.items():
+            equal &= (column[rows] == observations[name]).reshape(len(rows), -1).all(axis=1)
+        return equal
 
     def _rows(self, lanes: Rows, slots: Rows) -> Rows:
         return lanes * self.rows_of_lane + slots
 
     def _advance(self, lanes: Rows) -> None:
         self._head[lanes] = (self._head[lanes] + 1) % self.rows_of_lane
-        self._advanced[lanes] += 1
 
     def _occupy(self, lanes: Rows) -> Rows:
         """Clear the next row of some lanes, which is about to be written, and return these rows."""
@@ -191,49 +154,34 @@ class ReplayBuffer:
         """Exclude rows from sampling."""
         self._count -= int((self._flags[rows] & MOVES).sum())
         self._flags[rows] = 0
-        if self._tree is not None:
-            self._tree.set(rows, np.zeros(len(rows)))
 
-    def sample(self, count: int, random: np.random.Generator) -> tuple[Rows, NDArray[np.float32]]:
-        """Draw rows with replacement.
+    def sample(self, count: int, random: np.random.Generator) -> Rows:
+        """Draw rows evenly, with replacement.
 
         Args:
             count: n.
             random: the only source of randomness: equal states of it and of the buffer give equal rows.
 
         Returns:
-            The rows, int64 [n], and the weights of their losses, float32 [n], at most 1.
+            int64 [n].
 
         Raises:
             ReplayError: there are no transitions.
         """
         if not self._count:
             raise ReplayError("nothing can be sampled from an empty replay buffer")
-        if self._tree is None or self._prioritized is None:
-            return self._uniform(count, random), np.ones(count, np.float32)
-        total = self._tree.total
-        # One from each of n equal parts: the batch is spread over all priorities.
-        rows = self._tree.find((np.arange(count) + random.random(count)) * (total / count))
-        weights = (self._count * self._tree.get(rows) / total) ** -self._prioritized.beta
-        return rows, (weights / weights.max()).astype(np.float32)
-
-    def _uniform(self, count: int, random: np.random.Generator) -> Rows:
-        # Rows that were forgotten are never drawn; without such all that were ever written are.
-        first, held = self._first, self._used
-        if first.any():
-            first = np.maximum(first, self._advanced + 1 - self.rows_of_lane)
-            held = self._advanced + 1 - first
+        held = self._used
         ends = np.cumsum(held)
         sampled = np.empty(0, np.int64)
         # Rows without a step are drawn again: there is one for each episode.
         while len(sampled) < count:
             drawn = random.integers(ends[-1], size=count - len(sampled))
             lanes = np.searchsorted(ends, drawn, side="right")
-            rows = self._rows(lanes, (drawn - ends[lanes] + held[lanes] + first[lanes]) % self.rows_of_lane)
+            rows = self._rows(lanes, drawn - ends[lanes] + held[lanes])
             sampled = np.concatenate((sampled, rows[(self._flags[rows] & MOVES) > 0]))
         return sampled
 
-    def gather(self, rows: Rows, weights: NDArray[np.float32], steps: int, discount: float) -> ReplayBatch:
+    def gather(self, rows: Rows, steps: int, discount: float) -> ReplayBatch:
         """Return transitions of up to `steps` steps.
 
         A transition is shorter where its episode ends, or where the environment has not come further yet. Its last
@@ -241,7 +189,6 @@ class ReplayBuffer:
 
         Args:
             rows: int64 [n], of `sample`.
-            weights: float32 [n], likewise.
             steps: k, at least 1.
             discount: the discount of rewards, by step.
         """
@@ -259,109 +206,64 @@ class ReplayBuffer:
             going &= (flags & ENDED) == 0
         last = self._rows(lanes, at)
         return ReplayBatch(
-            self._observations[rows],
+            {name: column[rows] for name, column in self._observations.items()},
             self._actions[rows],
             rewards.astype(np.float32),
             discounts.astype(np.float32),
-            self._observations[last],
-            rows,
-            weights,
+            {name: column[last] for name, column in self._observations.items()},
         )
 
-    def update_priorities(self, rows: Rows, errors: Array) -> None:
-        """Set the priorities of sampled rows from their errors, float [n]; rows overwritten since then are skipped."""
-        if self._tree is None or self._prioritized is None:
-            return
-        kept = (self._flags[rows] & MOVES) > 0
-        priorities = (np.abs(errors[kept]).astype(np.float64) + _LEAST_ERROR) ** self._prioritized.alpha
-        if len(priorities):
-            self._largest = max(self._largest, float(priorities.max()))
-            self._tree.set(rows[kept], priorities)
-
-    def save(self, folder: Path | None = None) -> Arrays:
-        """Return the state as arrays by name, without memory that was never written.
-
-        Args:
-            folder: what is in files is written there, for `spilled_in`; None: it is left out.
+    def save(self, folder: Path) -> Arrays:
+        """Write the observations into a folder, without rows that were never written, and return the other state.
 
         Raises:
             ReplayError: there is no room in the folder.
         """
         size = int(self._used.max(initial=0))
-        if folder is not None:
-            self._observations.save_spilled(folder, size)
-        return {**self._saved(size), **self._observations.compressed()}
+        for name, column in self._columns().items():
+            if name.startswith(_OBSERVED):
+                save_column(folder / f"{name}.npy", self._by_lane(column)[:, :size])
+        rows = {name: self._by_lane(column)[:, :size] for name, column in self._columns().items()}
+        return {name: array for name, array in rows.items() if not name.startswith(_OBSERVED)} | self._sizes()
 
-    def _saved(self, size: int) -> Arrays:
-        """Return the first `size` rows of each lane of plain-array columns, and the state that belongs to no row."""
-        columns = self._columns()
-        if self._tree is not None:
-            columns["priorities"] = self._tree.priorities
-        shape = (self.lanes, self.rows_of_lane)
-        arrays = {name: column.reshape(*shape, *column.shape[1:])[:, :size].copy() for name, column in columns.items()}
-        sizes = {"head": self._head.copy(), "used": self._used.copy(), "open": self._open.copy()}
-        if self._observations.images:
-            sizes |= {"advanced": self._advanced.copy(), "first": self._first.copy()}
-        return {**arrays, **sizes, "largest": np.array(self._largest), "size": np.array(self.rows_of_lane)}
+    def _sizes(self) -> Arrays:
+        """Return the state that belongs to no row."""
+        return {"head": self._head, "used": self._used, "open": self._open, "size": np.array(self.rows_of_lane)}
 
     def _columns(self) -> dict[str, Array]:
-        """Return the columns that are plain arrays, by name."""
-        return {**self._observations.plain(), _ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
+        """Return the columns by the names that they are saved by."""
+        observed = {f"{_OBSERVED}{name}": column for name, column in self._observations.items()}
+        return {**observed, _ACTIONS: self._actions, _REWARDS: self._rewards, _FLAGS: self._flags}
 
-    def load(self, state: Mapping[str, Array]) -> None:
-        """Restore the state of `save` and `spilled_in`; sampling continues as it would have.
+    def _by_lane(self, column: Array) -> Array:
+        return column.reshape(self.lanes, self.rows_of_lane, *column.shape[1:])
 
-        How much of it is in memory may be another amount now.
+    def load(self, state: Mapping[str, Array], folder: Path) -> None:
+        """Restore what `save` returned and wrote into a folder; sampling continues as it would have.
+
+        Observations may be in `state`, too, as versions before had them, and files may have been in memory then.
 
         Raises:
-            ReplayError: it is of a buffer with other sizes, columns or sampling.
+            ReplayError: it is of a buffer with other sizes or columns, or a file is damaged.
         """
-        wanted = {**self._saved(0), **self._observations.without_rows()}
-        compressed = {name for name in state if name.startswith(COMPRESSED)}
-        fits = set(state) == set(wanted) | compressed and bool(compressed) == bool(self._observations.images)
-        fits = fits and int(state["size"]) == self.rows_of_lane
+        state = {**saved_columns(folder, _OBSERVED), **state}
+        columns = {name: self._by_lane(column) for name, column in self._columns().items()}
+        fits = (columns.keys() | self._sizes().keys()) <= state.keys() and int(state["size"]) == self.rows_of_lane
         fits = fits and all(
-            state[name].dtype == expected.dtype
-            and len(np.atleast_1d(state[name])) == len(np.atleast_1d(expected))
-            and state[name].shape[2:] == expected.shape[2:]
-            for name, expected in wanted.items()
+            state[name].dtype == column.dtype
+            and (len(state[name]), state[name].shape[2:]) == (self.lanes, column.shape[2:])
+            for name, column in columns.items()
         )
         if not fits:
             raise ReplayError(
                 "the saved replay buffer does not match this run",
-                why="the environments, their number, the capacity or the sampling have changed",
+                why="the environments, their number or the capacity have changed",
                 help="write the values of the original run; `config.yaml` in its folder records them",
             )
-        for name, column in self._columns().items():
-            whole = column.reshape(self.lanes, self.rows_of_lane, *column.shape[1:])
-            saved = state[name]
-            whole[:, : saved.shape[1]] = saved
-            whole[:, saved.shape[1] :] = 0
+        for name, column in columns.items():
+            for lane, saved in zip(column, state[name], strict=True):
+                lane[: len(saved)] = saved
+        self._flags.reshape(self.lanes, -1)[:, state[_FLAGS].shape[1] :] = 0
         self._head, self._used = state["head"].copy(), state["used"].copy()
         self._open = state["open"].copy()
-        if self._observations.images:
-            self._advanced, self._first = state["advanced"].copy(), state["first"].copy()
-        self._observations.load(state)
         self._count = int((self._flags & MOVES).sum())
-        self._largest = float(state["largest"])
-        if self._tree is not None:
-            priorities = np.zeros((self.lanes, self.rows_of_lane))
-            priorities[:, : state["priorities"].shape[1]] = state["priorities"]
-            self._tree.set(np.arange(priorities.size), priorities.ravel())
-
-
-def _check_bytes(spec: TransitionSpec, lanes: int, size: int, image_bytes: int | None, spill: Spill | None) -> None:
-    """Refuse bounds that are too low for the least that has to be in memory."""
-    images = sum(observation.nbytes for observation in spec.observations.values() if observation.is_image)
-    least = SMALLEST_LANE * lanes * images
-    if image_bytes is not None and image_bytes < least:
-        raise ReplayError(
-            f"{image_bytes} bytes are too few for the images of {lanes} environments",
-            help=f"it needs at least {least}; raise `replay.image_memory_gib`",
-        )
-    least = spec.least_row_bytes * lanes * size
-    if spill is not None and spill.memory_bytes < least:
-        raise ReplayError(
-            f"{spill.memory_bytes} bytes are too few for the actions and rewards of {lanes * size} rows",
-            help=f"they need {least}; raise `replay.memory_gib`, or lower `replay.capacity`",
-        )

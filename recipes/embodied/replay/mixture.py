@@ -8,7 +8,6 @@ import numpy as np
 
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.replay_types import ReplayBatch, ReplayError, joined
-from recipes.training.arrays import Array
 
 
 class ReplayMixture:
@@ -55,14 +54,5 @@ class ReplayMixture:
         parts: list[ReplayBatch] = []
         for name, number in self.counts(count).items():
             if number:
-                rows, weights = self.buffers[name].sample(number, random)
-                parts.append(self.buffers[name].gather(rows, weights, steps, discount))
+                parts.append(self.buffers[name].gather(self.buffers[name].sample(number, random), steps, discount))
         return joined(parts)
-
-    def update_priorities(self, batch: ReplayBatch, errors: Array) -> None:
-        """Set the errors, float [n], of the rows of a batch of `sample`, drawn when the buffers were as full as now."""
-        begin = 0
-        for name, number in self.counts(len(batch)).items():
-            end = begin + number
-            self.buffers[name].update_priorities(batch.rows[begin:end], errors[begin:end])
-            begin = end

@@ -31,11 +31,6 @@ class ColumnSpec(NamedTuple):
     dtype: str
 
     @property
-    def is_image(self) -> bool:
-        """Whether a row is an image, [H, W, channels] of bytes."""
-        return self.dtype == "uint8" and len(self.shape) == 3
-
-    @property
     def nbytes(self) -> int:
         """Bytes of a row."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
@@ -65,21 +60,14 @@ class TransitionSpec:
         return cls(kept, ColumnSpec((action[0],), action[1]))
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of a row in memory: an observation, an action, a reward (4) and flags (1)."""
-        return sum(observation.nbytes for observation in self.observations.values()) + self.least_row_bytes
+    def observation_bytes(self) -> int:
+        """Bytes of an observation."""
+        return sum(observation.nbytes for observation in self.observations.values())
 
     @property
-    def least_row_bytes(self) -> int:
-        """Bytes of a row that are always in memory: all but its observation."""
-        return self.actions.nbytes + 5
-
-    def bound(self, rows: int, image_bytes: int | None = None) -> int:
-        """Return the maximum bytes of this many rows; `image_bytes` are those of images, if compressed."""
-        if image_bytes is None:
-            return self.row_bytes * rows
-        images = sum(observation.nbytes for observation in self.observations.values() if observation.is_image)
-        return (self.row_bytes - images) * rows + min(images * rows, image_bytes)
+    def row_bytes(self) -> int:
+        """Bytes of a row: an observation, an action, a reward (4) and flags (1)."""
+        return self.observation_bytes + self.actions.nbytes + 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +115,6 @@ class ReplayBatch:
         rewards: float32 [n], the sum of discounted rewards of the steps.
         discounts: float32 [n], the discount to the power of the steps; 0 where the task ended.
         next_observations: [n, ...] by name, after the last of the steps.
-        rows: int64 [n], their places in the buffer, for `update_priorities`.
-        weights: float32 [n], corrections of a sampling that is not uniform; 1 where it is.
     """
 
     observations: Arrays
@@ -136,11 +122,9 @@ class ReplayBatch:
     rewards: Floats
     discounts: Floats
     next_observations: Arrays
-    rows: Rows
-    weights: Floats
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.rewards)
 
 
 def joined(parts: list[ReplayBatch]) -> ReplayBatch:
@@ -154,6 +138,4 @@ def joined(parts: list[ReplayBatch]) -> ReplayBatch:
         np.concatenate([part.rewards for part in parts]),
         np.concatenate([part.discounts for part in parts]),
         {name: np.concatenate([part.next_observations[name] for part in parts]) for name in names},
-        np.concatenate([part.rows for part in parts]),
-        np.concatenate([part.weights for part in parts]),
     )

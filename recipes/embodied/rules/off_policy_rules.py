@@ -24,7 +24,6 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
         message = f"`loss_type: {loss}` has target networks, and `critic_norm: batch` has none"
         report(blame(config, at, LOSS), "conflicting-settings", message, "write `critic_norm: layer` or `none`")
     _check_shares(config, report)
-    _check_memory(config, report)
     fsdp = config.actor.fsdp_config
     if actors > 1 and fsdp.sharding_strategy != "no_shard":
         report(
@@ -85,25 +84,4 @@ def _check_shares(config: EmbodiedConfig, report: Report) -> None:
             "conflicting-settings",
             f"`demonstrations_share: {shown:g}` and `interventions_share: {helped:g}` exceed the whole batch",
             "write shares whose sum is at most 1",
-        )
-
-
-def _check_memory(config: EmbodiedConfig, report: Report) -> None:
-    """Require a spill folder for a bounded memory, and at most one kind of bound."""
-    replay, at = config.algorithm.off_policy.replay, ("algorithm", "off_policy", "replay")
-    if replay.memory_gib is None:
-        return
-    if replay.spill_path is None:
-        report(
-            (*at, "memory_gib"),
-            "conflicting-settings",
-            f"`memory_gib: {replay.memory_gib:g}` spills to a folder, but none is set",
-            "write `spill_path`, a folder on a disk of the actors' node",
-        )
-    if replay.image_memory_gib is not None:
-        report(
-            blame(config, (*at, "image_memory_gib"), (*at, "memory_gib")),
-            "conflicting-settings",
-            "`image_memory_gib` compresses images and drops the oldest; `memory_gib` keeps all of them in files",
-            "remove one of them",
         )

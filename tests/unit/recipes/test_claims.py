@@ -26,7 +26,6 @@ from recipes.demonstrations.lerobot.set_info import INFO, read_info
 from recipes.demonstrations.lerobot.table_files import read_parquet
 from recipes.demonstrations.pictures import decoded
 from recipes.embodied.envs.env_state import unpack
-from recipes.embodied.replay.images import decompressed
 from recipes.embodied.replay.segments import MAGIC, Damage, read_segment
 from recipes.language.data.problem_sources import check_file, read_file
 from recipes.language.listening.limits import json_body
@@ -253,11 +252,6 @@ def records_that_overlap(file: Path) -> None:
 @case("pads.npz", lambda file: unpack([file.read_bytes()] * 2, "s", np.zeros(1, np.int64)), None, "None")
 def state_of_another_setup(file: Path) -> None:
     np.savez_compressed(file, setup=np.array("other"), number=np.arange(3))
-
-
-@case("image.zlib", lambda file: decompressed(file.read_bytes(), (4, 4, 3)), ValueError, "reshape")
-def large_image(file: Path) -> None:
-    file.write_bytes(zlib.compress(bytes(9 << 20), 9))
 
 
 @case("picture.png", lambda file: decoded(file.read_bytes()), DatasetError, "claims 412 MiB")

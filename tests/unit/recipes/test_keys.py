@@ -77,7 +77,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         *POLICY,
         (*SAC, "env.train.intervention.source=scripted"),
         DSRL,
-        (*SAC, "algorithm.off_policy.replay={prioritized: true, memory_gib: 1, spill_path: /tmp}"),
+        (*SAC, "algorithm.off_policy.replay={storage: /tmp}"),
         ("algorithm.loss_type=td3", SAC[1], "actor.model.options.exploration_noise=0.1"),
         ("algorithm.loss_type=td3_bc", SAC[1], "actor.model.options.exploration_noise=0.1"),
         ("algorithm.loss_type=iql", SAC[1]),

@@ -57,16 +57,17 @@ def test_killed_actor_resumes_with_equal_samples(train: Train) -> None:
     sizes = ("algorithm.off_policy.learning_starts=40", "algorithm.off_policy.replay.capacity=120")
     whole = train(*SAC, *seen, *sizes)
     rows = train.folder / "rows"
-    spill = (f"algorithm.off_policy.replay.spill_path={rows}", "algorithm.off_policy.replay.memory_gib=0.0001")
     killer = Killer("actor", 4, ACTOR_TRAINING)
-    spilled = train(*SAC, *seen, *sizes, *spill, "runner.save_interval=2", during=killer)
+    stored = train(
+        *SAC, *seen, *sizes, f"algorithm.off_policy.replay.storage={rows}", "runner.save_interval=2", during=killer
+    )
     assert not killer.left
     # The ring has gone round by then: 160 steps in 120 rows.
     names = {name for name in learned(whole)[-1] if not name.startswith("replay/")}
-    ours, theirs = ({name: learned(run)[-1][name] for name in names} for run in (spilled, whole))
+    ours, theirs = ({name: learned(run)[-1][name] for name in names} for run in (stored, whole))
     assert ours == theirs
-    assert learned(spilled)[-1]["replay/gib"] <= 0.0001 < learned(whole)[-1]["replay/gib"]
-    assert learned(spilled)[-1]["replay/spilled_gib"] > 0
+    assert learned(stored)[-1]["replay/gib"] < 0.0001 < learned(whole)[-1]["replay/gib"]
+    assert learned(stored)[-1]["replay/stored_gib"] > 0
     assert not list(rows.iterdir())
 
 
@@ -76,7 +77,7 @@ def test_killed_actor_resumes_with_equal_samples(train: Train) -> None:
     [
         ("algorithm.loss_type=td3", "actor.model.options.exploration_noise=0.1"),
         ("algorithm.off_policy.critics=5", "algorithm.off_policy.critic_norm=layer"),
-        ("algorithm.off_policy.critic_norm=batch", "algorithm.off_policy.replay.prioritized=true"),
+        ("algorithm.off_policy.critic_norm=batch",),
         ("runner.max_staleness=1",),
         (
             "cluster.component_placement={'actor,rollout,env': {node_group: node, placement: '0:0-1'}}",

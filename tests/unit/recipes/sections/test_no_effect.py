@@ -72,7 +72,6 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*EMBODIED, *SAC), "algorithm.update_epoch=3"),
     ((*EMBODIED, *SAC), "actor.model.add_value_head=false"),
     ((*EMBODIED, *SAC), "algorithm.off_policy.target_noise=0.1"),
-    ((*EMBODIED, *SAC), "algorithm.off_policy.replay.priority_alpha=0.5"),
     ((*EMBODIED, *SAC), "algorithm.off_policy.replay.demonstrations_share=0.25"),
     ((*EMBODIED, *SAC, "algorithm.off_policy.critic_norm=batch"), "algorithm.off_policy.target_rate=0.01"),
     ((*EMBODIED, *SAC, "algorithm.off_policy.learn_temperature=false"), "algorithm.off_policy.target_entropy=-1"),

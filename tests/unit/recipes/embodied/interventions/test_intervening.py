@@ -109,7 +109,7 @@ def test_recorded_flags_and_actions_are_the_truth_tick_by_tick() -> None:
     everything, helped = (ReplayBuffer(transition_spec(env.spec), 3, 3000) for _ in range(2))
     assert add_steps(everything, steps) == steps["valid"].sum()
     assert add_steps(helped, intervened(steps)) == (flags & steps["valid"]).sum()
-    kept = helped.gather(helped.rows, np.ones(len(helped), np.float32), 1, 0.9)
+    kept = helped.gather(helped.rows, 1, 0.9)
     assert sorted(map(tuple, kept.actions)) == sorted(map(tuple, steps["actions"][flags & steps["valid"]]))
 
 

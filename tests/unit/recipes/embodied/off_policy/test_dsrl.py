@@ -68,7 +68,7 @@ class Learning:
         """Return transitions half of which end, into the same states in reverse order."""
         inputs, after = (self.learner.prepare({"states": rows.numpy()}) for rows in (states, states.flip(0)))
         discounts = torch.full((len(states),), 0.9) * (torch.arange(len(states)) % 2)
-        return TransitionTensors(inputs, actions, rewards, discounts, after, torch.ones(len(states)))
+        return TransitionTensors(inputs, actions, rewards, discounts, after)
 
 
 def drawn(policy: SteeredPolicy, states: torch.Tensor, normal: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -160,7 +160,7 @@ def test_critics_of_actions_teach_the_encoder_of_images(aliases: bool, tmp_path:
     )
     inputs, following = made.learner.prepare(observed), made.learner.prepare(after)
     actions = torch.rand(N, CHUNK) * 2 - 1
-    batch = TransitionTensors(inputs, actions, torch.randn(N), torch.full((N,), 0.9), following, torch.ones(N))
+    batch = TransitionTensors(inputs, actions, torch.randn(N), torch.full((N,), 0.9), following)
     before = copy.deepcopy([critics.features.state_dict() for critics in made.critics])
     made.update(batch)
     for name, weight in made.policy.features.state_dict().items():

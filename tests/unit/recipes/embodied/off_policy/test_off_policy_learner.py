@@ -54,8 +54,8 @@ class Made:
         self.learner = kind(config, policy_state, {CRITIC: critic_state}, lr=3e-3, clip_grad=10.0, skip_nonfinite=skip)
         self.figures, self.critic_figures = Figures(), Figures()
 
-    def update(self, batch: TransitionTensors) -> torch.Tensor:
-        return self.learner.update(batch, 1, self.figures, self.critic_figures)
+    def update(self, batch: TransitionTensors) -> None:
+        self.learner.update(batch, 1, self.figures, self.critic_figures)
 
 
 def bandit(count: int = 64) -> TransitionTensors:
@@ -63,7 +63,7 @@ def bandit(count: int = 64) -> TransitionTensors:
     states, actions = torch.rand(count, 2) * 2 - 1, torch.rand(count, 1) * 2 - 1
     rewards = -3 * (actions - states[:, :1] / 2)[:, 0].square()
     inputs = {"states": states}
-    return TransitionTensors(inputs, actions, rewards, torch.zeros(count), inputs, torch.ones(count))
+    return TransitionTensors(inputs, actions, rewards, torch.zeros(count), inputs)
 
 
 def unlike(count: int = 64) -> TransitionTensors:
@@ -165,9 +165,7 @@ def test_values_become_discounted_sums_of_rewards() -> None:
     for _ in range(200):
         inputs = {"states": torch.randn(64, 2)}
         made.update(
-            TransitionTensors(
-                inputs, torch.rand(64, 1) * 2 - 1, torch.ones(64), torch.full((64,), 0.5), inputs, torch.ones(64)
-            )
+            TransitionTensors(inputs, torch.rand(64, 1) * 2 - 1, torch.ones(64), torch.full((64,), 0.5), inputs)
         )
     with torch.no_grad():
         values = made.critics({"states": torch.randn(64, 2)}, torch.zeros(64, 1))

@@ -59,7 +59,7 @@ def buffer(lanes: int, capacity: int = 100) -> ReplayBuffer:
 
 
 def everything(of: ReplayBuffer, steps: int = 1) -> ReplayBatch:
-    return of.gather(of.rows, np.ones(len(of), np.float32), steps, 0.5)
+    return of.gather(of.rows, steps, 0.5)
 
 
 def test_pieces_become_passes_in_their_order_of_events() -> None:

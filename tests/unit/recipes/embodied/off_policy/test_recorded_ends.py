@@ -223,7 +223,7 @@ def read(path: Path, **keys: Any) -> ReplayBuffer:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_every_record_has_the_values_of_the_walks(record: Any, steps: int, tmp_path: Path) -> None:
     buffer: ReplayBuffer = record(tmp_path, 1)
-    batch = buffer.gather(buffer.rows, np.ones(len(buffer), np.float32), steps, GAMMA)
+    batch = buffer.gather(buffer.rows, steps, GAMMA)
     places, following = (array["states"].argmax(axis=1) for array in (batch.observations, batch.next_observations))
     values = np.zeros(SPEC.state_size)
     for _ in range(200):
@@ -291,8 +291,8 @@ def test_steering_learns_the_values_of_the_walks(aliases: bool, record: Any, tmp
 def batches(buffer: ReplayBuffer, learner: OffPolicyAlgorithm[Any]) -> Iterator[TransitionTensors]:
     random = np.random.default_rng(0)
     for _ in range(1500):
-        rows, weights = buffer.sample(64, random)
-        yield TransitionTensors.of(buffer.gather(rows, weights, 1, GAMMA), learner.prepare, DEVICE)
+        rows = buffer.sample(64, random)
+        yield TransitionTensors.of(buffer.gather(rows, 1, GAMMA), learner.prepare, DEVICE)
 
 
 def check_values(values: torch.Tensor, within: float = 0.4) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
+from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.replay_types import ReplayBatch, ReplayError, Transitions, TransitionSpec
 
 SPEC = TransitionSpec.of(EnvSpec(1, 1, cameras={"main": (2, 2, 3)}, has_instructions=True).observations, (1, "float32"))
@@ -25,8 +27,8 @@ def observations(numbers: list[int]) -> dict[str, Any]:
 class History:
     """A buffer, and beside it everything that was ever added: by lane episodes of (observation, reward, next, end)."""
 
-    def __init__(self, lanes: int, capacity: int, prioritized: Prioritization | None = None) -> None:
-        self.buffer = ReplayBuffer(SPEC, lanes, capacity, prioritized)
+    def __init__(self, lanes: int, capacity: int, storage: Path | None = None) -> None:
+        self.buffer = ReplayBuffer(SPEC, lanes, capacity, storage)
         self.steps: list[list[list[tuple[int, float, int, int]]]] = [[[]] for _ in range(lanes)]
         self.present = [100 * lane for lane in range(lanes)]
         self._number = 0
@@ -74,9 +76,13 @@ class History:
         return result
 
 
+def copied(buffer: ReplayBuffer, folder: Path) -> dict[str, Any]:
+    """Save a buffer into a folder, and return the other state as it was then."""
+    return {name: value.copy() for name, value in buffer.save(folder).items()}
+
+
 def everything(buffer: ReplayBuffer, steps: int, discount: float) -> ReplayBatch:
-    rows = buffer.rows
-    return buffer.gather(rows, np.ones(len(rows), np.float32), steps, discount)
+    return buffer.gather(buffer.rows, steps, discount)
 
 
 moves = st.lists(st.tuples(st.integers(0, 1), st.sampled_from([GOES_ON] * 4 + [1, 2, 3])), min_size=1, max_size=60)
@@ -116,20 +122,20 @@ def test_truncated_episode_has_a_next_value_terminated_has_none() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(moves, st.integers(0, 2**32 - 1), st.booleans())
-def test_restored_buffer_samples_like_the_saved_one(added: list[tuple[int, int]], seed: int, prioritized: bool) -> None:
-    how = Prioritization() if prioritized else None
-    history = History(2, 24, how)
+def test_restored_buffer_samples_like_the_saved_one(
+    tmp_path_factory: pytest.TempPathFactory, added: list[tuple[int, int]], seed: int, stored: bool
+) -> None:
+    """In files or in memory, whichever it was before."""
+    folder = tmp_path_factory.mktemp("buffer")
+    history = History(2, 24, folder / "rows" if stored else None)
     for lane, outcome in added:
         history.add(lane, outcome)
-    rows, _ = history.buffer.sample(8, np.random.default_rng(seed))
-    history.buffer.update_priorities(rows, np.arange(8.0))
-    other = ReplayBuffer(SPEC, 2, 24, how)
-    other.load({name: value.copy() for name, value in history.buffer.save().items()})
+    other = ReplayBuffer(SPEC, 2, 24, None if stored else folder / "rows")
+    other.load(copied(history.buffer, folder / "saved"), folder / "saved")
     for _ in range(3):
         one, two = (item.sample(16, np.random.default_rng(seed)) for item in (history.buffer, other))
-        np.testing.assert_array_equal(one[0], two[0])
-        np.testing.assert_array_equal(one[1], two[1])
-        first, second = (item.gather(*one, 3, 0.9) for item in (history.buffer, other))
+        np.testing.assert_array_equal(one, two)
+        first, second = (item.gather(one, 3, 0.9) for item in (history.buffer, other))
         for name in ("actions", "rewards", "discounts"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
         for name in first.observations:
@@ -145,51 +151,79 @@ def test_every_transition_is_drawn_as_often_as_any_other() -> None:
     for number in range(37):
         history.add(number % 3 % 2, TERMINATES if number % 5 == 4 else GOES_ON)
     drawn = 40_000
-    rows, weights = history.buffer.sample(drawn, np.random.default_rng(0))
+    rows = history.buffer.sample(drawn, np.random.default_rng(0))
     result = np.unique(rows, return_counts=True)[1]
     assert len(result) == len(history.buffer)
     expected = drawn / len(result)
     # Chi-square with as many degrees of freedom: mean k, deviation sqrt(2 k); seeded, so that it is always the same.
     statistic = ((result - expected) ** 2 / expected).sum()
     assert statistic < len(result) + 5 * np.sqrt(2 * len(result))
-    assert (weights == 1).all()
 
 
-def test_priorities_decide_how_often_a_transition_is_drawn() -> None:
-    history = History(1, 20, Prioritization(alpha=0.5, beta=1.0))
-    for _ in range(8):
-        history.add(0, GOES_ON)
-    errors = np.arange(8.0) ** 2 + 1
-    history.buffer.update_priorities(np.arange(8), errors)
-    drawn = 40_000
-    rows, weights = history.buffer.sample(drawn, np.random.default_rng(0))
-    probabilities = np.sqrt(errors) / np.sqrt(errors).sum()
-    np.testing.assert_allclose(np.bincount(rows) / drawn, probabilities, atol=2e-3)
-    # Weights undo the bias: what is drawn twice as often counts half as much.
-    item = np.array([weights[rows == row][0] for row in range(8)])
-    np.testing.assert_allclose(item, probabilities.min() / probabilities, rtol=1e-3)
-
-
-def test_new_transitions_are_drawn_first_overwritten_ones_never() -> None:
-    history = History(1, 8, Prioritization(alpha=1.0))
+def test_overwritten_transitions_are_never_drawn() -> None:
+    history = History(1, 8)
     for _ in range(30):
         history.add(0, GOES_ON)
-        rows, _ = history.buffer.sample(64, np.random.default_rng(1))
+        rows = history.buffer.sample(64, np.random.default_rng(1))
         assert np.isin(rows, history.buffer.rows).all()
-        history.buffer.update_priorities(rows, np.full(64, 1e-3))
     assert len(history.buffer) == 7
 
 
 def test_memory_is_known_beforehand() -> None:
     buffer = ReplayBuffer(SPEC, 4, 1000)
     assert SPEC.row_bytes == 4 + 12 + 4 + 5
-    assert buffer.nbytes == SPEC.bound(1000) == 25_000
+    assert (buffer.nbytes, buffer.stored) == (1000 * SPEC.row_bytes, 0)
 
 
-def test_what_cannot_be_is_told() -> None:
+def test_observations_are_kept_in_files_that_nobody_sees(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(SPEC, 4, 1000, tmp_path / "rows")
+    assert (buffer.nbytes, buffer.stored) == (1000 * (4 + 5), 1000 * SPEC.observation_bytes)
+    assert not list((tmp_path / "rows").iterdir())
+
+
+def test_observations_among_the_arrays_of_a_checkpoint_are_read(tmp_path: Path) -> None:
+    history = History(2, 24)
+    for _ in range(5):
+        history.add(0, GOES_ON)
+    state = copied(history.buffer, tmp_path)
+    for file in tmp_path.rglob("*.npy"):
+        state[file.relative_to(tmp_path).with_suffix("").as_posix()] = np.load(file)
+        file.unlink()
+    other = ReplayBuffer(SPEC, 2, 24)
+    other.load({**state, "largest": np.array(1.0)}, tmp_path)
+    for one, two in zip(
+        everything(history.buffer, 2, 0.5).observations.values(),
+        everything(other, 2, 0.5).observations.values(),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_disk_without_room_is_told_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(1, 8)
+    history.add(0, GOES_ON)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 10, 0))
+    with pytest.raises(ReplayError, match="the replay buffer needs") as caught:
+        ReplayBuffer(SPEC, 1, 8, tmp_path)
+    assert "`replay.storage`" in str(caught.value.help)
+    with pytest.raises(ReplayError, match="a checkpoint of the replay buffer needs"):
+        history.buffer.save(tmp_path)
+    monkeypatch.undo()
+    (tmp_path / "file").touch()
+    with pytest.raises(ReplayError, match="cannot be created"):
+        ReplayBuffer(SPEC, 1, 8, tmp_path / "file")
+    with pytest.raises(ReplayError, match="cannot be saved"):
+        history.buffer.save(tmp_path / "file")
+    history.buffer.save(tmp_path / "saved")
+    next((tmp_path / "saved").rglob("*.npy")).write_bytes(b"cut")
+    with pytest.raises(ReplayError, match="cannot be read"):
+        ReplayBuffer(SPEC, 1, 8).load({}, tmp_path / "saved")
+
+
+def test_what_cannot_be_is_told(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match="too small for 4 environments"):
         ReplayBuffer(SPEC, 4, 12)
     with pytest.raises(ReplayError, match="empty"):
         ReplayBuffer(SPEC, 1, 12).sample(1, np.random.default_rng())
     with pytest.raises(ReplayError, match="does not match this run"):
-        ReplayBuffer(SPEC, 1, 12).load(ReplayBuffer(SPEC, 1, 16).save())
+        ReplayBuffer(SPEC, 1, 12).load(ReplayBuffer(SPEC, 1, 16).save(tmp_path), tmp_path)

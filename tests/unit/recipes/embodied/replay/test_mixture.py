@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.replay.buffer import Prioritization, ReplayBuffer
+from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.mixture import ReplayMixture
 from recipes.embodied.replay.replay_types import ColumnSpec, ReplayError, Transitions, TransitionSpec
 
@@ -15,7 +15,7 @@ SPEC = TransitionSpec({"states": ColumnSpec((1,), "float32")}, ColumnSpec((1,), 
 
 
 def filled(mark: float, steps: int = 5) -> ReplayBuffer:
-    buffer = ReplayBuffer(SPEC, 1, 10, Prioritization())
+    buffer = ReplayBuffer(SPEC, 1, 10)
     for _ in range(steps):
         here = {"states": np.full((1, 1), mark)}
         flags = np.zeros(1, np.bool_)
@@ -45,15 +45,6 @@ def test_what_an_empty_source_cannot_give_the_others_do() -> None:
     assert mixture.counts(10) == {"online": 0, "demonstrations": 10}
     with pytest.raises(ReplayError, match="empty"):
         ReplayMixture({"online": filled(1, 0)}, {"online": 1}).counts(1)
-
-
-def test_errors_go_to_the_source_of_their_rows() -> None:
-    online, demonstrations = filled(1), filled(2)
-    mixture = ReplayMixture({"a": online, "b": demonstrations}, {"a": 1, "b": 3})
-    batch = mixture.sample(8, np.random.default_rng(0), 1, 0.9)
-    mixture.update_priorities(batch, np.where(batch.rewards == 1, 5.0, 9.0))
-    for buffer, rows, error in ((online, batch.rows[:2], 5), (demonstrations, batch.rows[2:], 9)):
-        np.testing.assert_allclose(buffer.save()["priorities"][0, rows], (error + 1e-6) ** 0.6)
 
 
 @pytest.mark.parametrize("shares", [{"a": 1.0}, {"a": -1.0, "b": 2.0}, {"a": 0.0, "b": 0.0}])

@@ -1,4 +1,4 @@
-"""The rules of a replay buffer on a memory budget."""
+"""The rules of off-policy losses."""
 
 from __future__ import annotations
 
@@ -21,24 +21,20 @@ def faults(*overrides: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("replay", "code", "said"),
+    ("key", "help"),
     [
-        ("{memory_gib: 2}", "conflicting-settings", "spills to a folder, but none is set"),
-        (
-            "{memory_gib: 2, spill_path: rows, image_memory_gib: 1}",
-            "conflicting-settings",
-            "compresses images and drops the oldest",
-        ),
-        ("{spill_path: rows}", "no-effect", "`memory_gib` is not set"),
+        ("prioritized: true", "drawn evenly"),
+        ("priority_beta: 0.5", "drawn evenly"),
+        ("memory_gib: 2", "write `storage`"),
+        ("spill_path: rows", "write `storage`"),
+        ("image_memory_gib: 1", "a smaller `capacity`"),
+        ("interventions_capacity: 10", "the newest 100000 rows"),
     ],
 )
-def test_a_memory_budget_needs_a_folder_and_nothing_else(replay: str, code: str, said: str) -> None:
-    results = faults(f"{REPLAY}={replay}")
-    assert [message for result, message in results if result == code and said in message], results
-
-
-def test_a_memory_budget_with_a_folder_is_right() -> None:
-    assert faults(f"{REPLAY}={{memory_gib: 2, spill_path: rows}}") == faults()
+def test_former_keys_of_the_buffer_name_what_there_is(key: str, help: str) -> None:
+    diagnostics = load_with_lint("laptop", (*SAC, f"{REPLAY}={{{key}, capacity: 500}}"), environ={}).diagnostics
+    (finding,) = [finding for finding in diagnostics if finding.code == "unknown-key"]
+    assert (str(finding.path[-1]) in key, help in (finding.help or "")) == (True, True)
 
 
 def test_td3_bc_needs_recorded_transitions_and_noise() -> None:
