@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
-from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors
 from recipes.embodied.off_policy.dsrl import NOISE_CRITIC, Dsrl, DsrlSettings
-from recipes.embodied.off_policy.sources import learned_spec, transition_spec
+from recipes.embodied.off_policy.sources import transition_spec
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.replay_types import Transitions
 from recipes.sections.actor import FsdpConfig

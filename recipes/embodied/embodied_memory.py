@@ -23,15 +23,16 @@ from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.model_options import MODEL_OPTIONS
-from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
+from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.config.off_policy_settings import buffer_rows
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, learned_spec
 from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
-from recipes.embodied.off_policy.registry import algorithm_of, is_off_policy
-from recipes.embodied.off_policy.settings import buffer_rows
-from recipes.embodied.off_policy.sources import learned_spec, transition_spec
+from recipes.embodied.off_policy.registry import algorithm_of
+from recipes.embodied.off_policy.sources import transition_spec
 from recipes.training.memory_parts import (
     FORWARD,
     PLAIN,

@@ -7,11 +7,11 @@ from typing import cast
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.batch_sizes import divides_among
+from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.filming_runner import FilmedEnv, FilmingRunner
 from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedRollout
 from recipes.embodied.models.folder_facts import require_model_folder
-from recipes.embodied.off_policy.registry import is_off_policy
 from rlinf_core import Cluster, HybridComponentPlacement, Job, run_job
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.record import RunRecord

@@ -12,8 +12,8 @@ from pydantic import Field
 from recipes.embodied.config.embodied_no_effect import EMBODIED
 from recipes.embodied.config.env_config import EnvironmentConfig, EnvSection, TrainEnvironmentConfig
 from recipes.embodied.config.env_types import is_robot
+from recipes.embodied.config.off_policy_config import METHODS, OffPolicyConfig
 from recipes.embodied.config.policy_config import PolicyActorConfig, PolicyJob, PolicyOptimConfig, PolicyRunnerConfig
-from recipes.embodied.off_policy.registry import ALGORITHMS, OffPolicyConfig
 from recipes.sections.actor import ValueOptimConfig
 from recipes.sections.algorithm import (
     ADVANTAGES,
@@ -68,11 +68,11 @@ class EmbodiedAlgorithmConfig(AlgorithmConfig):
         " head.",
     )
     adv_type: AdvantageType = "gae"
-    loss_type: Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *ALGORITHMS), OTHER_LOSSES)] = Field(
+    loss_type: Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *METHODS), OTHER_LOSSES)] = Field(
         default="actor_critic",
         description="Loss. actor_critic: policy and value loss; actor: policy loss only; off policy, with critics of"
         " actions trained from a replay buffer, "
-        + "; ".join(f"{name}: {algorithm.summary}" for name, algorithm in ALGORITHMS.items())
+        + "; ".join(f"{name}: {algorithm.summary}" for name, algorithm in METHODS.items())
         + "; or `package.module:name`.",
     )
     update_epoch: Count = 6

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.config.off_policy_no_effect import OFF_POLICY
-from recipes.embodied.off_policy.registry import is_off_policy
 from recipes.sections.no_effect import (
     NOT_TRAINED,
     WITHIN_GROUPS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from recipes.embodied.off_policy.algorithm import OffPolicyAlgorithm
-from recipes.embodied.off_policy.registry import ALGORITHMS, OffPolicyConfig, algorithm_of, is_off_policy, owners
+from recipes.embodied.config.off_policy_config import ALGORITHMS, OffPolicyConfig, is_off_policy, method_of, owners
+from recipes.embodied.config.off_policy_settings import OffPolicyMethod
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.model import WorldSizes
 
@@ -22,9 +22,9 @@ def _loss_type(config: Any) -> str:
     return f"`loss_type: {config.algorithm.loss_type}` learns from single transitions, using action values"
 
 
-def _where(holds: Callable[[type[OffPolicyAlgorithm[Any]]], bool]) -> Callable[[Any, WorldSizes], bool]:
+def _where(holds: Callable[[type[OffPolicyMethod]], bool]) -> Callable[[Any, WorldSizes], bool]:
     """Return the condition that a file names an off-policy algorithm of which something holds."""
-    return lambda config, sizes: _learns_off_policy(config, sizes) and holds(algorithm_of(config.algorithm))
+    return lambda config, sizes: _learns_off_policy(config, sizes) and holds(method_of(config.algorithm))
 
 
 def _of_other_algorithms() -> tuple[IgnoredKeys, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -81,6 +81,11 @@ class EnvSpec:
         if self.has_instructions:
             observations[INSTRUCTIONS] = ((), "U")
         return observations
+
+
+def learned_spec(spec: EnvSpec, action_size: int) -> EnvSpec:
+    """Return the spec of an environment with actions of another size, from -1 to 1."""
+    return spec if action_size == spec.action_size else replace(spec, action_size=action_size, low=None, high=None)
 
 
 def native_actions(

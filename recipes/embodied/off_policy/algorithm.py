@@ -8,9 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from recipes.embodied.off_policy.settings import SQUASHED, BootstrappedSettings, OffPolicySettings
+from recipes.embodied.config.off_policy_settings import BootstrappedSettings, OffPolicyMethod, OffPolicySettings
 from recipes.sections.checks import Report, blame
 from rlinf_core.config.tree import Path
 
@@ -68,7 +68,7 @@ class TransitionTensors:
         )
 
 
-class OffPolicyAlgorithm(ABC, Generic[Settings]):
+class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
     """An algorithm that learns from a replay buffer: its keys, its demands on a job, and its updates.
 
     As a class it answers for the job's file. An instance takes updates of critics and policy, together with those of
@@ -83,26 +83,8 @@ class OffPolicyAlgorithm(ABC, Generic[Settings]):
         skip_nonfinite: leave updates with a NaN or an infinity out, instead of raising.
 
     Attributes:
-        summary: a few words about it, for the description of `algorithm.loss_type`.
-        settings_model: its keys in `algorithm.off_policy`.
-        policy_type: the `actor.model.model_type` that it trains.
-        has_fixed_noise: whether the policy explores with noise of a fixed size; None: it may.
-        records_alone: whether it learns from demonstrations alone, and not from what happens in the run.
-        learns_drawn_actions: whether it learns from actions as they were drawn, whatever was carried out instead.
-        judges_states: whether its critics have values of states, too.
-        uses_target_critics, uses_target_policy: whether copies follow critics and policy at `target_rate`.
         updates: the number of updates of the critics since the beginning.
     """
-
-    summary: ClassVar[str]
-    settings_model: ClassVar[type[OffPolicySettings]]
-    policy_type: ClassVar[str] = SQUASHED
-    has_fixed_noise: ClassVar[bool | None] = None
-    records_alone: ClassVar[bool] = False
-    learns_drawn_actions: ClassVar[bool] = False
-    judges_states: ClassVar[bool] = False
-    uses_target_critics: ClassVar[bool] = True
-    uses_target_policy: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -205,9 +187,9 @@ class OffPolicyAlgorithm(ABC, Generic[Settings]):
     @classmethod
     def new_critics(cls, config: EmbodiedConfig, spec: EnvSpec, action_size: int) -> Critics:
         """Return critics of actions [n, action_size]."""
+        from recipes.embodied.envs.env_spec import learned_spec
         from recipes.embodied.models.critics import Critics
         from recipes.embodied.models.small.squashed_policy import image_features
-        from recipes.embodied.off_policy.sources import learned_spec
 
         settings, model = config.algorithm.off_policy, config.actor.model
         return Critics(

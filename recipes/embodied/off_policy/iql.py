@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import Field
 
+from recipes.embodied.config.off_policy_settings import OffPolicySettings
 from recipes.embodied.off_policy.algorithm import OffPolicyAlgorithm, TransitionTensors
-from recipes.embodied.off_policy.settings import OffPolicySettings
 from rlinf_core.config.sections.values import PositiveFloat
 from rlinf_core.scalars import Float
 

@@ -15,7 +15,14 @@ from recipes.demonstrations.data_facts import DataFacts, facts_of
 from recipes.demonstrations.orientation import PicturesShown
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.config.off_policy_settings import (
+    DEFAULT_BATCH,
+    DEMONSTRATIONS,
+    INTERVENTIONS,
+    ONLINE,
+    buffer_rows,
+)
+from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.learning.data_reading import first_pictures
 from recipes.embodied.learning.running_states import check_running, with_states
@@ -28,7 +35,6 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import TransitionTensors
 from recipes.embodied.off_policy.registry import algorithm_of
-from recipes.embodied.off_policy.settings import DEFAULT_BATCH, DEMONSTRATIONS, INTERVENTIONS, ONLINE, buffer_rows
 from recipes.embodied.off_policy.sources import (
     BEFORE,
     add_recording,
@@ -36,7 +42,6 @@ from recipes.embodied.off_policy.sources import (
     demonstrations_buffer,
     fitting_data,
     intervened,
-    learned_spec,
     transition_spec,
     transition_steps,
 )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 
+from recipes.embodied.config.off_policy_settings import BootstrappedSettings
 from recipes.embodied.off_policy.algorithm import BootstrappedAlgorithm, TransitionTensors
-from recipes.embodied.off_policy.settings import BootstrappedSettings
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.sections.values import PositiveFloat
 from rlinf_core.scalars import Bool, Float

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -43,11 +42,6 @@ _LOGGER = logging.getLogger(__name__)
 Steps = dict[str, Array]
 BEFORE, _AFTER = "observations/", "next_observations/"
 _ACTIONS, _REWARDS, _ENDS, _CUTS, _VALID = "actions", "rewards", "terminations", "truncations", "valid"
-
-
-def learned_spec(spec: EnvSpec, action_size: int) -> EnvSpec:
-    """Return the spec of an environment with actions of another size, from -1 to 1."""
-    return spec if action_size == spec.action_size else replace(spec, action_size=action_size, low=None, high=None)
 
 
 def transition_spec(spec: EnvSpec) -> TransitionSpec:

@@ -15,9 +15,9 @@ from recipes.embodied.config.batch_sizes import check_batches, evaluates
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.embodied.config.intervention_types import NONE
+from recipes.embodied.config.off_policy_config import is_off_policy, trainer_of
+from recipes.embodied.config.off_policy_settings import SQUASHED
 from recipes.embodied.models.folder_facts import STEERED, check_model_folder
-from recipes.embodied.off_policy.registry import is_off_policy, trainer_of
-from recipes.embodied.off_policy.settings import SQUASHED
 from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of, has_no_limit

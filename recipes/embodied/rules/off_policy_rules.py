@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recipes.embodied.config.intervention_types import NONE
+from recipes.embodied.config.off_policy_config import WITH_JOINT_CRITICS
+from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH
 from recipes.embodied.off_policy.algorithm import LOSS
-from recipes.embodied.off_policy.registry import WITH_JOINT_CRITICS, algorithm_of
-from recipes.embodied.off_policy.settings import DEFAULT_BATCH
+from recipes.embodied.off_policy.registry import algorithm_of
 from recipes.sections.checks import Report, WorldSizes, blame
 from rlinf_core.config.tree import Path
 

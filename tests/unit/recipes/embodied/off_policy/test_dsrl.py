@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig
-from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.policy_folder import save_policy
@@ -19,7 +19,7 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.steered_policy import SteeredPolicy
 from recipes.embodied.off_policy.algorithm import TransitionTensors
 from recipes.embodied.off_policy.dsrl import Dsrl, DsrlSettings
-from recipes.embodied.off_policy.sources import learned_spec, transition_steps
+from recipes.embodied.off_policy.sources import transition_steps
 from recipes.sections.actor import FsdpConfig
 from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures

@@ -1,9 +1,9 @@
-"""Keys that every off-policy algorithm has: `algorithm.off_policy` without those of single algorithms."""
+"""Keys that every off-policy algorithm has, and what each answers about itself for the file of a job."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
@@ -116,3 +116,28 @@ class BootstrappedSettings(OffPolicySettings):
     critics_in_target: Count = Field(
         default=2, description="Critics drawn for each update, whose minimum is the target value."
     )
+
+
+class OffPolicyMethod:
+    """The answers of an off-policy algorithm about itself, as a class.
+
+    Attributes:
+        summary: a few words about it, for the description of `algorithm.loss_type`.
+        settings_model: its keys in `algorithm.off_policy`.
+        policy_type: the `actor.model.model_type` that it trains.
+        has_fixed_noise: whether the policy explores with noise of a fixed size; None: it may.
+        records_alone: whether it learns from demonstrations alone, and not from what happens in the run.
+        learns_drawn_actions: whether it learns from actions as they were drawn, whatever was carried out instead.
+        judges_states: whether its critics have values of states, too.
+        uses_target_critics, uses_target_policy: whether copies follow critics and policy at `target_rate`.
+    """
+
+    summary: ClassVar[str]
+    settings_model: ClassVar[type[OffPolicySettings]]
+    policy_type: ClassVar[str] = SQUASHED
+    has_fixed_noise: ClassVar[bool | None] = None
+    records_alone: ClassVar[bool] = False
+    learns_drawn_actions: ClassVar[bool] = False
+    judges_states: ClassVar[bool] = False
+    uses_target_critics: ClassVar[bool] = True
+    uses_target_policy: ClassVar[bool] = False
