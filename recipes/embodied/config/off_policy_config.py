@@ -10,21 +10,20 @@ from pydantic import create_model
 from recipes.embodied.config.off_policy_settings import OffPolicyMethod, OffPolicySettings
 from rlinf_core.registry import import_target
 
-_FOLDER: Final = "recipes.embodied.off_policy"
 # By name, as they compute with what the configuration describes.
 ALGORITHMS: Final[Mapping[str, str]] = {
-    "sac": f"{_FOLDER}.sac:Sac",
-    "td3": f"{_FOLDER}.td3:Td3",
-    "td3_bc": f"{_FOLDER}.td3_bc:Td3Bc",
-    "iql": f"{_FOLDER}.iql:Iql",
-    "dsrl": f"{_FOLDER}.dsrl:Dsrl",
+    "sac": "recipes.embodied.off_policy.sac:Sac",
+    "td3": "recipes.embodied.off_policy.td3:Td3",
+    "td3_bc": "recipes.embodied.off_policy.td3_bc:Td3Bc",
+    "iql": "recipes.embodied.off_policy.iql:Iql",
+    "dsrl": "recipes.embodied.off_policy.dsrl:Dsrl",
 }
 # Those with `critic_norm: batch`.
 WITH_JOINT_CRITICS: Final[Mapping[str, str]] = {
-    "sac": f"{_FOLDER}.crossq:CrossQ",
-    "td3": f"{_FOLDER}.crossq:CrossQTd3",
-    "td3_bc": f"{_FOLDER}.crossq:CrossQTd3Bc",
-    "dsrl": f"{_FOLDER}.crossq:CrossQDsrl",
+    "sac": "recipes.embodied.off_policy.crossq:CrossQ",
+    "td3": "recipes.embodied.off_policy.crossq:CrossQTd3",
+    "td3_bc": "recipes.embodied.off_policy.crossq:CrossQTd3Bc",
+    "dsrl": "recipes.embodied.off_policy.crossq:CrossQDsrl",
 }
 
 

@@ -201,7 +201,7 @@ class TestTerminal:
     def test_a_worker_has_none(self) -> None:
         with pytest.raises(InterventionError, match="no terminal") as caught:
             Terminal("/nowhere")
-        assert "rlinf robot teleop" in str(caught.value.help)
+        assert "`source: browser`" in str(caught.value.help)
 
 
 class FakeInput:

@@ -43,16 +43,14 @@ def test_what_comes_after_the_end_of_the_task_counts_nothing() -> None:
 @given(transitions)
 def test_the_loss_of_an_ensemble_is_the_sum_of_its_members(rows: list[tuple[float, ...]]) -> None:
     values = torch.stack((column(rows, 2), column(rows, 3))).requires_grad_()
-    targets, weights = column(rows, 0), column(rows, 1)
-    result = ensemble_loss(values, targets, weights)
-    expected = sum(
-        weight * (value - target) ** 2 / 2 / len(rows) for target, weight, *pair, _ in rows for value in pair
-    )
+    targets = column(rows, 0)
+    result = ensemble_loss(values, targets)
+    expected = sum((value - target) ** 2 / 2 / len(rows) for target, _, *pair, _ in rows for value in pair)
     assert result.loss.item() == pytest.approx(expected, abs=1e-9)
     result.loss.backward()
     assert values.grad is not None
     # Each critic learns as if it were alone.
-    torch.testing.assert_close(values.grad, weights * (values.detach() - targets) / len(rows))
+    torch.testing.assert_close(values.grad, (values.detach() - targets) / len(rows))
 
 
 def test_the_policy_ascends_the_smallest_value_or_the_mean() -> None:
