@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -62,13 +62,14 @@ class ReplayConfig(ConfigModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_former(cls, value: Any) -> Any:
-        former = [key for key in _FORMER_KEYS if isinstance(value, dict) and key in value]
+        written = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        former = [key for key in _FORMER_KEYS if key in written]
         if former:
             raise several(
-                ((key,), problem("unknown-key", f"`{key}` is no key any more", help=_FORMER_KEYS[key]), value[key])
+                ((key,), problem("unknown-key", f"`{key}` is no key any more", help=_FORMER_KEYS[key]), written[key])
                 for key in former
             )
-        return value
+        return cast("Any", value)
 
 
 def buffer_rows(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict[str, int]:
