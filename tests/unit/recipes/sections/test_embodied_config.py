@@ -302,7 +302,7 @@ class TestKinds:
         text = "env:\n  train:\n    env_type: libero\n    options: {camras: [main], image_size: 4}\n"
         results = {diagnostic[0]: diagnostic for diagnostic in findings(LAPTOP + text, messages=True)}
         assert results.keys() == {"missing-extra", "bad-value", "unknown-choice"}
-        assert "rlinf env setup libero" in results["missing-extra"][3]
+        assert "rlinf venv setup libero" in results["missing-extra"][3]
         assert "greater than or equal to 8" in results["bad-value"][2]
         assert results["unknown-choice"][3] == "did you mean `cameras`?"
 
