@@ -10,6 +10,8 @@ import typer
 from rlinf_cli.arguments import completion
 from rlinf_cli.arguments.options import Assume, FileIfAny, FileOrRun, Live, Name, Out, Overrides, Parallel, assumed
 from rlinf_cli.command import Group, Result, command, group, opt
+from rlinf_cli.file.job_file import is_override
+from rlinf_core.suggest import near
 
 _DEFAULT = "placement"
 
@@ -25,8 +27,13 @@ class _Views(Group):
             for name in parameter.opts
             if not getattr(parameter, "is_flag", True)
         }
-        named = (at for at, word in enumerate(args) if word in self.commands and (not at or args[at - 1] not in valued))
-        at = next(named, None)
+        free = [at for at in range(len(args)) if not at or args[at - 1] not in valued]
+        at = next((at for at in free if args[at] in self.commands), None)
+        names = [args[at] for at in free if not args[at].startswith("-") and not is_override(args[at])]
+        if at is None and len(names) > 1:
+            # One of them is meant for a view.
+            wrong = next((name for name in names if near(name, self.commands)), names[0])
+            return super().resolve_command(ctx, [wrong])
         words = [_DEFAULT, *args] if at is None else [args[at], *args[:at], *args[at + 1 :]]
         return super().resolve_command(ctx, words)
 

@@ -30,7 +30,7 @@ Statuses = Annotated[
 runs = group("List the runs of a folder, newest first; `prune` deletes some.", default="list")
 
 
-@command("rlinf runs", "rlinf runs --status failed --sort result", app=runs, name="list")
+@command("rlinf runs list --status failed --sort result", app=runs, name="list")
 def list_(
     status: Statuses = None,
     recipe: Recipe = None,
