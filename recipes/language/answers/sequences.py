@@ -140,8 +140,7 @@ class Sequence:
         metadata: the metadata of the request.
         trained: which of `tokens` are trained on, where not all are: what a tool said between two turns is not, and
             has log-probability and version 0. Empty: all.
-        rewards: the reward of each token, of each token, part of the answer's reward that came before its end; empty:
-            none.
+        rewards: the part of the answer's reward that came with each token, before the answer's end; empty: none.
         failure: why the engine gave no whole answer, where that is not a fault of the policy's; it is `aborted` then.
         experts: the experts of its tokens; None: not recorded.
     """

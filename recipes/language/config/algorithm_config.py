@@ -183,5 +183,5 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
 
     @property
     def wants_values(self) -> bool:
-        """Whether the advantages may use values: users' those own, too."""
+        """Whether the advantages may use values, as a user's own function may."""
         return self.needs_values or self.adv_type not in KNOWN_ADVANTAGES

@@ -95,7 +95,7 @@ def checked_sequence(
     if vocabulary and tokens and max(tokens) >= vocabulary:
         raise wrong(
             f"it has the token {max(tokens)}; the model's tokens are 0 to {vocabulary - 1}",
-            "the engine must serve the model of `rollout.model`",
+            "the engine must serve the model of `actor.model.model_path`",
         )
     if not isinstance(logprobs, list) or len(cast("list[Any]", logprobs)) != len(tokens):
         count = len(cast("list[Any]", logprobs)) if isinstance(logprobs, list) else "no"

@@ -132,9 +132,9 @@ class AnswerLearner(ABC):
         self._updates = 0
         for epoch in range(self._settings.epochs):
             for rows in self._minibatches(batch, seed + epoch):
-                moved = self._with_gradient(batch, targets, rows)
-                parts = self._micro.divide(batch, moved)
-                totals = {name: total / len(parts) for name, total in self._totals(batch, rows, moved).items()}
+                active = self._with_gradient(batch, targets, rows)
+                parts = self._micro.divide(batch, active)
+                totals = {name: total / len(parts) for name, total in self._totals(batch, rows, active).items()}
 
                 def part_loss(part: list[int], totals: Mapping[str, Tensor] = totals) -> Loss:
                     lengths = batch.answer_lengths[torch.tensor(part)] if part else STAND_IN.answer_lengths
@@ -173,12 +173,12 @@ class AnswerLearner(ABC):
         """Return the answers whose loss depends on the weights; the others need no pass."""
         return rows
 
-    def _totals(self, batch: RolloutBatch, rows: list[int], moved: list[int]) -> dict[str, Tensor]:
-        """Return the denominators of losses and of metrics over `moved` tokens, over all ranks, averaged by rank."""
+    def _totals(self, batch: RolloutBatch, rows: list[int], active: list[int]) -> dict[str, Tensor]:
+        """Return the denominators of losses and of metrics over all ranks, averaged by rank; metrics count `active`."""
         how = self._loss_settings.loss_agg_func
         mask = padded(batch.trained, batch.answer_lengths)
         totals: list[Tensor] = []
-        counts: tuple[tuple[LossAggregation, list[int]], ...] = ((how, rows), (how, moved), ("token-mean", moved))
+        counts: tuple[tuple[LossAggregation, list[int]], ...] = ((how, rows), (how, active), ("token-mean", active))
         for kind, counted in counts:
             part = mask[torch.tensor(counted, dtype=torch.int64)]
             totals.append(
@@ -261,8 +261,8 @@ class LanguageLearner(AnswerLearner):
         """
         if not self._settings.leave_out or "ref_logprobs" in targets or self._loss_settings.entropy_bonus:
             return rows
-        moved = floats(answer_sums(targets["advantages"].abs(), batch.answer_lengths))
-        return [row for row in rows if moved[row] != 0]  # NaN is found in the pass
+        weights = floats(answer_sums(targets["advantages"].abs(), batch.answer_lengths))
+        return [row for row in rows if weights[row] != 0]  # NaN is found in the pass
 
     def _check_reached(self, batch: RolloutBatch, where: str) -> None:
         """See `AnswerLearner`. A model's tensors that no token depends on, such as those of pictures, do not count."""

@@ -263,7 +263,7 @@ def _fault_of_rows(config: LanguageConfig, template: ChatTemplate) -> ChatFault 
             try:
                 problems = check_file(path, data.prompt_key, data.answer_key)
             except ConfigError:
-                continue  # `data_rules` says so
+                continue  # `problem_rules` reports it
             for number, problem in enumerate(problems[index] for index in range(len(problems))):
                 why = template.fault(problem.messages) if problem.messages else None
                 if why is not None:

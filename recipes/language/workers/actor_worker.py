@@ -90,9 +90,9 @@ class LanguageActor(ComparingWorker):
             self._reference = EvaluationClient(self, self._config.reference.group_name, layout.references)
         if layout.teachers:
             self._teacher = EvaluationClient(self, self._config.teacher.group_name, layout.teachers)
-        self._rest()
+        self._offload()
 
-    def _rest(self) -> None:
+    def _offload(self) -> None:
         """Leave the accelerator to other components, where `actor.enable_offload` says so."""
         if self._config.actor.enable_offload:
             self._state.offload()
@@ -249,7 +249,7 @@ class LanguageActor(ComparingWorker):
         gap = {} if self._targets.comparable is None else self._check_logprobs(self._learner.differences, step)
         self._state.version += 1
         del self._batch, self._targets
-        self._rest()
+        self._offload()
         if figures.skipped:
             self.log_warning(SKIPPED, step, figures.skipped)
         return {

@@ -77,9 +77,9 @@ class LanguageCritic(ComparingWorker):
             self.torch_device,
         )
         self._exchange = EvaluationServer(self, whole.actor.group_name, layout.actors)
-        self._rest()
+        self._offload()
 
-    def _rest(self) -> None:
+    def _offload(self) -> None:
         """Leave the accelerator to other components, where `critic.enable_offload` says so."""
         if self._config.critic.enable_offload:
             self._state.offload()
@@ -107,7 +107,7 @@ class LanguageCritic(ComparingWorker):
         variance = explained_variance(self._values, returns, self._batch.trained).item()
         self._state.version += 1
         del self._batch, self._values
-        self._rest()
+        self._offload()
         if figures.skipped:
             self.log_warning(SKIPPED, step, figures.skipped)
         metrics = figures.metrics(counts_skipped=config.runner.on_nonfinite == "skip")

@@ -60,7 +60,7 @@ class LanguageReference(ComparingWorker):
             share_prompts=actor.share_prompts,
         )
         self._exchange = EvaluationServer(self, actor.group_name, layout.actors)
-        self._rest()
+        self._offload()
 
     @property
     def _section(self) -> LanguageReferenceConfig | LanguageTeacherConfig:
@@ -71,7 +71,7 @@ class LanguageReference(ComparingWorker):
         """Return the file as if its actor trained the model that is held here."""
         return with_model(self._config, reference_model(self._config))
 
-    def _rest(self) -> None:
+    def _offload(self) -> None:
         """Leave the accelerator to other components, where `enable_offload` says so."""
         if self._section.enable_offload:
             self._policy.to("cpu")
@@ -88,4 +88,4 @@ class LanguageReference(ComparingWorker):
         batch = self._exchange.recv()
         self._policy.to(self.torch_device)
         self._exchange.send_tokens(self._micro.evaluate(batch, logprobs))
-        self._rest()
+        self._offload()

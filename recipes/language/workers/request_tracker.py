@@ -50,7 +50,7 @@ class Answering:
         stops: tokens that end answers, which are not part of their texts.
         training, evaluation: the problems.
         put: takes the groups that became whole together; a prompt that is too long is a group without answers.
-        take_up: returns what a checkpoint has of the answers to a training problem, by its position.
+        restore_unfinished: returns what a checkpoint has of the answers to a training problem, by its position.
 
     Attributes:
         version: the version of the engine's weights; -1: there are none yet.
@@ -67,7 +67,7 @@ class Answering:
         training: ProblemSet,
         evaluation: ProblemSet,
         put: Callable[[list[AnswerGroup]], None],
-        take_up: Callable[[int], UnfinishedGroup] | None = None,
+        restore_unfinished: Callable[[int], UnfinishedGroup] | None = None,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -77,7 +77,7 @@ class Answering:
         self._put = put
         # Incomplete prompts, by request name.
         self._open: dict[str, _Open] = {}
-        self._take_up = take_up
+        self._restore_unfinished = restore_unfinished
         # Unfinished answers from a checkpoint, by problem position.
         self._begun: dict[int, UnfinishedGroup] = {}
         self.version = -1
@@ -159,8 +159,8 @@ class Answering:
     def _accepted(self, prompt: Prompt) -> Prompt:
         """Return a prompt, and take over its unfinished answers from a checkpoint, so that the next checkpoint has them
         too."""
-        if prompt.begun and self._take_up is not None:
-            self._begun[prompt.position] = self._take_up(prompt.position)
+        if prompt.begun and self._restore_unfinished is not None:
+            self._begun[prompt.position] = self._restore_unfinished(prompt.position)
         return prompt
 
     def _unfinished(self, waiting: Iterable[Prompt]) -> UnfinishedReport:
@@ -206,9 +206,9 @@ class Answering:
         if begun is None or begun.answers[0].prompt != tokens:
             self._engine.submit(request)
         else:
-            self._go_on(request, begun)
+            self._resubmit(request, begun)
 
-    def _go_on(self, request: Request, begun: UnfinishedGroup) -> None:
+    def _resubmit(self, request: Request, begun: UnfinishedGroup) -> None:
         """Submit a partially answered request: finished answers are done, the others continue."""
         there = {answer.sample: answer for answer in begun.answers if answer.sample < request.group_size}
         ended = [answer for answer in there.values() if answer.finish_reason != "aborted"]

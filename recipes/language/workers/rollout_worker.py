@@ -61,7 +61,7 @@ class LanguageRolloutWorker(EngineWorker):
             training=training,
             evaluation=evaluation,
             put=self._put,
-            take_up=self._take_up,
+            restore_unfinished=self._restore_unfinished,
         )
         self._answers = self.connect_channel(layout.answers)
         self._scored = self.connect_channel(layout.scored)
@@ -108,7 +108,7 @@ class LanguageRolloutWorker(EngineWorker):
         """Hand the unfinished answers to the actors, for a checkpoint."""
         self._scored.put(report, key=UNFINISHED)
 
-    def _take_up(self, position: int) -> UnfinishedGroup:
+    def _restore_unfinished(self, position: int) -> UnfinishedGroup:
         """Return a checkpoint's unfinished answers to a training problem."""
         return self._scored.get(key=unfinished_key(position))
 

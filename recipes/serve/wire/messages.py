@@ -47,7 +47,7 @@ def _add_field(message: descriptor_pb2.DescriptorProto, number: int, name: str, 
     field = message.field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
     base = kind.rstrip("*?{}")
     if kind.endswith("{}"):
-        entry = message.nested_type.add(name=f"{name.title().replace('_', '')}JournalEntry")
+        entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
         entry.options.map_entry = True
         _add_field(entry, 1, "key", "string")
         _add_field(entry, 2, "value", base)

@@ -98,7 +98,7 @@ class PackedContexts:
         tokens: the tokens of the row.
         segments: the segments of the row.
         shared: how many tokens all begin with.
-        numbers: the number of each context, of each context, by its tokens.
+        numbers: the number of each context, by its tokens.
     """
 
     tokens: list[int]

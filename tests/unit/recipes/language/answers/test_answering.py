@@ -132,14 +132,14 @@ def prompt(slot: int, length: int, version: int = 0, answers: int = 2, step: int
     return Prompt(slot, length, step, 0, answers, 1.0, version)
 
 
-def made(*overrides: str, take_up: Any = None) -> tuple[Answering, list[AnswerGroup]]:
+def made(*overrides: str, restore_unfinished: Any = None) -> tuple[Answering, list[AnswerGroup]]:
     job = load_job("math_laptop", ("data.shuffle=false", *overrides), environ={})
     config, encoder = cast("Any", job.config), cast("Any", Encoder())
     put: list[AnswerGroup] = []
     problems: Any = [Problem(prompt=str(number), answer="") for number in range(50)]
     engine = SteppingEngine()
     sets: Any = {"training": problems, "evaluation": problems}
-    return Answering(config, engine, encoder, (), **sets, put=put.extend, take_up=take_up), put
+    return Answering(config, engine, encoder, (), **sets, put=put.extend, restore_unfinished=restore_unfinished), put
 
 
 def versions(group: AnswerGroup) -> tuple[int, ...]:
@@ -263,9 +263,9 @@ def test_a_failed_answer_is_not_kept_for_a_checkpoint() -> None:
     assert [answer.failed for answer in put[0].answers] == [True, False]
 
 
-def kept_of(*orders: tuple[int, Any], take_up: Any = None) -> tuple[list[Any], list[AnswerGroup]]:
+def kept_of(*orders: tuple[int, Any], restore_unfinished: Any = None) -> tuple[list[Any], list[AnswerGroup]]:
     """Return what a worker hands over for checkpoints, and the groups that it puts out."""
-    answering, put = made("runner.max_staleness=2", take_up=take_up)
+    answering, put = made("runner.max_staleness=2", restore_unfinished=restore_unfinished)
     kept: list[Any] = []
     answering.answer_forever(Script(*orders), Weights(), kept.append)
     return kept, put
@@ -282,7 +282,7 @@ def test_answers_under_way_are_handed_over_and_go_on_from_there() -> None:
     assert len(whole) == 4
     again = prompt(7, 6)._replace(begun=True)
     orders = (0, NewWeights(0)), (0, NewWeights(1)), (0, (again,)), (9, None)
-    _, put = kept_of(*orders, take_up={6: report.groups[0]}.get)
+    _, put = kept_of(*orders, restore_unfinished={6: report.groups[0]}.get)
 
     (group,) = put
     assert group.prompt.slot == 7
@@ -307,7 +307,7 @@ def test_of_a_group_only_what_has_not_ended_goes_on() -> None:
     begun = UnfinishedGroup(6, (answer(1, 4, "stop"), answer(2, 5, "aborted")))
     orders = (0, NewWeights(0)), (0, (prompt(0, 6, answers=3)._replace(begun=True),)), (9, None)
 
-    _, put = kept_of(*orders, take_up={6: begun}.get)
+    _, put = kept_of(*orders, restore_unfinished={6: begun}.get)
 
     (group,) = put
     assert [answer.versions for answer in group.answers] == [(0,) * 6, (1,) * 4, (1, 1, 1, 1, 1, 0)]
@@ -318,7 +318,7 @@ def test_waiting_answers_are_kept_by_the_next_checkpoint() -> None:
     waits = prompt(0, 6, version=1)._replace(begun=True)
     orders = (0, NewWeights(0)), (0, (waits,)), (1, KeepUnfinished(1)), (2, NewWeights(1)), (9, None)
 
-    (report,), put = kept_of(*orders, take_up={6: begun}.get)
+    (report,), put = kept_of(*orders, restore_unfinished={6: begun}.get)
 
     assert report.groups == (begun,)
     assert report.oldest == {6: 0}
@@ -334,7 +334,7 @@ def test_what_cannot_be_gone_on_with_is_begun_anew(
     begun = UnfinishedGroup(6, (replace(_one_token(), prompt=asked),))
     orders = (0, NewWeights(0)), (0, NewWeights(1)), (0, (prompt(0, 6)._replace(begun=True),)), (9, None)
 
-    _, put = kept_of(*orders, take_up={6: begun}.get)
+    _, put = kept_of(*orders, restore_unfinished={6: begun}.get)
 
     assert [len(answer.tokens) for answer in put[0].answers] == [6, 6]
 
