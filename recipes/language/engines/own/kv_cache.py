@@ -170,7 +170,7 @@ class KvCache:
         Args:
             keys, values: the keys and values, for each layer, float [heads, T, dim] of a packed row of tokens.
             rows: what enters.
-            contexts: for each row the positions of its context in the packed row, int64 [its length] on the CPU.
+            contexts: the positions of each row's context in the packed row, int64 [its length] on the CPU.
         """
         members: dict[tuple[int, int], list[int]] = {}
         for index, row in enumerate(rows):
