@@ -43,7 +43,7 @@ class _Commands(LazyGroup):
             "Policies": {
                 "eval": "rlinf_cli.commands.policies:evaluate",
                 "export": "rlinf_cli.commands.policies",
-                "import": "rlinf_cli.commands.checking.import_:app",
+                "import": "rlinf_cli.commands.import_:app",
             },
         }
     )

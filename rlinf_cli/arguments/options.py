@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from rlinf_cli.arguments import completion
 from rlinf_cli.command import arg, opt
-
-
-class Output(StrEnum):
-    """The format of a result."""
-
-    TEXT = "text"
-    JSON = "json"
-
 
 File = Annotated[str, arg("FILE", completion.files)]
 FileIfAny = Annotated[str | None, arg("FILE", completion.files)]

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 
-from rlinf_cli.arguments.options import Output, OutputOption
+from rlinf_cli.command import Result, arg, command, opt
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.file.job_file import SoundJob, load, sound, split_files
-from rlinf_cli.lazy import command
 from rlinf_cli.main import guarded
 from rlinf_cli.run.runnable import check_has_program, check_installed
 from rlinf_core.errors import ConfigError
@@ -26,51 +25,39 @@ from tests.chaos.judge import GOOD
 from tests.chaos.strike_plan import plan_of
 
 
-def chaos(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE|recipe=NAME", hidden=True),
-    ],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, metavar="N", help="Number of runs, one for each seed.")] = 3,
-    first_seed: Annotated[
-        int, typer.Option("--first-seed", min=0, metavar="K", help="The first seed; a run is replayed by its own.")
-    ] = 0,
+@command(
+    "python -m tests.chaos laptop runner.max_steps=20 runner.save_interval=3",
+    "python -m tests.chaos math_laptop runner.max_steps=12 --seeds 10 --fault kill",
+    "python -m tests.chaos laptop runner.max_steps=20 --first-seed 7 --seeds 1 --keep",
+)
+def app(
+    arguments: Annotated[list[str], arg("FILE|RECIPE")],
+    seeds: Annotated[int, opt("--seeds N", "Number of runs, one for each seed.", min=1)] = 3,
+    first_seed: Annotated[int, opt("--first-seed K", "The first seed; a run is replayed by its own.", min=0)] = 0,
     faults: Annotated[
         list[str] | None,
-        typer.Option(
-            "--fault",
-            metavar="NAME",
-            help="Draw from these faults, as `kill-worker`, or `kill` for all that begin so. Default: all.",
-            show_default=False,
-        ),
+        opt("--fault NAME", "Draw from these faults, as `kill-worker`, or `kill` for all that begin so. Default: all."),
     ] = None,
-    most: Annotated[int, typer.Option("--most", min=1, metavar="N", help="Largest number of faults in one run.")] = 3,
+    most: Annotated[int, opt("--most N", "Largest number of faults in one run.", min=1)] = 3,
     deadline: Annotated[
         float | None,
-        typer.Option(
-            "--deadline",
+        opt(
+            "--deadline SECONDS",
+            "Time without a step, an event or a line after which a run is hung. Default: by the undisturbed runs.",
             min=1.0,
-            metavar="SECONDS",
-            help="Time without a step, an event or a line after which a run is hung. Default: by the undisturbed runs.",
-            show_default=False,
         ),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--folder",
-            metavar="FOLDER",
-            help="Folder for the runs; name an earlier one to reuse its undisturbed runs. Default: a new one in the"
+        opt(
+            "--folder FOLDER",
+            "Folder for the runs; name an earlier one to reuse its undisturbed runs. Default: a new one in the"
             " folder of runs.",
-            show_default=False,
         ),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the folders of good runs.", show_default=False)] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the faults of each seed, start nothing.", show_default=False)
-    ] = False,
-    output: OutputOption = Output.TEXT,
-) -> None:
+    keep: Annotated[bool, opt("--keep", "Keep the folders of good runs.")] = False,
+    dry_run: Annotated[bool, opt("--dry-run", "List the faults of each seed, start nothing.")] = False,
+) -> Result:
     """Inject faults into runs of a file, and check that each run recovers or names the fault.
 
     FILE and KEY=VALUE are as for `rlinf train`; the file must limit the steps. The job runs twice undisturbed (once
@@ -82,32 +69,18 @@ def chaos(
     job, log_path = _job(arguments, faults or [], most, deadline, keep=keep)
     numbers = range(first_seed, first_seed + seeds)
     if dry_run:
-        _list(job, numbers, output)
-        return
+        return _listed(job, numbers)
     place = (folder or log_path / f"chaos-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
     prepare_folder(place)
     console.message(f"folder: {place}")
     results = work(job, place, numbers, lambda result: console.message(line_of(result)))
-    if output is Output.JSON:
-        console.result_json({"schema": "rlinf.chaos_runs/1", "runs": [record_of(result) for result in results]})
-    else:
-        console.result(table_of(results))
+    record = {"schema": "rlinf.chaos_runs/1", "runs": [record_of(result) for result in results]}
     bad = [result.plan.seed for result in results if result.verdict not in GOOD]
-    if bad:
-        words = ", ".join(f"seed-{seed}" for seed in bad)
-        console.message(f"look at {words} in {place}; `--first-seed {bad[0]} --seeds 1` plants the same faults again")
-        raise typer.Exit(ExitCode.FAILED)
-
-
-app = command(
-    chaos,
-    examples=(
-        "python -m tests.chaos laptop runner.max_steps=20 runner.save_interval=3",
-        "python -m tests.chaos math_laptop runner.max_steps=12 --seeds 10 --fault kill",
-        "python -m tests.chaos laptop runner.max_steps=20 --first-seed 7 --seeds 1 --keep",
-    ),
-    no_args_is_help=True,
-)
+    if not bad:
+        return Result(table_of(results), record)
+    words = ", ".join(f"seed-{seed}" for seed in bad)
+    note = f"look at {words} in {place}; `--first-seed {bad[0]} --seeds 1` plants the same faults again"
+    return Result(table_of(results), record, ExitCode.FAILED, (note,))
 
 
 def _job(
@@ -160,18 +133,16 @@ def _check_machine(parts: SoundJob) -> None:
         )
 
 
-def _list(job: ChaosJob, seeds: range, output: Output) -> None:
+def _listed(job: ChaosJob, seeds: range) -> Result:
     plans = [plan_of(seed, job.steps, job.faults, job.most) for seed in seeds]
-    if output is Output.JSON:
-        listed = [
-            {"seed": plan.seed, "max_restarts": plan.max_restarts, "strikes": [one._asdict() for one in plan.strikes]}
-            for plan in plans
-        ]
-        console.result_json({"schema": "rlinf.chaos_plan/1", "runs": listed})
-        return
+    listed = [
+        {"seed": plan.seed, "max_restarts": plan.max_restarts, "strikes": [one._asdict() for one in plan.strikes]}
+        for plan in plans
+    ]
     rows = [(str(plan.seed), str(strike), str(plan.max_restarts)) for plan in plans for strike in plan.strikes]
-    console.result(console.table(("seed", "fault", "max_restarts"), rows, right=(0, 2)))
-    console.message("\nnothing was started, and nothing written")
+    table = console.table(("seed", "fault", "max_restarts"), rows, right=(0, 2))
+    notes = ("", "nothing was started, and nothing written")
+    return Result(table, {"schema": "rlinf.chaos_plan/1", "runs": listed}, notes=notes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from rlinf_cli.arguments import completion
-from rlinf_cli.arguments.options import Output
 from rlinf_cli.command import arg, command, opt
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode, code_of
@@ -53,7 +52,6 @@ def app(
 
     With a FOLDER, every job file in it and below is converted, and a table is printed.
     """
-    output = Output.JSON if console.verbosity.json else Output.TEXT
     overrides = [argument for argument in arguments if _is_override(argument)]
     names = [argument for argument in arguments if argument not in overrides]
     if len(names) != 1:
@@ -62,7 +60,7 @@ def app(
     _require_hydra()
     folders = [os.path.expanduser(folder) for folder in search_path or ()]
     request = _Request(overrides, folders, replace)
-    return (_folder if target.is_dir() else _file)(target, out, request, output)
+    return (_folder if target.is_dir() else _file)(target, out, request)
 
 
 def _is_override(argument: str) -> bool:
@@ -108,7 +106,7 @@ class _Imported(NamedTuple):
         return ExitCode.FAILED if self.converted.errors else ExitCode.OK
 
 
-def _file(source: Path, out: Path | None, request: _Request, output: Output) -> ExitCode:
+def _file(source: Path, out: Path | None, request: _Request) -> ExitCode:
     from rlinf_cli.importing.sources import IMPORTED
 
     to_stdout = out is not None and str(out) == "-"
@@ -121,13 +119,13 @@ def _file(source: Path, out: Path | None, request: _Request, output: Output) -> 
     )
     imported = _import(source, None if to_stdout else target, request)
     if imported.converted is None:
-        if output is Output.JSON:
+        if console.verbosity.json:
             console.result_json(_record([imported]))
         else:
             _show_failure(imported)
         return imported.exit_code
     _show_findings(imported)
-    if output is Output.JSON:
+    if console.verbosity.json:
         console.result_json(_record([imported]))
     elif to_stdout:
         console.result(imported.converted.text.rstrip("\n"))
@@ -144,7 +142,7 @@ def _summary(imported: _Imported) -> list[str]:
     return list(lines_of(imported.converted, str(imported.target) if imported.target else None))
 
 
-def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -> ExitCode:
+def _folder(folder: Path, out: Path | None, request: _Request) -> ExitCode:
     from rlinf_cli.importing.sources import IMPORTED, SCRIPT_ENDINGS, instead_of_script, job_files
     from rlinf_core.errors import ConfigError
 
@@ -164,7 +162,7 @@ def _folder(folder: Path, out: Path | None, request: _Request, output: Output) -
         inside = source.relative_to(folder)
         target = source.with_name(source.stem + IMPORTED) if out is None else out / inside.with_suffix(".yaml")
         imported.append(_import(source, target, request))
-    if output is Output.JSON:
+    if console.verbosity.json:
         console.result_json(_record(imported))
     else:
         _table(imported, folder)

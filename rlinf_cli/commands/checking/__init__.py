@@ -1,1 +1,0 @@
-"""Commands that check and explain a file, without connecting to a machine."""
