@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 _VALUE: Final = "VALUE"
 
 
-class Renamed(NamedTuple):
+class EarlierName(NamedTuple):
     """A command or an option that has another name now.
 
     Attributes:
@@ -24,35 +24,35 @@ class Renamed(NamedTuple):
 
 
 COMMANDS: Final = (
-    Renamed("sweep", "train"),
-    Renamed("recipes", "train"),
-    Renamed("schema", "explain --schema"),
-    Renamed("inspect workers", "ps"),
-    Renamed("debug", "ps --attach"),
-    Renamed("replay", "why --replay VALUE"),
-    Renamed("samples", "report --samples"),
-    Renamed("play", "eval --play"),
-    Renamed("env", "venv"),
+    EarlierName("sweep", "train"),
+    EarlierName("recipes", "train"),
+    EarlierName("schema", "explain --schema"),
+    EarlierName("inspect workers", "ps"),
+    EarlierName("debug", "ps --attach"),
+    EarlierName("replay", "why --replay VALUE"),
+    EarlierName("samples", "report --samples"),
+    EarlierName("play", "eval --play"),
+    EarlierName("env", "venv"),
 )
 OPTIONS: Final = (
-    *(Renamed(f"{option} json", "--json") for option in ("--output", "-o")),
-    *(Renamed(f"{option} text", "") for option in ("--output", "-o")),
-    *(Renamed(f"{option} github", "--github", "validate") for option in ("--output", "-o")),
-    Renamed("--log-path VALUE", "--runs-dir VALUE"),
-    Renamed("--out VALUE", "-o VALUE"),
-    Renamed("--svg VALUE", "-o VALUE", "inspect"),
-    Renamed("--tree", "--all", "inspect"),
-    Renamed("--plot VALUE", "-o VALUE", "compare"),
-    Renamed("--html VALUE", "-o VALUE", "compare"),
-    Renamed("--save VALUE", "-o VALUE", "robot"),
-    Renamed("--live", "--watch", "report"),
-    Renamed("--port VALUE", "", "report"),
-    Renamed("--component VALUE", "VALUE", "logs"),
-    Renamed("--rank VALUE", ":VALUE", "logs"),
+    *(EarlierName(f"{option} json", "--json") for option in ("--output", "-o")),
+    *(EarlierName(f"{option} text", "") for option in ("--output", "-o")),
+    *(EarlierName(f"{option} github", "--github", "validate") for option in ("--output", "-o")),
+    EarlierName("--log-path VALUE", "--runs-dir VALUE"),
+    EarlierName("--out VALUE", "-o VALUE"),
+    EarlierName("--svg VALUE", "-o VALUE", "inspect"),
+    EarlierName("--tree", "--all", "inspect"),
+    EarlierName("--plot VALUE", "-o VALUE", "compare"),
+    EarlierName("--html VALUE", "-o VALUE", "compare"),
+    EarlierName("--save VALUE", "-o VALUE", "robot"),
+    EarlierName("--live", "--watch", "report"),
+    EarlierName("--port VALUE", "", "report"),
+    EarlierName("--component VALUE", "VALUE", "logs"),
+    EarlierName("--rank VALUE", ":VALUE", "logs"),
 )
 
 
-def command_now(words: Sequence[str]) -> Renamed | None:
+def command_now(words: Sequence[str]) -> EarlierName | None:
     """Return the row of the earlier command that a command line begins with."""
     return next((row for row in COMMANDS if list(words[: len(row.old.split())]) == row.old.split()), None)
 
@@ -83,7 +83,7 @@ def renewed(words: Sequence[str], known: Container[str]) -> tuple[list[str], lis
     return [*renewed, *words[at:]], changes
 
 
-def with_command(row: Renamed, rest: Sequence[str]) -> list[str]:
+def with_command(row: EarlierName, rest: Sequence[str]) -> list[str]:
     """Return a command line under the name that its command has now, from what followed the earlier one."""
     name, *option = row.new.split()
     # An option that takes the first argument as its value stands before it.
@@ -106,7 +106,7 @@ def _matched(pattern: Sequence[str], words: Sequence[str]) -> tuple[int, str]:
     return (size, value) if pattern[1] in (_VALUE, value) else (0, "")
 
 
-def _is_meant(row: Renamed, replacement: Sequence[str], known: Container[str]) -> bool:
+def _is_meant(row: EarlierName, replacement: Sequence[str], known: Container[str]) -> bool:
     """Return whether the command has the new name of an option, and not the earlier one.
 
     `-o` names a file now, and a file is hardly called `json`.

@@ -2,9 +2,9 @@
 
     PYTHONPATH=.:VENV/lib/python3.11/site-packages python benchmarks/embodied/bench_real_time.py [--quick]
 
-VENV is one of `rlinf env setup metaworld`. A `flow_policy` on states learns from demonstrations of Meta-World's expert,
-and then acts greedily from starts that it has not seen, on one thread and in this process. Of 80 steps a second 8 are
-100 ms. Exits with 1 when a goal is missed.
+VENV is one of `rlinf venv setup metaworld`. A `flow_policy` on states learns from demonstrations of Meta-World's
+expert, and then acts greedily from starts that it has not seen, on one thread and in this process. Of 80 steps a second
+8 are 100 ms. Exits with 1 when a goal is missed.
 """
 
 from __future__ import annotations

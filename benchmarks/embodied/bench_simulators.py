@@ -3,7 +3,7 @@
     RLINF_METAWORLD_PYTHON=/opt/venv/metaworld/bin/python python -m benchmarks.embodied.bench_simulators [ENV_TYPE ...]
 
 `RLINF_LIBERO_PYTHON`, `RLINF_METAWORLD_PYTHON`, `RLINF_ROBOSUITE_PYTHON` and `RLINF_GYMNASIUM_ROBOTICS_PYTHON` name the
-interpreters, which `rlinf env setup` makes; simulators without one are left out. They take turns on the same
+interpreters, which `rlinf venv setup` makes; simulators without one are left out. They take turns on the same
 copies of the task, with the same actions and without images; CPU seconds are those of both processes. A chunk is what a
 policy answers an observation with. `--few` leaves out all but four environments and one action at a time. The
 goal is 0.9 of the bare simulator.

@@ -188,7 +188,7 @@ class JobFiles:
         self.diagnostics.error(code, message, span, (DEFAULTS,), help)
 
 
-class JobSource(ConfigSource):
+class JobConfigSource(ConfigSource):
     """Hydra's source of the files of one job, which `use` names."""
 
     files: ClassVar[JobFiles | None] = None
@@ -217,17 +217,17 @@ class JobSource(ConfigSource):
 
 class _SearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        if JobSource.files is not None:
-            search_path.append("main", f"{JobSource.scheme()}://")
+        if JobConfigSource.files is not None:
+            search_path.append("main", f"{JobConfigSource.scheme()}://")
 
 
 def use(files: JobFiles | None) -> None:
     """Let Hydra compose the files of a job; None for no more. No plugin of Hydra that is installed is imported."""
-    JobSource.files = files
+    JobConfigSource.files = files
     others = sys.modules.get(_PLUGINS)
     sys.modules[_PLUGINS] = None  # pyright: ignore[reportArgumentType]
     try:
-        for plugin in (JobSource, _SearchPath):
+        for plugin in (JobConfigSource, _SearchPath):
             Plugins.instance().register(plugin)
     finally:
         del sys.modules[_PLUGINS]

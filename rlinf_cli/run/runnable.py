@@ -97,7 +97,7 @@ def recipes_result() -> Result:
         reasons = [f"`{one.name}` cannot be run: {why}" for one in installed if (why := obstacle(one)) is not None]
         return "\n\n".join([table, *reasons])
 
-    hint = "\n`rlinf train RECIPE` runs one; `rlinf inspect config CONFIG` shows a config with all its defaults."
+    hint = "\n`rlinf train RECIPE` runs one; `rlinf inspect config CONFIG` shows its defaults."
     return Result(text, {"schema": "rlinf.recipes/1", "recipes": records}, notes=(hint,))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Result, Transport
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, CommandResult, Transport
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import clipped
 
@@ -85,7 +85,7 @@ class AgentReply(NamedTuple):
     help: str
     rc: int | None
     lines: str
-    result: Result
+    result: CommandResult
 
     @property
     def ok(self) -> bool:
@@ -149,7 +149,7 @@ async def ask(
     return _understood(node, path, result, deadline)
 
 
-def _understood(node: NodeTarget, interpreter: str, result: Result, deadline: float) -> AgentReply:
+def _understood(node: NodeTarget, interpreter: str, result: CommandResult, deadline: float) -> AgentReply:
     events = list(_events(result.stdout))
     last = events[-1] if events else {}
     if last.get("event") == "result":

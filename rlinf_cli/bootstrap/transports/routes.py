@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports.ssh import DEFAULT_PARALLEL, SshTransport
-from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport, run_process
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, CommandResult, OnLine, Transport, run_process
 from rlinf_cli.console.interrupts import command_signals
 
 T = TypeVar("T")
@@ -34,13 +34,13 @@ class LocalTransport(Transport):
         *,
         deadline: float,
         on_line: OnLine | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         try:
             return await run_process(argv, stdin, deadline, on_line)
         except FileNotFoundError as error:
-            return Result(_NOT_FOUND, b"", f"{argv[0]}: {error.strerror}".encode(), CommandOutcome.DONE)
+            return CommandResult(_NOT_FOUND, b"", f"{argv[0]}: {error.strerror}".encode(), CommandOutcome.DONE)
         except OSError as error:
-            return Result(_NOT_EXECUTABLE, b"", f"{argv[0]}: {error.strerror}".encode(), CommandOutcome.DONE)
+            return CommandResult(_NOT_EXECUTABLE, b"", f"{argv[0]}: {error.strerror}".encode(), CommandOutcome.DONE)
 
 
 class NodeRoutes(Transport):
@@ -63,7 +63,7 @@ class NodeRoutes(Transport):
         *,
         deadline: float,
         on_line: OnLine | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         way: Transport = self._local
         if node.host is not None:
             way = self._ssh = self._ssh or SshTransport()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport, run_process
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, CommandResult, OnLine, Transport, run_process
 from rlinf_core.errors import ClusterError
 from rlinf_core.node.node_facts import make_private, private_base
 
@@ -74,15 +74,15 @@ class SshTransport(Transport):
         *,
         deadline: float,
         on_line: OnLine | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         command = ["ssh", *self.arguments(node), shlex.join(argv)]
         try:
             result = await run_process(command, stdin, deadline, on_line, environment())
         except OSError as error:
             hint = "install OpenSSH's client, and have `ssh` on PATH"
-            return Result(-1, b"", str(error.strerror).encode(), CommandOutcome.NO_CLIENT, hint)
+            return CommandResult(-1, b"", str(error.strerror).encode(), CommandOutcome.NO_CLIENT, hint)
         kind = classify(result)
-        return Result(result.rc, result.stdout, result.stderr, kind, remedy(kind, node))
+        return CommandResult(result.rc, result.stdout, result.stderr, kind, remedy(kind, node))
 
     def arguments(self, node: NodeTarget) -> list[str]:
         """Return the arguments of `ssh` before the command: options and destination."""
@@ -106,7 +106,7 @@ class SshTransport(Transport):
         return [*arguments, "--", node.host or "localhost"]
 
 
-def classify(result: Result) -> CommandOutcome:
+def classify(result: CommandResult) -> CommandOutcome:
     """Classify a run of ssh by its exit code and messages."""
     if result.kind is not CommandOutcome.DONE or result.rc != _SSH_FAILED:
         return result.kind

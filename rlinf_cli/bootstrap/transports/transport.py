@@ -40,7 +40,7 @@ class CommandOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CommandResult:
     """The result of a command.
 
     Attributes:
@@ -88,7 +88,7 @@ class Transport(ABC):
         *,
         deadline: float,
         on_line: OnLine | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         """Run `argv` on `node` and return the result; no failure of a node or its connection raises.
 
         Args:
@@ -109,7 +109,7 @@ async def run_process(
     deadline: float,
     on_line: OnLine | None = None,
     env: Mapping[str, str] | None = None,
-) -> Result:
+) -> CommandResult:
     """Run a local program in its own session, bounded in time and in output.
 
     Raises:
@@ -132,11 +132,11 @@ async def run_process(
             rc = await process.wait()
     except TimeoutError:
         await _end(process)
-        return Result(-1, out.bytes, err.bytes, CommandOutcome.TIMEOUT)
+        return CommandResult(-1, out.bytes, err.bytes, CommandOutcome.TIMEOUT)
     except asyncio.CancelledError:
         await _end(process)
         raise
-    return Result(rc, out.bytes, err.bytes)
+    return CommandResult(rc, out.bytes, err.bytes)
 
 
 async def _feed(pipe: asyncio.StreamWriter | None, data: bytes) -> None:

@@ -44,7 +44,7 @@ def job(pair: RayHosts, hosts: Hosts) -> Iterator[Driver]:
 
 
 def inspect(pair: RayHosts, host: Host, **environment: str) -> dict[str, dict[str, Any]]:
-    """Return the workers that `rlinf inspect workers` shows on a host, by name."""
+    """Return the workers that `rlinf ps` shows on a host, by name."""
     argv = [sys.executable, "-m", "rlinf_cli", "inspect", "workers", "--json"]
     done = host.run(ray_hosts.with_env({**pair.environment, **environment}, argv), check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`rlinf debug` on a job that runs, from another process: stacks of workers that answer nothing, and breakpoints."""
+"""`rlinf ps --stacks` and `--attach` from another process: workers that answer nothing, and breakpoints."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -74,6 +75,7 @@ def test_commands_answer_as_they_did(cli: Callable[..., Any], runs: Path) -> Non
         assert "this is a bug" not in ended.err
         text = "".join((f"$ rlinf {line}\n", ended.out, ended.err, f"[exit {int(ended.code)}]\n"))
         text = text.replace(f"{runs}/", "").replace(str(runs), "~").replace(f"{Path(__file__).parents[3]}/", "")
+        text = text.replace(f"bin/{Path(sys.executable).name}", "bin/python")
         blocks.append(re.sub(r"\d+(\.\d+)? (s|min|h|d)\b", "N \\2", text))
     answers = "\n".join(blocks)
     if os.environ.get("REWRITE_FROZEN") == "1":

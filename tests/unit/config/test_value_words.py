@@ -61,7 +61,7 @@ def test_head_address_may_have_brackets() -> None:
         ("accelerators: '4'", "'4'", "write `{per_node: 4}`"),
         ("memory_gib: 80GB", "80GB", "write the number alone: `80`"),
         ("memory_gib: 1.5 TiB", "1.5 TiB", "write the number alone: `1.5`"),
-        ("memory_gib: '64,80'", "'64,80'", "write one of them; `rlinf sweep` trains with each"),
+        ("memory_gib: '64,80'", "'64,80'", "write one of them; `rlinf train` trains with each"),
         ("memory_gib: '1,000'", "'1,000'", "write `1000`"),
         ("ssh: {key: ~/.ssh/id}", "key", "did you mean `identity_file`?"),
         ("ssh: {timeout: 3}", "timeout", "did you mean `connect_timeout`?"),

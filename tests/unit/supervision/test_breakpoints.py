@@ -100,7 +100,7 @@ def test_helper_reads_a_known_process_alone(job: Job) -> None:
 def test_driver_is_told_the_command(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     worker = job.worker(job.join("driver"), "actor:0")
     worker.stops_at("x.py:3")
-    until(lambda: "actor:0 waits at a breakpoint, x.py:3; `rlinf debug --job job actor:0`" in caplog.text)
+    until(lambda: "actor:0 waits at a breakpoint, x.py:3; `rlinf ps --attach --job job actor:0`" in caplog.text)
     worker.stops_at("x.py:4", attached=True)
     worker.stops_at("x.py:5")
     until(lambda: "x.py:5" in caplog.text)
@@ -115,4 +115,4 @@ def test_command_names_the_run(
     job.worker(job.join("driver"), "env:0").stops_at("x.py:3")
     until(lambda: "env:0 waits at a breakpoint" in caplog.text)
     job.close()
-    assert "env:0 waits at a breakpoint, x.py:3; `rlinf debug runs/first env:0` attaches to it" in caplog.text
+    assert "env:0 waits at a breakpoint, x.py:3; `rlinf ps --attach runs/first env:0` attaches to it" in caplog.text

@@ -1,4 +1,4 @@
-"""`rlinf inspect workers` on a job that runs, from another process."""
+"""`rlinf ps` on a job that runs, from another process."""
 
 from __future__ import annotations
 

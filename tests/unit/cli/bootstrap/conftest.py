@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_cli.bootstrap import inventory
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.job.load import load_job
 
@@ -71,7 +71,7 @@ class FakeCluster(Transport):
         *,
         deadline: float,
         on_line: OnLine | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         request = request_in(stdin)
         verb = request["verb"]
         fake = self.nodes[node.rank]
@@ -80,14 +80,14 @@ class FakeCluster(Transport):
         self.requests.append({**request, "to": node.rank})
         await asyncio.sleep(0)
         if fake.ssh is not None:
-            return Result(255, b"", b"ssh: as told", fake.ssh, "what to do about ssh")
+            return CommandResult(255, b"", b"ssh: as told", fake.ssh, "what to do about ssh")
         hello = b'{"event": "hello"}\n'
         if on_line is not None:
             on_line(hello.strip())
         if fake.hangs_in == verb:
-            return Result(-1, hello, b"", CommandOutcome.TIMEOUT)
+            return CommandResult(-1, hello, b"", CommandOutcome.TIMEOUT)
         answer = getattr(self, f"_{verb}")(node, fake, request)
-        return Result(0, hello + json.dumps(answer).encode(), b"")
+        return CommandResult(0, hello + json.dumps(answer).encode(), b"")
 
     def _probe(self, node: NodeTarget, fake: FakeNode, request: dict[str, Any]) -> dict[str, Any]:
         own_name = {"event": "result", "hostname": f"h{node.rank}", "user": 0, "machine": fake.machine}

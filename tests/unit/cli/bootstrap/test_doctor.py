@@ -12,7 +12,7 @@ import pytest
 from rlinf_cli.bootstrap import preflight
 from rlinf_cli.bootstrap.checks.finding import CheckVerdict
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
 from rlinf_cli.machines.doctor_findings import doctor_record, doctor_text
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Trial
@@ -35,7 +35,7 @@ class Machines(Transport):
 
     def __init__(self) -> None:
         self.facts: dict[int, dict[str, Any]] = {0: {}, 1: {}, 2: {}}
-        self.results: dict[int, Result] = {}
+        self.results: dict[int, CommandResult] = {}
         self.asked: list[tuple[int, str]] = []
         self.trials: list[tuple[int, str, Any]] = []
         self.arguments: list[list[str]] = []
@@ -49,7 +49,7 @@ class Machines(Transport):
         *,
         deadline: float,
         on_line: OnLine | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         size, _, rest = stdin.lstrip().partition(b"\n")
         request = json.loads(rest[int(size) :])
         self.asked.append((node.rank, request["verb"]))
@@ -62,7 +62,7 @@ class Machines(Transport):
             on_line(line)
         if request["verb"] == "serve":
             await asyncio.sleep(60)
-        return Result(0, line + b"\n", b"")
+        return CommandResult(0, line + b"\n", b"")
 
     def _inspect(self, node: NodeTarget, request: dict[str, Any]) -> dict[str, Any]:
         import time
@@ -166,7 +166,7 @@ def test_without_time_for_links_none_is_measured(examine: Examine, machines: Mac
 
 
 def test_unreachable_node_is_reported_and_others_are_checked(examine: Examine, machines: Machines) -> None:
-    machines.results[1] = Result(255, b"", b"refused", CommandOutcome.UNREACHABLE, "check that it is on")
+    machines.results[1] = CommandResult(255, b"", b"refused", CommandOutcome.UNREACHABLE, "check that it is on")
     machines.facts[2] = {"ray": None}
     report = examine()
     assert (report.reached, report.ok, report.num_reached) == (False, False, 2)
@@ -176,7 +176,7 @@ def test_unreachable_node_is_reported_and_others_are_checked(examine: Examine, m
 
 
 def test_a_node_without_its_interpreter_was_reached(examine: Examine, machines: Machines) -> None:
-    machines.results[2] = Result(127, b"", b"sh: no such file", CommandOutcome.DONE)
+    machines.results[2] = CommandResult(127, b"", b"sh: no such file", CommandOutcome.DONE)
     report = examine()
     assert (report.reached, report.ok, report.num_reached) == (True, False, 3)
     fault = next(finding for finding in report.findings if finding.verdict is CheckVerdict.FAULT)
@@ -186,7 +186,7 @@ def test_a_node_without_its_interpreter_was_reached(examine: Examine, machines: 
 
 def test_no_node_at_all_is_told_of_each(examine: Examine, machines: Machines) -> None:
     for rank in range(3):
-        machines.results[rank] = Result(-1, b"", b"", CommandOutcome.TIMEOUT, "see to it")
+        machines.results[rank] = CommandResult(-1, b"", b"", CommandOutcome.TIMEOUT, "see to it")
     report = examine()
     assert (report.num_reached, len(report.findings)) == (0, 3)
 

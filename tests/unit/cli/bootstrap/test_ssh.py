@@ -17,7 +17,7 @@ import pytest
 from rlinf_cli.bootstrap.inventory import NodeTarget
 from rlinf_cli.bootstrap.transports import agent
 from rlinf_cli.bootstrap.transports.ssh import SshTransport, classify, remedy
-from rlinf_cli.bootstrap.transports.transport import CommandOutcome, Result
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, CommandResult
 from rlinf_core.errors import ClusterError
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -42,7 +42,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return written
 
 
-def run(node: NodeTarget, argv: list[str], stdin: bytes = b"", deadline: float = 60.0) -> Result:
+def run(node: NodeTarget, argv: list[str], stdin: bytes = b"", deadline: float = 60.0) -> CommandResult:
     return asyncio.run(SshTransport().run(node, argv, stdin, deadline=deadline))
 
 
@@ -149,13 +149,13 @@ def test_without_a_client(make_nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tm
     ],
 )
 def test_why_ssh_failed(make_nodes: Nodes, said: str, kind: CommandOutcome) -> None:
-    assert classify(Result(255, b"", said.encode())) is kind
+    assert classify(CommandResult(255, b"", said.encode())) is kind
     assert remedy(kind, make_nodes(1)[0])
 
 
 def test_the_commands_own_exit_code_is_no_failure_of_ssh() -> None:
-    assert classify(Result(7, b"", b"Permission denied")) is CommandOutcome.DONE
-    assert classify(Result(255, b'{"event": "hello"}', b"Connection closed by h")) is CommandOutcome.DROPPED
+    assert classify(CommandResult(7, b"", b"Permission denied")) is CommandOutcome.DONE
+    assert classify(CommandResult(255, b'{"event": "hello"}', b"Connection closed by h")) is CommandOutcome.DROPPED
 
 
 @pytest.mark.security

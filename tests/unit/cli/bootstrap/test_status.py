@@ -13,7 +13,7 @@ import pytest
 from rlinf_cli.bootstrap import cluster_state
 from rlinf_cli.bootstrap.cluster_state import NodeStatus, State
 from rlinf_cli.bootstrap.inventory import NodeTarget
-from rlinf_cli.bootstrap.transports.transport import CommandOutcome, OnLine, Result, Transport
+from rlinf_cli.bootstrap.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
 from rlinf_cli.machines.cluster_status import status_record, status_text
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
@@ -35,28 +35,28 @@ class Nodes(Transport):
 
     async def run(
         self, node: NodeTarget, argv: Any, stdin: bytes = b"", *, deadline: float, on_line: OnLine | None = None
-    ) -> Result:
+    ) -> CommandResult:
         size, _, rest = stdin.lstrip().partition(b"\n")
         verb = json.loads(rest[int(size) :])["verb"]
         await asyncio.sleep(0)
         if node.rank in self.kinds:
-            return Result(255, b"", b"said so", self.kinds[node.rank], "look after it")
+            return CommandResult(255, b"", b"said so", self.kinds[node.rank], "look after it")
         if verb == "members":
             return self._members()
         self.asked.append(node.rank)
         said = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "record": self.records[node.rank]}
-        return Result(0, json.dumps({"event": "result", **said}).encode(), b"")
+        return CommandResult(0, json.dumps({"event": "result", **said}).encode(), b"")
 
-    def _members(self) -> Result:
+    def _members(self) -> CommandResult:
         if not self.head_answers:
-            return Result(1, b'{"event": "error", "message": "the head is not up"}\n', b"")
+            return CommandResult(1, b'{"event": "error", "message": "the head is not up"}\n', b"")
         members = [
             {"rank": str(rank), "address": f"10.0.0.{rank}", "alive": alive, "reason": "missed beats"}
             for rank, alive in [*self.listed.items(), *self.listed_besides]
         ]
         jobs = [{"address": "10.0.0.0", "pid": 77, "command": "python train.py", "started": 1.8e9}]
         answer = {"event": "result", "nodes": members, "jobs": jobs, "fault": None}
-        return Result(0, json.dumps(answer).encode(), b"")
+        return CommandResult(0, json.dumps(answer).encode(), b"")
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_the_first_failure_in_full(logs: Path) -> None:
     assert [line.split()[-1] for line in tail] == [str(i) for i in range(30, 40)]
     assert last == "because of it also failed: rollout:0 (WorkerDiedError), rollout:2 (ChannelClosed)"
     assert block.do is not None
-    assert "`rlinf logs runs/x --component rollout --rank 1` shows its log" in block.do
+    assert "`rlinf logs runs/x rollout:1` shows its log" in block.do
 
 
 def test_a_group_is_told_with_its_component(logs: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_group_is_told_with_its_component(logs: Path) -> None:
     assert block.why is not None
     assert block.why.startswith("last log lines\n")
     assert block.do is not None
-    assert block.do.startswith("`rlinf logs runs/x --component rollout --rank 1`")
+    assert block.do.startswith("`rlinf logs runs/x rollout:1`")
 
 
 def test_the_same_after_a_journey(logs: Path) -> None:

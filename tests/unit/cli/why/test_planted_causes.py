@@ -392,7 +392,7 @@ def test_item_comes_before_the_deaths_that_it_caused(tmp_path: Path) -> None:
     first = diagnosis.failures[0][1]
     assert first.what == "3 processes died of episode 18-17, which was set aside"
     assert len(first.followed) == 3
-    assert "`rlinf replay episode-18-17`" in first.do[0]
+    assert "`rlinf why --replay episode-18-17`" in first.do[0]
     assert diagnosis.learning == []
 
 

@@ -30,7 +30,12 @@ def test_page_has_cause_consequence_evidence_and_remedy(cli: Cli, tmp_path: Path
     assert ended.code == 1
     page = ended.out
     parts = (
-        *("what failed first", "killed by SIGKILL", f"{FOLDER}/{first.name}/{FAILURE}", "do: somebody"),
+        *(
+            "what failed first",
+            "killed by SIGKILL",
+            f"{FOLDER}/{first.name}/{FAILURE}",
+            "do: SIGKILL came from outside",
+        ),
         *("what followed", "ChannelClosed: closed", "started again 1 time", "what ended it", "no room on the disk"),
     )
     places = [page.index(part) for part in parts]

@@ -1,4 +1,4 @@
-"""`rlinf replay` finds the item in the run's folder, and says why one cannot be done again."""
+"""`rlinf why --replay` finds the item in the run's folder, and says why one cannot be done again."""
 
 from __future__ import annotations
 

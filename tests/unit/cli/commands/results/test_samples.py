@@ -1,4 +1,4 @@
-"""`rlinf samples`: what a language model answered."""
+"""`rlinf report --samples`: what a language model answered."""
 
 from __future__ import annotations
 

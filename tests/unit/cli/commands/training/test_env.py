@@ -82,7 +82,7 @@ def test_a_simulator_that_draws_its_starts_has_none_to_check(env_type: str, cli:
 
 
 def test_an_interpreter_without_the_simulator_is_an_error(tmp_path: Path, cli: Cli) -> None:
-    assert "rlinf env setup libero" in cli("env", "check", "libero", "--path", str(tmp_path)).err
+    assert "rlinf venv setup libero" in cli("env", "check", "libero", "--path", str(tmp_path)).err
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to("/bin/false")
     assert "it printed nothing" in cli("env", "check", "libero", "--path", str(tmp_path)).err

@@ -1,4 +1,4 @@
-"""`rlinf recipes`."""
+"""`rlinf train` without a file: the recipes."""
 
 from __future__ import annotations
 

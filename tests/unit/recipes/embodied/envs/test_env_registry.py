@@ -36,7 +36,7 @@ def test_a_missing_package_says_how_to_get_it(name: str, monkeypatch: pytest.Mon
 
 
 def test_a_simulator_has_an_interpreter_of_its_own() -> None:
-    assert "`rlinf env setup libero`" in (how_to_install("libero") or "")
+    assert "`rlinf venv setup libero`" in (how_to_install("libero") or "")
     assert "`pip install mani_skill torch`" in (how_to_install("maniskill") or "")
     assert how_to_install("gymnasium") is None
 

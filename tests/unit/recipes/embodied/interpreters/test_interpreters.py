@@ -99,7 +99,7 @@ def test_the_lines_are_those_of_a_valid_file(tmp_path: Path) -> None:
 
 def test_other_folders_are_left_alone(tmp_path: Path, commands: list[list[str]]) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(SetupError, match="was not created by `rlinf env setup`"):
+    with pytest.raises(SetupError, match="was not created by `rlinf venv setup`"):
         setup("metaworld", tmp_path, print)
     setup("metaworld", tmp_path / "mw", print)
     with pytest.raises(SetupError, match="was made for `metaworld`"):
@@ -145,7 +145,7 @@ def test_a_simulator_that_is_not_here_is_a_fault_with_a_remedy() -> None:
         pytest.skip("this interpreter has Meta-World")
     loaded = json.loads(json.dumps(look("metaworld")))
     assert "`metaworld`" in loaded["fault"]["message"]
-    assert "rlinf env setup metaworld" in loaded["fault"]["help"]
+    assert "rlinf venv setup metaworld" in loaded["fault"]["help"]
     assert "states" not in loaded
     assert (loaded["verdict"], loaded["help"]) == ("fault", loaded["fault"]["help"])
 

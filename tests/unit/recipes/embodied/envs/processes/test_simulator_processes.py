@@ -289,7 +289,7 @@ def test_a_simulator_that_lacks_a_file_says_which(error: Exception, file: str) -
     fault = known_fault(error)
     assert fault is not None
     assert f"`{file}`" in fault.message
-    assert "rlinf env setup" in str(fault.help)
+    assert "rlinf venv setup" in str(fault.help)
 
 
 @pytest.mark.parametrize(

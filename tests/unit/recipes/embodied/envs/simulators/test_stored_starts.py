@@ -42,7 +42,7 @@ def test_a_run_is_refused_where_another_physics_breaks_starts(monkeypatch: pytes
     assert said.startswith("mujoco 3.17.0: ")
     with pytest.raises(EnvContractError, match="`libero_10/0`: the milk flew") as caught:
         note(["`libero_10/0`: the milk flew"])
-    assert "rlinf env setup libero" in str(caught.value.help)
+    assert "rlinf venv setup libero" in str(caught.value.help)
     ((_, verdict, said),) = note(["`libero_10/0`: the milk flew"], skips=True)
     assert (verdict, said) == ("differs", "mujoco 3.17.0: `libero_10/0`: the milk flew")
 
