@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +26,7 @@ from tests.unit.recipes.language.engines.fake_server import FakeServer, fake_ser
 from tests.unit.recipes.language.in_threads import LocalTrain, local_train
 
 WHY = "the engine has lost its memory"
+JUDGES = "tests.unit.recipes.language.loop.faulty_judges"
 
 
 @pytest.fixture
@@ -218,33 +217,15 @@ class TestServers:
             ask(engine)
 
 
-def once_away(text: str, row: dict[str, Any]) -> float:
-    """A judge behind a network, away when it is asked for the first time."""
-    seen = Path(row["seen"])
-    if not seen.exists():
-        seen.touch()
-        raise ConnectionError("the judge is away")
-    return 1.0
-
-
-def always_away(text: str) -> float:
-    raise ConnectionError("the judge is away")
-
-
-def kills_itself(text: str) -> float:
-    os.kill(os.getpid(), signal.SIGKILL)
-    return 1.0
-
-
 class TestScoring:
     def test_a_judge_that_was_away_is_asked_again(self, tmp_path: Path) -> None:
-        with Scorer(f"{__name__}:once_away") as scorer:
+        with Scorer(f"{JUDGES}:once_away") as scorer:
             score = scorer.score(Item(text="x", answer="", row={"seen": str(tmp_path / "seen")}))
         assert (score.reward, score.failure) == (1.0, "")
 
     @pytest.mark.parametrize(("name", "cause"), [("always_away", "error"), ("kills_itself", "crash")])
     def test_what_fails_again_is_no_score(self, name: str, cause: str) -> None:
-        with Scorer(f"{__name__}:{name}") as scorer:
+        with Scorer(f"{JUDGES}:{name}") as scorer:
             one, other = scorer.score_all([Item(text="x", answer=""), Item(text="y", answer="")])
         assert (one.failure, other.failure) == (cause, cause)
         assert one.failed
