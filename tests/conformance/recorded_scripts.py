@@ -28,7 +28,7 @@ _RECORDER: Final = """#!/bin/sh
 file=$(mktemp "$RECORDS/XXXXXX")
 printf '%s\\0' "$0" "$@" > "$file"
 """
-_RECORDING: Final = ("python", "python3", "torchrun")
+_RECORDING: Final = ("python", "python3", "torchrun", "uv")
 _IDLE: Final = ("mkdir", "rm", "cp", "touch", "sleep", "pip", "pip3", "git", "wget", "curl", "ray", "hf", "nvidia-smi")
 _READING: Final = (
     *("basename", "bash", "cat", "cut", "date", "dirname", "env", "expr", "getconf", "grep", "head", "hostname"),
