@@ -35,6 +35,8 @@ _READING: Final = (
     *("mktemp", "nproc", "pwd", "readlink", "realpath", "sed", "seq", "sh", "sort", "tail", "tee", "tr", "wc"),
 )
 _SECONDS: Final = 20
+# Processes of a node, and where the model is saved.
+_ARGUMENTS: Final = ("8", "saved")
 
 
 class Launch(NamedTuple):
@@ -46,7 +48,10 @@ class Launch(NamedTuple):
 
 
 def recorded(script: Path, checkout: Path, folder: Path) -> Launch | None:
-    """Run a script in `folder`, over links to its checkout; return the first job that it starts, None without one."""
+    """Run a script in `folder`, over links to its checkout; return the first job that it starts, None without one.
+
+    One that starts none is run again with the arguments that scripts of one node ask for.
+    """
     records, commands, here = (folder / name for name in ("records", "commands", "checkout"))
     for path in (records, commands, here):
         path.mkdir()
@@ -58,17 +63,20 @@ def recorded(script: Path, checkout: Path, folder: Path) -> Launch | None:
     for name in _READING:
         if (path := shutil.which(name)) is not None:
             (commands / name).symlink_to(path)
-    subprocess.run(
-        ["bash", str(here / script.relative_to(checkout))],
-        cwd=here,
-        env={"PATH": str(commands), "HOME": str(folder), "RECORDS": str(records)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        timeout=_SECONDS,
-        check=False,
-    )
-    return next(_launches(records), None)
+    for arguments in ((), _ARGUMENTS):
+        subprocess.run(
+            ["bash", str(here / script.relative_to(checkout)), *arguments],
+            cwd=here,
+            env={"PATH": str(commands), "HOME": str(folder), "RECORDS": str(records)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+            check=False,
+        )
+        if (launch := next(_launches(records), None)) is not None:
+            return launch
+    return None
 
 
 def _launches(records: Path) -> Iterator[Launch]:

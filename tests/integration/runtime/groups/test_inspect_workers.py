@@ -85,13 +85,6 @@ def test_it_tells_who_waits_for_whom(job: Any) -> None:
     assert first["node"] == f"node 0 ({cluster.get_node_ip(0)})"
     assert (first["node_rank"], first["device"], first["state"]) == (0, "cpu", "ready")
     assert second["doing"].startswith("is idle since its `"), second["doing"]
-    assert first["stacks"] == ""
-
-
-def test_it_shows_stacks(job: Any) -> None:
-    stacks = when_it_waits("--stacks")["waiter:0"]["stacks"]
-    assert "in wait_for_the_next" in stacks
-    assert "thread MainThread" in stacks
 
 
 def test_in_a_pipe_each_process_is_one_line(job: Any) -> None:
