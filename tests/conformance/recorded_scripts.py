@@ -28,8 +28,12 @@ _RECORDER: Final = """#!/bin/sh
 file=$(mktemp "$RECORDS/XXXXXX")
 printf '%s\\0' "$0" "$@" > "$file"
 """
+# A script may change into what it has made; nothing is made outside its home.
+_MAKER: Final = """#!/bin/sh
+for path; do case "$path" in "$HOME"/*) MKDIR -p "$path";; esac; done
+"""
 _RECORDING: Final = ("python", "python3", "torchrun", "uv")
-_IDLE: Final = ("mkdir", "rm", "cp", "touch", "sleep", "pip", "pip3", "git", "wget", "curl", "ray", "hf", "nvidia-smi")
+_IDLE: Final = ("rm", "cp", "touch", "sleep", "pip", "pip3", "git", "wget", "curl", "ray", "hf", "nvidia-smi")
 _READING: Final = (
     *("basename", "bash", "cat", "cut", "date", "dirname", "env", "expr", "getconf", "grep", "head", "hostname"),
     *("mktemp", "nproc", "pwd", "readlink", "realpath", "sed", "seq", "sh", "sort", "tail", "tee", "tr", "wc"),
@@ -60,6 +64,9 @@ def recorded(script: Path, checkout: Path, folder: Path) -> Launch | None:
     for name, text in [*((name, _RECORDER) for name in _RECORDING), *((name, "#!/bin/sh\n") for name in _IDLE)]:
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
+    maker = commands / "mkdir"
+    maker.write_text(_MAKER.replace("MKDIR", shutil.which("mkdir") or "false"))
+    maker.chmod(0o755)
     for name in _READING:
         if (path := shutil.which(name)) is not None:
             (commands / name).symlink_to(path)

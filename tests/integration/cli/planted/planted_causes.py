@@ -60,10 +60,6 @@ CAUSES: Final[dict[str, PlantedCause]] = {
     "deadly start": PlantedCause(
         (*EMBODIED, f"env.train.env_type={FAULTS}:FragileEnv"), "items-set-aside", "died of episode"
     ),
-    "schedule": PlantedCause(
-        (*EMBODIED, "actor.optim.lr_scheduler=linear", "actor.optim.total_training_steps=4"),
-        *("learning-rate-zero", "fell to 0"),
-    ),
     "no gradient passes": PlantedCause(
         (*EMBODIED, "algorithm.update_epoch=4", "actor.optim.clip_grad=1e-30"), "gradients-clipped-away", "clip_grad"
     ),
