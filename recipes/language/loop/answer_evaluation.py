@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from math import comb
 from typing import Final, Protocol
 
@@ -73,6 +74,30 @@ def progress_text(scored: int, wanted: int, failures: Mapping[str, int]) -> str:
     words = {"timeout": "timed out"}
     failed = [f"{count} {words.get(cause, f'failed ({cause})')}" for cause, count in sorted(failures.items()) if count]
     return ", ".join([f"{scored} of {wanted} answers", *failed])
+
+
+def scoring_progress(
+    poll: Callable[[], list[tuple[int, Mapping[str, int]]]], wanted: int, report: Callable[[str], None]
+) -> Callable[[], None]:
+    """Return what reports how far an evaluation is, whenever it is called and there is news from reward workers.
+
+    Args:
+        poll: returns what they have scored since the last call: answers, and those that could not be, by cause.
+        wanted: the number of answers of the evaluation.
+        report: takes the words.
+    """
+    failures, scored = Counter[str](), 0
+    poll()  # what came after the last evaluation
+
+    def look() -> None:
+        nonlocal scored
+        for count, failed in (news := poll()):
+            scored += count
+            failures.update(failed)
+        if news:
+            report(progress_text(scored, wanted, failures))
+
+    return look
 
 
 def shares(right: Sequence[int], samples: int, judged: Sequence[int] | None = None) -> dict[str, float]:

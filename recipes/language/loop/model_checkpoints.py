@@ -1,4 +1,5 @@
-"""The parts of a language model's checkpoint: the state to resume from, and a folder that transformers loads."""
+"""The parts of a language model's checkpoint: the state to resume from, its prompts, and a folder that transformers
+loads."""
 
 from __future__ import annotations
 
@@ -8,10 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.language.config import ModelRunnerConfig
-from recipes.language.prompts.prompt_plan import PromptPlan, Restored
+from recipes.language.loop.arrivals import Arrivals
+from recipes.language.loop.generation import PromptService, wait_for
+from recipes.language.loop.protocols import LanguageActorGroup
+from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
+from rlinf_core.runners.events import ItemFates
 from rlinf_core.worker.group.handle import wait_together
 
 # Folders of a checkpoint.
@@ -51,24 +56,74 @@ def require_state(folder: Path) -> None:
         )
 
 
-def write_plan(folder: Path, plan: PromptPlan, unfinished: Mapping[int, int | None]) -> None:
-    """Write which problems were used; `unfinished` as `PromptPlan.state` takes it."""
-    (folder / _DATA_FILE).write_text(json.dumps(plan.state(unfinished)))
+class PromptCheckpoints:
+    """The prompts of a run in its checkpoints: the problems used, buffered groups, and unfinished answers.
 
+    Args:
+        actor: the group that keeps answers.
+        plan: the plan of the run.
+        arrivals: takes what is scored meanwhile.
 
-def read_plan(folder: Path, plan: PromptPlan, step: int, version: int) -> Restored:
-    """Restore a plan of prompts from what `write_plan` wrote; see `PromptPlan.restore`.
-
-    Raises:
-        CheckpointError: it does not exist, or is invalid.
+    Attributes:
+        in_flight: prompts that were not learned from yet at the last checkpoint.
+        resumed: those of the checkpoint that the run resumes from, by what was made of each.
     """
-    file = folder / _DATA_FILE
-    try:
-        return plan.restore(load_json_object(read_bounded(file), non_finite=True), step, version)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            "the checkpoint does not record which problems were used",
-            where=str(file),
-            why=str(error),
-            help="resume from another checkpoint",
-        ) from None
+
+    def __init__(self, actor: LanguageActorGroup, plan: PromptPlan, arrivals: Arrivals) -> None:
+        self._actor, self._plan, self._arrivals = actor, plan, arrivals
+        self.in_flight: ItemFates = {}
+        self.resumed: ItemFates = {}
+        # Unfinished prompts of a checkpoint, reported in the next step: restarted, and continued.
+        self._again = self._continued = 0
+
+    def save_unfinished(self, folder: Path, service: PromptService, step: int) -> Mapping[int, int | None]:
+        """Write the unfinished answers, which continue meanwhile.
+
+        Returns:
+            The positions of their problems, with the version of the oldest weights that drew a token; None where none
+            is drawn.
+        """
+        if not (self._plan.in_flight and service.keep_unfinished(step)):
+            return {}
+        saved = self._actor.save_unfinished(str(folder))
+        ((slots, *_),) = wait_for([saved], lambda: self._arrivals.take(service.poll()))
+        # What the rollout workers were done with is being scored.
+        while not self._plan.under_way <= set(slots):
+            self._arrivals.take(service.wait())
+        return slots
+
+    def save(self, folder: Path, unfinished: Mapping[int, int | None]) -> None:
+        """Write buffered groups and the problems used; `unfinished` is what `save_unfinished` returned."""
+        if slots := self._plan.buffered:
+            self._actor.save_buffered(str(folder), slots).wait()
+        (folder / _DATA_FILE).write_text(json.dumps(self._plan.state(unfinished)))
+        self.in_flight = self._plan.in_flight_at_checkpoint(unfinished)
+
+    def restore(self, folder: Path, step: int, version: int) -> None:
+        """Restore plan and answers. Those that were not saved start again, and are counted.
+
+        Raises:
+            CheckpointError: the checkpoint does not have them, or they are invalid.
+        """
+        file = folder / _DATA_FILE
+        try:
+            restored = self._plan.restore(load_json_object(read_bounded(file), non_finite=True), step, version)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                "the checkpoint does not record which problems were used",
+                where=str(file),
+                why=str(error),
+                help="resume from another checkpoint",
+            ) from None
+        if restored.slots:
+            self._actor.load_buffered(str(folder), restored.slots).wait()
+        if restored.continued:
+            self._actor.load_unfinished(str(folder), restored.continued).wait()
+        self._again, self._continued = restored.again, len(restored.continued)
+        self.resumed = restored.fates
+
+    def figures(self) -> dict[str, float]:
+        """Return how many prompts of a checkpoint were restarted and continued since the last call."""
+        figures: dict[str, float] = {"rollout/prompted_again": self._again, "rollout/continued": self._continued}
+        self._again = self._continued = 0
+        return figures

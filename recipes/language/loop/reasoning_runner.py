@@ -2,7 +2,7 @@
 
 Its one reason to change is the order of a run: start, the phases of a step, evaluation, checkpoints, end. What each of
 them decides or computes is elsewhere: the plan of prompts, services that have them answered, accounts of what arrived,
-recovery, figures, files.
+what a checkpoint holds of prompts, recovery, progress of evaluations, figures, files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,12 +17,12 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from recipes.language.config import OPTIONAL_COMPONENTS
-from recipes.language.loop.answer_evaluation import evaluation_metrics, progress_text
+from recipes.language.loop.answer_evaluation import evaluation_metrics, scoring_progress
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.arrivals import Arrivals
 from recipes.language.loop.generation import PROGRESS, AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.group_figures import group_metrics, help_with_nothing, rank_figures, why_nothing
-from recipes.language.loop.model_checkpoints import read_plan, require_state, save_parts, write_plan
+from recipes.language.loop.model_checkpoints import PromptCheckpoints, require_state, save_parts
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.protocols import (
     AnsweringGroup,
@@ -132,13 +131,9 @@ class ReasoningRunner(RolloutRunner):
         self._recovery = AnswerRecovery(self.groups, self.answering, self.record, self._suspects)
         answers = self._cfg.data.rollout_batch_size * algorithm.group_size
         self._arrivals = Arrivals(self._plan, answers, self._settings.max_failed_fraction)
+        self._prompts = PromptCheckpoints(self.actor, self._plan, self._arrivals)
         # Whether the log-probabilities of engine and trainer have been compared.
         self._compared_engine = False
-        # Unfinished prompts of a checkpoint, reported in the next step: restarted, and continued.
-        self._prompted_again = self._continued = 0
-        # Prompts in flight at the last checkpoint, and those of the one that the run resumes from.
-        self._in_flight: ItemFates = {}
-        self._resumed: ItemFates = {}
 
     @property
     def last_step(self) -> int | None:
@@ -305,8 +300,7 @@ class ReasoningRunner(RolloutRunner):
         if self.runs_ahead:
             metrics["rollout/buffered"] = len(self._plan.buffered)
             metrics["rollout/in_flight"] = self._plan.in_flight
-            metrics["rollout/prompted_again"], self._prompted_again = self._prompted_again, 0
-            metrics["rollout/continued"], self._continued = self._continued, 0
+            metrics |= self._prompts.figures()
         return metrics
 
     def _rest(self, *, weights_follow: bool) -> None:
@@ -350,7 +344,11 @@ class ReasoningRunner(RolloutRunner):
         self.record.emit(events.PhaseStarted(step, events.EVALUATE))
         data = self._cfg.data
         samples, groups = data.val_samples, list[GroupReport]()
-        self._service.meanwhile = self._scoring_progress(step, self._val_problems * samples)
+        self._service.meanwhile = scoring_progress(
+            self._progress.poll,
+            self._val_problems * samples,
+            lambda text: self.record.emit(events.PhaseProgress(step, text)),
+        )
         temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature
         for first in range(0, self._val_problems, data.val_rollout_batch_size):
             count = min(data.val_rollout_batch_size, self._val_problems - first)
@@ -361,21 +359,6 @@ class ReasoningRunner(RolloutRunner):
         self._rest(weights_follow=False)
         self._arrivals.check_evaluation(groups)
         return evaluation_metrics(groups, samples)
-
-    def _scoring_progress(self, step: int, wanted: int) -> Callable[[], None]:
-        """Return what emits how far an evaluation is, when it is called and there is news from reward workers."""
-        inbox, failures, scored = self._progress, Counter[str](), 0
-        inbox.poll()  # what came after the last evaluation
-
-        def look() -> None:
-            nonlocal scored
-            for count, failed in (news := inbox.poll()):
-                scored += count
-                failures.update(failed)
-            if news:
-                self.record.emit(events.PhaseProgress(step, progress_text(scored, wanted, failures)))
-
-        return look
 
     def _answered(self, prompts: Sequence[Prompt]) -> list[GroupReport]:
         """Return reports of the answers to prompts that are not trained on, by slot."""
@@ -402,51 +385,25 @@ class ReasoningRunner(RolloutRunner):
             save_parts(self.actor, folder, self._settings)
             self._note_actor()
             return
-        unfinished = self._save_unfinished(folder)
+        unfinished = self._prompts.save_unfinished(folder, self._service, self.record.step)
         save_parts(self.actor, folder, self._settings, *self._critics)
         self._note_actor()
-        if slots := self._plan.buffered:
-            self.actor.save_buffered(str(folder), slots).wait()
-        write_plan(folder, self._plan, unfinished)
-        self._in_flight = self._plan.in_flight_at_checkpoint(unfinished)
-
-    def _save_unfinished(self, folder: Path) -> Mapping[int, int | None]:
-        """Write the unfinished answers, which continue meanwhile.
-
-        Returns:
-            The positions of their problems, with the version of the oldest weights that drew a token; None where none
-            is drawn.
-        """
-        if not (self._plan.in_flight and self._service.keep_unfinished(self.record.step)):
-            return {}
-        saved = self.actor.save_unfinished(str(folder))
-        ((slots, *_),) = wait_for([saved], lambda: self._arrivals.take(self._service.poll()))
-        # What the rollout workers were done with is being scored.
-        while not self._plan.under_way <= set(slots):
-            self._arrivals.take(self._service.wait())
-        return slots
+        self._prompts.save(folder, unfinished)
 
     def read_checkpoint(self, folder: Path) -> None:
-        """Load a checkpoint of `write_checkpoint`. Unfinished answers continue; those that were not saved start again,
-        and are counted."""
+        """Load a checkpoint of `write_checkpoint`, see `PromptCheckpoints.restore`."""
         require_state(folder)
         versions, *_ = wait_together(*(group.load_checkpoint(str(folder)) for group in (self.actor, *self._critics)))
         self.weight_version = versions[0]
-        restored = read_plan(folder, self._plan, self.record.step, self.weight_version)
-        if restored.slots:
-            self.actor.load_buffered(str(folder), restored.slots).wait()
-        if restored.continued:
-            self.actor.load_unfinished(str(folder), restored.continued).wait()
-        self._prompted_again, self._continued = restored.again, len(restored.continued)
-        self._resumed = restored.fates
+        self._prompts.restore(folder, self.record.step, self.weight_version)
 
     def items_in_flight(self) -> ItemFates:
         """See `Runner`: prompts."""
-        return self._in_flight
+        return self._prompts.in_flight
 
     def items_resumed(self, in_flight: ItemFates) -> ItemFates:
         """See `Runner`: answers that are too old by now are drawn again."""
-        return self._resumed
+        return self._prompts.resumed
 
     def finish(self) -> None:
         """Write the trained model as a folder that other programs load: `model` in the run folder."""
