@@ -25,7 +25,7 @@ class Result(NamedTuple):
         text: the answer for people; a function if it takes time to make.
         record: the same as data, which `--json` prints; likewise.
         code: the exit code.
-        notes: printed after `text`, on standard error.
+        notes: printed after it on standard error, also beside `--json`.
     """
 
     text: str | Callable[[], str] = ""
@@ -37,9 +37,7 @@ class Result(NamedTuple):
         """Print the answer in the format that the user asked for."""
         if console.verbosity.json and self.record is not None:
             console.result_json(self.record() if callable(self.record) else self.record)
-            return
-        text = self.text() if callable(self.text) else self.text
-        if text:
+        elif text := self.text() if callable(self.text) else self.text:
             console.result(text)
         for note in self.notes:
             console.message(note)

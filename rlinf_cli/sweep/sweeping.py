@@ -56,8 +56,6 @@ def sweep(
         return _plan_result(plan.points)
     current = _train(plan, place, ids, parallel)
     notes = (counts_text(current), *_next(place, current, again))
-    for note in notes if console.verbosity.json else ():
-        console.message(note)
     return Result(
         lambda: sweep_text(plan.points, current),
         lambda: sweep_record(place, plan.points, current),

@@ -1,4 +1,7 @@
-"""The algorithm that a job learns by."""
+"""The algorithm that a job learns by.
+
+Apart from `algorithm`, which the configuration imports by name to know its keys: this is the way back.
+"""
 
 from __future__ import annotations
 
