@@ -351,7 +351,11 @@ class Endpoint:
         self._reactor.close(connection)
 
     def is_awaited(self, connection: Connection) -> bool:
-        """Return whether an operation waits for what comes through a connection."""
+        """Return whether an operation waits for what comes through a connection.
+
+        Then reading goes on although the inbox is full: messages come in order, and what is awaited lies behind those
+        that fill it. Until the operation ends or times out, its peer decides how much memory they take.
+        """
         waiting = self.waits.waiting()
         return any(stream.is_awaited_through(connection, waiting) for stream in self._streams.all())
 
