@@ -66,7 +66,7 @@ docs: setup ## rewrite the pages that are made from the code, and build the site
 # Not with --quiet: it hides warnings from --strict, which then fails on none.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-gallery: setup ## make the runs of docs/gallery.md, for whose reports `make docs` then has links
+gallery: setup ## make the runs of docs/results.md, for whose reports `make docs` then has links
 	$(BIN)/python -m docs.gallery
 
 media: setup ## record a run in a terminal as the animated picture of README and the site

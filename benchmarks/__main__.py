@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark of these folders, one after another, and their tables in docs/benchmarks.md.
+"""`make bench`: every benchmark of these folders, one after another, and their tables in docs/dev/benchmarks.md.
 
     python -m benchmarks [NAME ...]
 
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+PAGE = HERE.parent / "docs/dev/benchmarks.md"
 HEAD = """\
 # Benchmarks
 

@@ -1,4 +1,4 @@
-"""Makes the runs of docs/gallery.md and puts their reports where `make docs` finds them: `make gallery`.
+"""Make the runs of docs/results.md and put their reports where `make docs` finds them: `make gallery`.
 
 python -m docs.gallery [NAME ...]
 """
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 DOCS: Final = Path(__file__).parent
 # Not in git, and not in the folder of the site, which every build empties.
 MADE: Final = DOCS.parent / "build/gallery"
-_ENTRY = re.compile(r"^## (?P<title>.+?) \{#(?P<name>[a-z]+)\}\n.*?^\$ rlinf (?P<arguments>.*?)\n", re.M | re.S)
+_ENTRY = re.compile(r"^### (?P<title>.+?) \{#(?P<name>[a-z]+)\}\n.*?^\$ rlinf (?P<arguments>.*?)\n", re.M | re.S)
 
 
 class Entry(NamedTuple):
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 def entries() -> list[Entry]:
     """Return the runs that the page shows, in its order."""
-    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
     return [Entry(match["name"], match["title"], shlex.split(match["arguments"])) for match in _ENTRY.finditer(page)]
 
 
@@ -37,7 +37,7 @@ def with_links(page: str, made: Path = MADE) -> str:
     """Return the page with a link to each report that has been made."""
     for entry in entries():
         if (made / f"{entry.name}.html").exists():
-            heading = f"## {entry.title} {{#{entry.name}}}\n"
+            heading = f"### {entry.title} {{#{entry.name}}}\n"
             page = page.replace(heading, f"{heading}\n[Open the report](gallery/{entry.name}.html)\n")
     return page
 

@@ -1,22 +1,28 @@
-"""Writes the pages of this folder that are made from the code: `make docs`.
+"""Write the pages of this folder that are made from the code: `make docs`.
 
-docs/commands.md holds the help of every command, docs/diagnostics.md every diagnostic code, docs/reference.md every key
-of a file, docs/faults.md the faults of `make chaos`, docs/placement.svg the picture of the 18-node example. A test
+docs/commands.md holds the help of every command, docs/diagnostics/ every diagnostic code, docs/reference/ every key of
+a file, docs/dev/faults.md the faults of `make chaos`, docs/placement.svg the picture of the 18-node example. A test
 compares them with what this would write, so they cannot fall behind.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
+import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
+from pydantic import BaseModel
 from typer.main import get_command
 
+from recipes.embodied.config.env_types import ENV_TYPES
+from recipes.embodied.config.model_options import MODEL_OPTIONS
 from rlinf_cli.codes import Code, Example, codes_by_stage
 from rlinf_cli.file.field_docs import FieldDoc, describe
 from rlinf_cli.main import app
@@ -29,16 +35,18 @@ from tests.chaos.fault_table import FAULTS, STANDSTILLS
 DOCS = Path(__file__).parent
 _HELP_WIDTH = 88
 _PICTURE: Final = (1360, 960)
-_MADE = "<!-- Made by `make docs` from {source}. Edit that instead. -->\n"
+# Guides come before these in the site's search.
+_LAST_IN_SEARCH: Final = "---\nsearch: {{boost: 0.4}}\n---\n"
+_MADE: Final = _LAST_IN_SEARCH + "<!-- Made by `make docs` from {source}. Edit that instead. -->\n"
 
 
 def pages() -> dict[Path, str]:
     """Return each page that is made, with its text."""
     return {
         DOCS / "commands.md": _commands(),
-        DOCS / "diagnostics.md": _diagnostics(),
-        DOCS / "reference.md": _reference(),
-        DOCS / "faults.md": _faults(),
+        **_diagnostics(),
+        **_reference(),
+        DOCS / "dev/faults.md": _faults(),
         DOCS / "placement.svg": _picture(),
     }
 
@@ -160,7 +168,7 @@ def _faults() -> str:
         _MADE.format(source="`tests/chaos/fault_table.py`"),
         "# Faults\n",
         "What becomes of a run where a process is killed or stopped, a checkpoint is damaged, or files have no room."
-        " Each cell has its name for [`make chaos`](bad-day.md#planting-faults), which plants it; the nightly"
+        " Each cell has its name for [`make chaos`](deaths.md#planting-faults), which plants it; the nightly"
         " test `tests/integration/cli/test_chaos.py` does, by seeds, in small jobs of the recipes embodied (PPO, also"
         " with rollouts ahead, and SAC on an arm in MuJoCo), math (also asynchronous), agent and sft_chat.\n",
         f"| process | {' | '.join(columns)} |",
@@ -184,24 +192,31 @@ def _faults() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _diagnostics() -> str:
-    parts = [
+def _diagnostics() -> dict[Path, str]:
+    stages = codes_by_stage()
+    overview = [
         _MADE.format(source="`rlinf_cli/codes/`"),
         "# Diagnostics\n",
-        "Every rule that `rlinf validate` checks, by the code it prints in brackets. `rlinf explain CODE` prints the"
-        " same.",
-        "In a wrong example the place that is reported stands between `«` and `»`.\n",
+        "Every finding of `rlinf validate`, by the code that it prints in brackets; `rlinf explain CODE` prints it.",
     ]
-    for stage, codes in codes_by_stage().items():
-        parts.append(f"## {stage.capitalize()}\n")
-        parts.extend(_code(code) for code in codes)
-    return "\n".join(parts)
+    made: dict[Path, str] = {}
+    for stage, codes in stages.items():
+        overview.append(f"\n## {stage.capitalize()}\n")
+        overview += [f"* [`{code.name}`](diagnostics/{stage}.md#{code.name}): {code.title}" for code in codes]
+        parts = [
+            _MADE.format(source=f"`rlinf_cli/codes/{stage}/`"),
+            f"# Diagnostics: {stage}\n",
+            "In a wrong example the reported place stands between `«` and `»`.\n",
+            *(_code(code) for code in codes),
+        ]
+        made[DOCS / f"diagnostics/{stage}.md"] = "\n".join(parts)
+    return {DOCS / "diagnostics.md": "\n".join(overview) + "\n", **made}
 
 
 def _code(code: Code) -> str:
     return "\n".join(
         (
-            f"### {code.name}\n",
+            f"## {code.name}\n",
             f"*{code.severity}*: {code.title}\n",
             f"{code.meaning.strip()}\n",
             f"Wrong:\n\n{_example(code.wrong)}\n",
@@ -220,78 +235,75 @@ def _example(example: Example) -> str:
     return "\n\n".join(blocks)
 
 
-def _reference() -> str:
-    models = {name: recipe.config_model() for name, recipe in sorted(_recipes().items())}
-    sections = _children({name: describe(model) for name, model in models.items()}, models)
-    parts = [
+def _reference() -> dict[Path, str]:
+    recipes = sorted(_recipes().items())
+    overview = [
         _MADE.format(source="the models"),
         "# Every key of a file\n",
-        "`[]` stands for each item of a list, `NAME` for a key of your own. `rlinf explain PATH` prints the same, and"
-        " `--recipe NAME` for one recipe alone.\n",
-        "A key of every recipe has no name beside it. What differs is followed by the recipes that it holds in.\n",
-        "The recipes:\n",
-        *(f"* `{name}`: {recipe.summary}" for name, recipe in sorted(_recipes().items())),
-        "",
-        "## cluster\n",
-        *_section({"": describe(ClusterFile, "cluster")}, {"": ClusterFile}),
+        "`rlinf explain PATH` prints a key's type, default and meaning; `--recipe NAME` those of one recipe.\n",
+        "* [`cluster`](reference/cluster.md): machines and placement, of all recipes",
+        *(f"* [`recipe: {name}`](reference/{name}.md): {recipe.summary}" for name, recipe in recipes),
+        "* [Options](reference/options.md) of policies, simulators and robots, by type",
     ]
-    for path, docs in sections.items():
-        if path not in ("cluster", "recipe"):
-            names = "" if len(docs) == len(models) else f" ({', '.join(docs)})"
-            parts += [f"## {path}{names}\n", *_section(docs, {name: models[name] for name in docs})]
+    made = {name: _keys(f"Keys of recipe {name}", recipe.config_model()) for name, recipe in recipes}
+    made["cluster"] = _keys("Keys of cluster", ClusterFile, only="cluster")
+    made["options"] = _options()
+    pages = {DOCS / f"reference/{name}.md": text for name, text in made.items()}
+    return {DOCS / "reference.md": "\n".join(overview) + "\n", **pages}
+
+
+def _keys(title: str, model: type, only: str = "") -> str:
+    """Return a page with a table for each section of a model; `cluster` has a page of its own."""
+    parts = [
+        _MADE.format(source="the models"),
+        f"# {title}\n",
+        "`[]` stands for each item of a list, `NAME` for a key of your own.\n",
+    ]
+    for section in describe(model).children:
+        if section.path == "recipe" or (section.path == "cluster") != bool(only):
+            continue
+        parts += [f"## {section.path}\n", f"{section.description}\n", _HEAD]
+        parts += [_row(doc) for doc in _below(model, section.path)] or [_row(section)]
+        parts.append("")
     return "\n".join(parts)
 
 
-# What recipes say of one key, by recipe; and the models of their files.
-_Docs: TypeAlias = Mapping[str, FieldDoc]
-_Models: TypeAlias = Mapping[str, type]
+_HEAD: Final = "| key | type | default | meaning |\n|---|---|---|---|"
 
 
-def _section(docs: _Docs, models: _Models) -> list[str]:
-    """Return the text and the table of a section: a row for each key, whatever number of recipes has it."""
-    rows: list[tuple[str, ...]] = [("key", "recipes", "type", "default", "meaning"), ("---",) * 5]
-
-    def add(path: str, docs: _Docs) -> None:
-        cells = (
-            f"`{path}`",
-            "" if len(docs) == len(models) else ", ".join(docs),
-            _by_recipe({name: doc.type for name, doc in docs.items()}),
-            _by_recipe({name: _default(doc) for name, doc in docs.items()}),
-            _by_recipe({name: doc.description for name, doc in docs.items()}),
-        )
-        rows.append(tuple(cell.replace("|", "\\|").replace("\n", " ") for cell in cells))
-        for below, inner in _children(docs, models).items():
-            add(below, inner)
-
-    for path, inner in _children(docs, models).items():
-        add(path, inner)
-    if not any(row[1] for row in rows[2:]):
-        rows = [(row[0], *row[2:]) for row in rows]
-    lines = ("| " + " | ".join(row) + " |" for row in rows)
-    return [_by_recipe({name: doc.description for name, doc in docs.items()}) + "\n", *lines, ""]
+def _below(model: type, path: str) -> Iterator[FieldDoc]:
+    for doc in describe(model, path).children:
+        yield doc
+        yield from _below(model, doc.path)
 
 
-def _children(docs: _Docs, models: _Models) -> dict[str, dict[str, FieldDoc]]:
-    """Return the keys within a section by path, each as its recipes have it."""
-    children: dict[str, dict[str, FieldDoc]] = {}
-    for name, doc in docs.items():
-        for child in describe(models[name], doc.path).children:
-            children.setdefault(child.path, {})[name] = child
-    return children
+def _row(doc: FieldDoc) -> str:
+    default = "required" if doc.required else (f"`{doc.default}`" if doc.default is not None else "")
+    cells = (f"`{doc.path}`", doc.type, default, doc.description)
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def _default(doc: FieldDoc) -> str:
-    return "required" if doc.required else (f"`{doc.default}`" if doc.default is not None else "")
+def _options() -> str:
+    """Return a page of the options that depend on the type of a policy or an environment."""
+    parts = [_MADE.format(source="the models"), "# Options by type\n"]
+    environments = {name: import_target(kind.options, "options") for name, kind in ENV_TYPES.items() if kind.options}
+    groups = (("actor.model.options", "model_type", MODEL_OPTIONS), ("env.train.options", "env_type", environments))
+    for path, key, models in groups:
+        parts.append(f"## {path}\n")
+        for name, model in models.items():
+            parts += [f"### {key}: {name}\n", _HEAD, *map(_row, _described(cast("type[BaseModel]", model))), ""]
+    return "\n".join(parts)
 
 
-def _by_recipe(texts: Mapping[str, str]) -> str:
-    """Return a text that all recipes agree in, or each with its recipes behind it."""
-    names: dict[str, list[str]] = {}
-    for name, text in texts.items():
-        names.setdefault(text, []).append(name)
-    if len(names) == 1:
-        return next(iter(names))
-    return "<br>".join(f"{text or 'none'} ({', '.join(recipes)})" for text, recipes in names.items())
+def _described(model: type[BaseModel]) -> Iterator[FieldDoc]:
+    """Yield the fields of a model, with what its docstring or that of a base says of them."""
+    said: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        entries = (inspect.getdoc(base) or "").partition("Attributes:\n")[2]
+        for entry in re.findall(r"^    (\w+): ((?:.*\n?)(?:^ {8}.*\n?)*)", entries, re.MULTILINE):
+            said[entry[0]] = " ".join(entry[1].split())
+    for doc in describe(model).children:
+        yield replace(doc, description=doc.description or said.get(doc.path, ""))
 
 
 def main() -> int:
@@ -300,8 +312,9 @@ def main() -> int:
     stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         if check:
-            print(f"docs/{path.name} is not what `make docs` writes", file=sys.stderr)
+            print(f"{path.relative_to(DOCS.parent)} is not what `make docs` writes", file=sys.stderr)
         else:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(pages()[path], encoding="utf-8")
     return 1 if check and stale else 0
 

@@ -13,8 +13,8 @@ from mkdocs.structure.files import File
 from docs import gallery
 
 REPOSITORY = Path(__file__).parents[1]
-# A link that goes up that many folders, and at least as many as its page lies below docs/.
-_UP = r"\[([^\]]+)\]\((?:\.\./){%d}[^)]*\)"
+# A link out of docs/, by as many folders as its page lies below it, or to the notes in docs/dev/.
+_UP = r"\[([^\]]+)\]\((?:(?:\.\./){%d}|dev/)[^)]*\)"
 
 # A key alone in a cell, as the models name it.
 _KEY = re.compile(r"(?<=<td><code>)[\w.\[\]]+(?=</code></td>)")
@@ -40,11 +40,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return a page without links to what the site does not have, with the names of files above their blocks, and with
     links to the reports of the gallery.
     """
-    if page.file.src_uri == "gallery.md":
+    if page.file.src_uri == "results.md":
         markdown = gallery.with_links(markdown)
     for source, made in _MADE_FROM.items():
         markdown = markdown.replace(f"](../{source})", f"]({made})")
-    # Links out of docs/ lead to files of the repository, which are no pages of the site: their text remains.
+    # They lead to files of the repository, which are no pages of the site: their text remains.
     to_code = _UP % (page.file.src_uri.count("/") + 1)
     return _NAMED.sub(r'```\1 title="\2"', re.sub(to_code, r"\1", markdown))
 

@@ -1,4 +1,4 @@
-"""The sockets on which processes listen, and the table of docs/security.md that has a row for each kind of them."""
+"""The sockets on which processes listen, and the table of docs/clusters.md that has a row for each kind of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rlinf_core.process.proc import open_files, pids, stat
 from tests.waiting import until
 
-PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+PAGE = Path(__file__).parents[1] / "docs" / "clusters.md"
 _LISTENS = "0A"
 _ACCEPTS = "00010000"
 _UNBOUND = "07"

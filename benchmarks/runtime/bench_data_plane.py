@@ -3,7 +3,7 @@
     python benchmarks/runtime/bench_data_plane.py [--quick] [--json FILE] [--against COMMIT]
 
 Each line is a ratio: the median of several, with its spread (the quarters of the measurements). Absolute numbers
-depend on the machine and on what else runs there; ratios of one run less so. Goals are those of docs/data-plane.md;
+depend on the machine and on what else runs there; ratios of one run less so. Goals are those of docs/dev/data-plane.md;
 exits with 1 when one is missed.
 """
 

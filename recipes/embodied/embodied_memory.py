@@ -49,7 +49,7 @@ from recipes.training.weights.sent_weights import PIECE_BYTES
 from rlinf_core import ConfigError
 from rlinf_core.job.recipe import ProcessForecast
 
-# Bytes of a simulator's own process, without and with cameras (docs/simulators/libero.md). Others were not measured.
+# Bytes of a simulator's own process, without and with cameras (docs/environments.md). Others were not measured.
 SIMULATORS: Final[Mapping[str, tuple[int, int]]] = {"libero": (int(1.3 * 2**30), int(1.8 * 2**30))}
 # Pieces of weights that are on their way at a time; blocks whose shards are gathered at a time.
 _PIECES: Final = 3

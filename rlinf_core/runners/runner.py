@@ -1,6 +1,6 @@
 """The base of training loops: steps and phases, evaluations, checkpoints, and the record of the run.
 
-A loop of your own is a subclass with a `train_step`: docs/write-a-recipe.md builds one.
+A loop of your own is a subclass with a `train_step`: docs/extend.md builds one.
 """
 
 from __future__ import annotations

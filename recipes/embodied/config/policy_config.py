@@ -18,9 +18,7 @@ from rlinf_core.config.sections.values import NonNegativeFloat, OptionalPath, Po
 from rlinf_core.scalars import Bool, Data, Text
 
 MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "lerobot")
-_PI0 = (
-    "write `pi0` or `pi05`: they load folders of HuggingFace, lerobot and openpi's PyTorch (docs/from-a-checkpoint.md)"
-)
+_PI0 = "write `pi0` or `pi05`: they load folders of HuggingFace, lerobot and openpi's PyTorch (docs/models.md)"
 # Models of related projects, each with what there is in its place.
 OTHER_MODELS = {
     "openvla-oft": "write `openvla_oft`",

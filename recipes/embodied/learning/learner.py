@@ -113,7 +113,7 @@ class Learner:
                 where,
                 f"`adv_type: {algorithm.adv_type}` takes advantages from values, and `loss_type: {algorithm.loss_type}`"
                 " does not train them",
-                "add `value_loss` of `inputs.values` to the loss (docs/algorithms.md, An algorithm of your own), or"
+                "add `value_loss` of `inputs.values` to the loss (docs/embodied.md, An algorithm of your own), or"
                 " write `adv_type: grpo`, which needs none",
             )
         if names & of_actions:

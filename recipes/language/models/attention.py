@@ -31,7 +31,7 @@ SLIDING = "sliding_attention"
 _NEUTRAL = frozenset(
     ("position_ids", "cache_position", "use_cache", "output_attentions", "output_router_logits", "past_key_values")
 )
-_REMEDY = "use a model family listed in docs/engines.md"
+_REMEDY = "use a model family listed in docs/language-models.md"
 
 
 class AttentionPlan(Protocol):

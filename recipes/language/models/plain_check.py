@@ -87,7 +87,7 @@ def check_policy(policy: AnswerModel) -> Difference | None:
     return Difference(largest, limit, f"{2 * _ANSWER} tokens")
 
 
-_REMEDY = "use a model family listed in docs/engines.md, and report this one"
+_REMEDY = "use a model family listed in docs/language-models.md, and report this one"
 
 
 def _packed_logprobs(policy: AnswerModel, row: Tensor) -> Tensor:

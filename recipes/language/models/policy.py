@@ -190,7 +190,7 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
             return list(part)
     raise ConfigError(
         f"the decoder of `{type(model).__name__}` has no list of its {count} layers",
-        help="use a model family listed in docs/engines.md",
+        help="use a model family listed in docs/language-models.md",
     )
 
 

@@ -115,7 +115,7 @@ ROPES: Final = frozenset(
 )
 _LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
 _COPY: Final = "copy config.json again from its source"
-_REMEDY: Final = "use a model family listed in docs/engines.md"
+_REMEDY: Final = "use a model family listed in docs/language-models.md"
 
 
 class ArchitectureFault(NamedTuple):

@@ -1,4 +1,4 @@
-"""What docs/bring-up.md shows of a whole run is what its commands print, on the hosts that it speaks of.
+"""What docs/dev/whole-run.md shows of a whole run is what its commands print, on the hosts that it speaks of.
 
 `REWRITE_PAGES=1 pytest tests/cluster/bring_up/test_golden.py` writes what was printed into the page instead.
 """
@@ -19,7 +19,7 @@ from tests.cluster.hosts import Hosts
 pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 REWRITE = bool(os.environ.get("REWRITE_PAGES"))
-PAGE = Path(__file__).parents[3] / "docs" / "bring-up.md"
+PAGE = Path(__file__).parents[3] / "docs" / "dev" / "whole-run.md"
 SECTION = "## A whole run\n"
 ROBOT = "10.10.10.1"
 PYTHON = "/opt/venv/rlinf/bin/python"

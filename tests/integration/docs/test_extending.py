@@ -34,7 +34,7 @@ print(evaluate(make_env(job.config.env.train.env_type, settings), loop.policy)[0
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("page", "steps"), [("environments.md", 6), ("models.md", 7), ("algorithms.md", 12)])
+@pytest.mark.parametrize(("page", "steps"), [("environments.md", 6), ("models.md", 7), ("embodied.md", 12)])
 def test_the_example_of_a_page_runs_and_learns(page: str, steps: int, follow_page: Callable[..., str]) -> None:
     success = float(follow_page(page, then=LEARN.replace("STEPS", str(steps))))
     assert success > 0.7

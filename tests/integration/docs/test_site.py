@@ -64,7 +64,7 @@ def test_its_pages_load_nothing(site: Path) -> None:
 
 
 def test_a_report_of_the_gallery_is_a_page(site: Path) -> None:
-    text = (site / "gallery.html").read_text(encoding="utf-8")
+    text = (site / "results.html").read_text(encoding="utf-8")
     assert re.findall(r'href="?(gallery/\w+\.html)', text) == ["gallery/failed.html"]
     assert "a report" in (site / "gallery/failed.html").read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Nobody reaches a running job but through the listeners that docs/security.md has in its table."""
+"""Nobody reaches a running job but through the listeners that docs/clusters.md has in its table."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def test_no_name_is_one_that_the_glossary_replaced() -> None:
 
 
 def _glossary() -> list[tuple[str, str]]:
-    rows = re.findall(r"^\| ([^|]+) \|[^|]+\| `([^`]+)` \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    text = (ROOT / "docs/dev/glossary.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \|[^|]+\| `([^`]+)` \|$", text, re.MULTILINE)
     return [(term, file) for term, file in rows]
 
 

@@ -21,7 +21,7 @@ from rlinf_cli.renamed import command_now, renewed
 REPOSITORY = Path(__file__).parents[3]
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 # Usage lines made from the code, and what benchmarks print.
-MADE = {"commands.md", "reference.md", "diagnostics.md", "faults.md", "benchmarks.md"}
+MADE = {"commands.md", "faults.md", "benchmarks.md"}
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(rlinf [^`\n]+)`")
 LINE = re.compile(r"^(?:\$ )?(?:\w+=\S+ )*(?:\.venv/bin/)?(rlinf [a-z].*)$")
@@ -69,7 +69,7 @@ SHOWN = sorted(
     {
         (page.name, command)
         for page in PAGES
-        if page.name not in MADE
+        if page.name not in MADE and page.parent.name not in ("reference", "diagnostics")
         for command in commands_of(page.read_text(encoding="utf-8"))
         if not ELLIPSIS.search(command)
     }

@@ -1,4 +1,4 @@
-"""docs/gallery.md: its commands start, and the reports that have been made are linked."""
+"""docs/results.md: its commands start, and the reports that have been made are linked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_its_command_is_sound(entry: gallery.Entry, tmp_path: Path, monkeypatch:
 
 
 def test_only_reports_that_are_there_are_linked(tmp_path: Path) -> None:
-    page = (gallery.DOCS / "gallery.md").read_text(encoding="utf-8")
+    page = (gallery.DOCS / "results.md").read_text(encoding="utf-8")
     assert gallery.with_links(page, tmp_path) == page
     (tmp_path / "failed.html").write_text("<p>report</p>")
     linked = gallery.with_links(page, tmp_path)

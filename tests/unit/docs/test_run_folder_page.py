@@ -1,4 +1,4 @@
-"""The tables of `run-folder.md` list the fields of the files, and no others."""
+"""The tables of `dev/run-files.md` list the fields of the files, and no others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.run_state import RunState
 
-PAGE = Path(__file__).parents[3] / "docs" / "run-folder.md"
+PAGE = Path(__file__).parents[3] / "docs" / "dev" / "run-files.md"
 _FIELD = re.compile(r"`(\w+)`")
 
 

@@ -100,8 +100,7 @@ def policy_config(config: EmbodiedModelConfig, options: LerobotOptions, spec: En
         raise ConfigError(
             f"lerobot cannot configure {named}",
             why=reason_of(error),
-            help="`actor.model.options.config` holds settings of lerobot's configuration of this type"
-            " (docs/models/lerobot.md)",
+            help="`actor.model.options.config` holds settings of lerobot's configuration of this type (docs/models.md)",
         ) from None
     _check_steps(shape, config.num_action_chunks, folder)
     return shape

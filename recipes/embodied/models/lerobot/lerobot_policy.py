@@ -309,7 +309,7 @@ def _network(shape: Any, folder: str | None) -> Any:
             f"lerobot cannot make a `{shape.type}`" + (f" of `{folder}`" if folder else ""),
             why=reason_of(error),
             help="nothing is downloaded: models and tokenizers that its configuration names must be folders"
-            " (docs/models/lerobot.md)",
+            " (docs/models.md)",
         ) from None
 
 

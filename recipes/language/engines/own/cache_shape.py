@@ -67,7 +67,7 @@ def cache_shape(model: PreTrainedModel) -> CacheShape:
     if len(sizes) != 1:
         raise ConfigError(
             f"the layers of `{type(model).__name__}` have keys and values of different sizes, or none",
-            help="use a model family listed in docs/engines.md",
+            help="use a model family listed in docs/language-models.md",
         )
     return CacheShape(len(probe.sizes), *sizes.pop(), model.dtype, model.device)
 

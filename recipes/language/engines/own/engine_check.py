@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # that are stored once and ragged decoding are all used.
 _LENGTHS, _GROUPS, _COMMON, _TOKENS = (9, 31, 20), (1, 2, 2), 8, 12
 _LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-_REMEDY = "use a model family listed in docs/engines.md, and report this one"
+_REMEDY = "use a model family listed in docs/language-models.md, and report this one"
 
 
 def check_engine(model: PreTrainedModel) -> Difference:

@@ -1,7 +1,7 @@
 """Real simulators, each in an interpreter of its own, by the command that people type.
 
 `RLINF_LIBERO_PYTHON`, `RLINF_METAWORLD_PYTHON`, `RLINF_ROBOSUITE_PYTHON` and `RLINF_GYMNASIUM_ROBOTICS_PYTHON` name the
-interpreters: `rlinf venv setup` makes them, see docs/simulators.md. `RLINF_GYM_HIL_PYTHON` names one with gym-hil.
+interpreters: `rlinf venv setup` makes them, see docs/environments.md. `RLINF_GYM_HIL_PYTHON` names one with gym-hil.
 """
 
 from __future__ import annotations

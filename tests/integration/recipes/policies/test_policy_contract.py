@@ -1,7 +1,7 @@
 """Published policies against their originals, in an interpreter with lerobot; without one this is skipped.
 
 RLINF_TEST_LEROBOT=V/bin/python pytest -m nightly tests/integration/recipes/policies/test_policy_contract.py
-(see test_lerobot_policies.py for V). What comes out is the table in docs/models.md.
+(see test_lerobot_policies.py for V). What comes out is the table in docs/dev/policies.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEED_LEROBOT = (
 
 def rows_of_docs() -> dict[str, list[str]]:
     """Return the verdicts in the docs, by policy."""
-    text = (ROOT / "docs" / "models.md").read_text()
+    text = (ROOT / "docs" / "dev" / "policies.md").read_text()
     table = text.partition("## Held against the originals")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
     return {row[0].strip("`"): row[1:] for row in rows}

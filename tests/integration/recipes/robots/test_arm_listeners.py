@@ -1,4 +1,4 @@
-"""A job on an arm and the arm's controller listen only where docs/security.md says."""
+"""A job on an arm and the arm's controller listen only where docs/clusters.md says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`rlinf serve` with vLLM's own engine in an interpreter of its own.
 
-`RLINF_VLLM_PYTHON` names the interpreter: see docs/engines.md.
+`RLINF_VLLM_PYTHON` names the interpreter: see docs/language-models.md.
 """
 
 from __future__ import annotations

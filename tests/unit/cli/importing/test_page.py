@@ -1,4 +1,4 @@
-"""The example of docs/coming-from.md: the file that is shown becomes the file that is shown."""
+"""The example of docs/migrate.md: the file that is shown becomes the file that is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from rlinf_cli.importing.convert import convert
 from rlinf_cli.importing.sources import read_job
 
-PAGE = Path(__file__).parents[4] / "docs" / "coming-from.md"
+PAGE = Path(__file__).parents[4] / "docs" / "migrate.md"
 
 
 def test_the_example_becomes_what_is_shown(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -373,20 +372,6 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be written") as raised:
         RunFolder.create(settings(tmp_path), "embodied")
     assert "runner.logger.log_path" in str(raised.value)
-
-
-def test_the_examples_of_the_page_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = Path(__file__).parents[4] / "docs" / "run-folder.md"
-    (block,) = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    made = RunFolder.create(RunnerConfig.model_validate({"logger": {"log_path": str(tmp_path / "runs")}}), "embodied")
-    run = made.path.rename(tmp_path / "runs" / "embodied-20260314-101502")
-    with MetricsWriter(run / "metrics.jsonl") as writer:
-        writer.log(12, {"env/success_at_end": 0.25})
-    monkeypatch.chdir(tmp_path)
-    exec(block, {})  # noqa: S102 - our own page
-    assert capsys.readouterr().out == "12 0.25\n"
 
 
 def test_a_damaged_checkpoint_is_resumed_from_by_nobody(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """From scripted demonstrations to a policy over Franka's control interface, against a public server; see `fci_rig.py`.
 
-How well it learns is not tested here: that takes thousands of actions in real time. docs/franka.md has the figures.
+How well it learns is not tested here: that takes thousands of actions in real time. docs/results.md has the figures.
 """
 
 from __future__ import annotations

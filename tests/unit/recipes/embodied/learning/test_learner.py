@@ -239,7 +239,7 @@ def test_values_that_no_advantage_needs_may_stay_untrained() -> None:
 
 
 def test_the_algorithm_of_the_page_trains_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[5] / "docs/algorithms.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[5] / "docs/embodied.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python file=my_lab/algorithms\.py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     # The names that the page registers are for programs that have imported it.
     (tmp_path / "page_of_algorithms.py").write_text(re.sub(r"^@register_.*\n", "", code, flags=re.MULTILINE))

@@ -52,7 +52,7 @@ COMPUTED = (
 )
 
 
-PAGE = Path(__file__).parents[5] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[5] / "docs" / "language-models.md"
 REWRITE = bool(os.environ.get("REWRITE_PAGES"))
 
 
@@ -272,7 +272,7 @@ def test_every_architecture_is_computed_or_refused(name: str, sweep: Sweep) -> N
         pytest.skip(f"no tiny model: {type(error).__name__}")
     settings = {**made.config.to_dict(), "model_type": name}
     fault = fault_of_architecture(settings, 100) or fault_of_sampling(settings)
-    listed = f"`{name}`" in PAGE.read_text(encoding="utf-8").partition("### Model types")[2]
+    listed = f"`{name}`" in PAGE.read_text(encoding="utf-8").partition("## Model types")[2]
     try:
         trainer = check_policy(LanguagePolicy(made))
         engine = check_engine(made)

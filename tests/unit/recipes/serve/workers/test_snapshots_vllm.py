@@ -1,7 +1,7 @@
 """vLLM keeps the contract of snapshots: a stand-in for its interface always, the real one where it is installed.
 
 Run by `RLINF_VLLM_PYTHON=/opt/venvs/vllm/bin/python make nightly`, or by that interpreter's own pytest: see
-docs/engines.md.
+docs/language-models.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """vLLM itself keeps the contract of engines.
 
 Run by `RLINF_VLLM_PYTHON=/opt/venvs/vllm/bin/python make nightly`, or by that interpreter's own pytest: see
-docs/engines.md.
+docs/language-models.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engine that asks a server keeps the contract with vLLM's own server, on loopback.
 
-`RLINF_VLLM_PYTHON` names an interpreter with vllm: see docs/engines.md.
+`RLINF_VLLM_PYTHON` names an interpreter with vllm: see docs/language-models.md.
 """
 
 from __future__ import annotations
