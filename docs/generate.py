@@ -1,8 +1,8 @@
 """Write the pages of this folder that are made from the code: `make docs`.
 
 docs/commands.md holds the help of every command, docs/diagnostics/ every diagnostic code, docs/reference/ every key of
-a file, docs/dev/faults.md the faults of `make chaos`, docs/placement.svg the picture of the 18-node example. A test
-compares them with what this would write, so they cannot fall behind.
+a file, docs/dev/faults.md the faults of `make chaos`, docs/placement.svg the picture of the 18-node example and
+docs/support.md the tables of what was run. A test compares them with what this would write, so they cannot fall behind.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 from typer.main import get_command
 
+from docs.matrix import support_page
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.config.model_options import MODEL_OPTIONS
 from rlinf_cli.codes import Code, Example, codes_by_stage
@@ -48,6 +49,7 @@ def pages() -> dict[Path, str]:
         **_reference(),
         DOCS / "dev/faults.md": _faults(),
         DOCS / "placement.svg": _picture(),
+        DOCS / "support.md": support_page(),
     }
 
 
