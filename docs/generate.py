@@ -1,8 +1,9 @@
 """Write the pages of this folder that are made from the code: `make docs`.
 
 docs/commands.md holds the help of every command, docs/diagnostics/ every diagnostic code, docs/reference/ every key of
-a file, docs/dev/faults.md the faults of `make chaos`, docs/placement.svg the picture of the 18-node example and
-docs/support.md the tables of what was run. A test compares them with what this would write, so they cannot fall behind.
+a file, docs/dev/faults.md the faults of `make chaos`, docs/placement.svg the picture of the 18-node example,
+docs/support.md the tables of what was run, docs/media/curves.svg the curves of docs/results.yaml. A test compares them
+with what this would write, so they cannot fall behind.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Final, cast
 from pydantic import BaseModel
 from typer.main import get_command
 
+from docs.curves import curves
 from docs.matrix import support_page
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.config.model_options import MODEL_OPTIONS
@@ -50,6 +52,7 @@ def pages() -> dict[Path, str]:
         DOCS / "dev/faults.md": _faults(),
         DOCS / "placement.svg": _picture(),
         DOCS / "support.md": support_page(),
+        DOCS / "media/curves.svg": curves(),
     }
 
 

@@ -5,6 +5,8 @@ gallery that have been made. See mkdocs.yml.
 from __future__ import annotations
 
 import re
+from importlib import import_module
+from inspect import isclass, isfunction
 from pathlib import Path
 from typing import Any
 
@@ -69,22 +71,53 @@ def _changes() -> str:
     return (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8").replace("](docs/", "](")
 
 
-def _api() -> str:
-    """Return a page of every public name of `rlinf_core`, by its kind; each is documented by its docstring."""
-    import inspect
+# Headings of the API page, each with the modules of `rlinf_core` whose names it has.
+_SUBJECTS = {
+    "Workers, channels and clusters": ("cluster", "worker", "channel", "collective", "address", "context"),
+    "Placement": ("placement",),
+    "Recipes, jobs and runs": ("job", "runners", "config"),
+    "Algorithms": ("algorithms",),
+    "Hardware": ("hardware",),
+    "Errors": ("errors", "failures"),
+}
+_DOORS = ("recipes.embodied", "recipes.language", "recipes.agent", "recipes.demonstrations")
 
+
+def _api() -> str:
+    """Return a page of every public name, by its subject; each is documented by its docstring.
+
+    Raises:
+        ValueError: a name of `rlinf_core` is of no subject.
+    """
     import rlinf_core
 
-    kinds: dict[str, list[str]] = {"Classes": [], "Functions": [], "Errors": []}
-    for name in sorted(rlinf_core.__all__):
-        public = getattr(rlinf_core, name)
-        if inspect.isclass(public):
-            kinds["Errors" if issubclass(public, BaseException) else "Classes"].append(_entry(public))
-        elif inspect.isfunction(public):
-            kinds["Functions"].append(_entry(public))
-    head = "# Python API\n\nEvery public name of `rlinf_core`, imported as in `from rlinf_core import Cluster`.\n"
-    return head + "\n".join(f"\n## {kind}\n\n{''.join(entries)}" for kind, entries in kinds.items())
+    parts = ["# Python API\n", "Imported as in `from rlinf_core import Cluster`, and from the packages named below.\n"]
+    publics = _publics(rlinf_core)
+    for subject, rooms in _SUBJECTS.items():
+        chosen = {name: item for name, item in publics.items() if item.__module__.split(".")[1] in rooms}
+        publics = {name: item for name, item in publics.items() if name not in chosen}
+        parts.append(f"## {subject}\n")
+        parts += [_entry(item) for item in chosen.values()]
+    if publics:
+        raise ValueError(f"{', '.join(publics)}: of no subject of the API page")
+    for door in _DOORS:
+        parts.append(f"## {door}\n")
+        parts += [_entry(item) for item in _publics(import_module(door)).values()]
+    others = [name for module in ("rlinf_core", *_DOORS) for name in _values(import_module(module))]
+    parts.append(f"## Values and types\n\n{', '.join(others)}.\n")
+    return "\n".join(parts)
+
+
+def _values(module: Any) -> list[str]:
+    """Return the names of a package that are neither classes nor functions, as code."""
+    return [f"`{module.__name__}.{name}`" for name in sorted(set(module.__all__) - set(_publics(module)))]
+
+
+def _publics(module: Any) -> dict[str, Any]:
+    """Return the classes and functions that a package offers by name."""
+    named = {name: getattr(module, name) for name in sorted(module.__all__)}
+    return {name: item for name, item in named.items() if isclass(item) or isfunction(item)}
 
 
 def _entry(public: Any) -> str:
-    return f"::: {public.__module__}.{public.__qualname__}\n\n"
+    return f"::: {public.__module__}.{public.__qualname__}\n"
