@@ -39,7 +39,7 @@ DOCS = Path(__file__).parent
 _HELP_WIDTH = 88
 _PICTURE: Final = (1360, 960)
 # Guides come before these in the site's search.
-_LAST_IN_SEARCH: Final = "---\nsearch: {{boost: 0.4}}\n---\n"
+_LAST_IN_SEARCH: Final = "---\nsearch: {{boost: 0.2}}\n---\n"
 _MADE: Final = _LAST_IN_SEARCH + "<!-- Made by `make docs` from {source}. Edit that instead. -->\n"
 
 
