@@ -257,7 +257,7 @@ def _actor(config: EmbodiedConfig, policy: PolicySizes, spec: EnvSpec, count: in
 
 
 def learner_parts(config: PolicyJob, policy: PolicySizes, count: int, *, sends: bool = True) -> dict[str, int]:
-    """Return what an actor holds in any case: an empty process, its shard, and the weights that it sends.
+    """Return the memory that every actor holds: an empty process, its shard, and the weights that it sends.
 
     They are sent by the piece in shared memory. What is sent behind rollouts is copied before, all of it. Shards are
     gathered for a block while another one computes, and its gradients are summed over ranks before others are there.

@@ -26,7 +26,7 @@ class SftActor(PolicyActor[SftConfig]):
 
         Args:
             layout: the layout of the job.
-            spec: the spec of the environments that evaluate; None: of what the data say.
+            spec: the spec of the environments that evaluate; None: the one that the data imply.
 
         Raises:
             DatasetError: the data cannot be read, or are of another environment.

@@ -145,7 +145,7 @@ class ExampleWriter:
         written.examples.append(example)
 
     def _of_texts(self, conversation: ChatRow) -> ChatExample:
-        """Return a prompt with its completion, or a text, behind which the answer ends."""
+        """Return a prompt with its completion, or a text, followed by the end of the answer."""
         before, behind = self._texts.around
         prompt, completion = self._texts.parts([conversation.prompt, conversation.completion])
         prompt, completion = [*before, *prompt], [*completion, *behind]

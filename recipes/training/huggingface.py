@@ -238,7 +238,7 @@ def check_folder(folder: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, and the second where the first announces it, or its type."""
+    """Return the first line of an exception's text, with the second if the first ends in a colon, or its type."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return excerpt(" ".join(lines[:2] if lines[0].endswith(":") else lines[:1]), _MOST_REASON)
 

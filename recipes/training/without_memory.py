@@ -20,7 +20,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @contextmanager
 def without_memory() -> Generator[None, None, None]:
-    """Give parameters that modules of this thread register in here no memory; nothing is initialized or loaded.
+    """Register parameters of this thread's modules without memory; nothing is initialized or loaded.
 
     Unlike within `torch.device("meta")`, buffers that constructors compute, such as rotary frequencies, have values:
     no file has them.

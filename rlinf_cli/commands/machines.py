@@ -123,7 +123,7 @@ def down(
     force: Annotated[bool, opt("--force", "Even while a job runs, without asking.")] = False,
     parallel: Parallel = 128,
 ) -> Result:
-    """Take down the cluster that `up` started, and verify that.
+    """Take down the cluster that `up` started; check that it is gone.
 
     By default the only running cluster. With FILE no record of it is needed: every node of the file is probed. A Ray
     that `up` did not start is left alone.

@@ -54,8 +54,8 @@ def train(
     at once. --assume is for --dry-run: a real run probes the machines.
 
     KEY=A,B gives a key several values; they make a sweep, one run after the other for every combination. A list is
-    written in brackets, and a placement keeps its commas. Every run is validated before the first one starts, and has a
-    folder in that of the sweep. A failed run does not end the sweep. Ctrl-C does, cleanly; the same command with
+    written in brackets, and a placement keeps its commas. All runs are validated before the first one starts; each has
+    a folder within that of the sweep. A failed run does not end the sweep. Ctrl-C does, cleanly; the same command with
     --folder continues from the checkpoints.
     """
     from rlinf_cli.run.runnable import recipes_result

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def with_hub_pins(job: Job, file: str, overrides: Sequence[str], *, trains: bool = True) -> Job:
-    """Return a job whose names of the hub are pinned to commits; of a job on this machine alone they are fetched.
+    """Return a job with its names of the hub pinned to commits, and fetched if it runs on this machine alone.
 
     Args:
         job: the job of `file`, without errors.

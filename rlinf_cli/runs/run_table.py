@@ -105,7 +105,7 @@ class RunRow:
 
 
 def listed_runs(statuses: Sequence[RunStatus] | None, recipe: str | None, sort: str, *, reverse: bool) -> Result:
-    """Return what `rlinf runs` answers."""
+    """Return the result of `rlinf runs`."""
     rows = sorted(rows_of(selected(statuses=statuses, recipe=recipe)), key=_SORTED[sort], reverse=sort != "name")
     if reverse:
         rows.reverse()

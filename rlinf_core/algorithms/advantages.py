@@ -314,8 +314,7 @@ def group_advantages(scores: Tensor, group_size: int) -> Tensor:
     """(score - mean of the group) / (its standard deviation + 1e-6); exactly 0 where a group's scores are equal.
 
     Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1.2. The deviation is the unbiased one. Scores that differ
-    by rounding alone are equal: divided by so small a deviation that would be trained on like anything else, and a
-    policy that always succeeds would unlearn it.
+    by rounding alone count as equal: divided by so small a deviation, rounding would be trained on.
 
     Args:
         scores: float [B], members of a group next to each other.

@@ -79,7 +79,7 @@ def _check_joined() -> None:
 
 @contextmanager
 def loopback_only() -> Generator[None, None, None]:
-    """Make a Ray that is started at `LOOPBACK` within the block listen only there, and joinable there.
+    """Make a Ray that is started within the block listen, and be joined, at `LOOPBACK` alone.
 
     Ray replaces a loopback address by the machine's own unless multi-node clusters are disabled, as on macOS. Its
     processes listen on every interface unless given a loopback address.

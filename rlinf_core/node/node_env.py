@@ -1,7 +1,7 @@
 """The environment of a process on a node: the node's own, with what a file gives merged into it.
 
-Travels to nodes: standard library only, and no syntax or function later than Python 3.8. Run as a script with a file
-that `write` made, it becomes the interpreter which that file names.
+Travels to nodes: standard library only, and no syntax or function later than Python 3.8. As a script with a file of
+`write`, it becomes the interpreter that the file names.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ChannelView:
     depths: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def orphaned(self, key: str, dead: frozenset[str]) -> bool:
-        """Return whether a get of `key` can only fail: it is empty, and all producers of the channel are dead."""
+        """Return whether a get of `key` must fail: the key is empty, and all producers of the channel are dead."""
         return bool(self.producers) and not self.depths.get(key) and dead.issuperset(self.producers)
 
     def state(self, operation: Operation) -> str:

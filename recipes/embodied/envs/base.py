@@ -358,7 +358,7 @@ class VectorEnv(TaskMethods):
             state: rows of these environments, by their numbers among all.
 
         Returns:
-            Whether the environments observe what they did when their state was saved. Where they do not, their
+            Whether the environments observe the same as when their state was saved. Where they do not, their
             episodes cannot be continued, and `reset` has to follow.
         """
         self._reset = int(state["reset"][0])

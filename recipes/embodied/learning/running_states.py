@@ -32,7 +32,7 @@ def check_running(normalization: Normalization) -> None:
 
 
 def alone(value: Tensor) -> Tensor:
-    """Return the value itself: the sum over a single actor."""
+    """Return the value unchanged: the sum over a single actor."""
     return value
 
 

@@ -35,7 +35,7 @@ class EpisodeFrames(NamedTuple):
 
 
 class FrameRecorder:
-    """Records frames of the episodes since a reset, one per environment.
+    """The frames of the episodes since a reset, one episode per environment.
 
     Args:
         batch: just reset.

@@ -78,7 +78,7 @@ def check_data(config: PolicyJob, environments: EnvironmentConfig | None, report
 
 
 def _reading() -> Any:
-    """Import the module that reads rows late: it needs numpy, which a file without data sets does not."""
+    """Import the module that reads rows only here: it needs numpy, which files without data sets do not."""
     from recipes.embodied.learning import data_reading
 
     return data_reading

@@ -147,7 +147,7 @@ class RolloutBatch:
     def drawn_by(self, version: int) -> Tensor:
         """Return which answer tokens belong to answers sampled entirely by weights of this version, bool [A].
 
-        Tokens that were drawn under new weights after older ones have attended to keys and values of the older.
+        Tokens drawn under new weights attended to keys and values of the older weights.
         """
         others = answer_sums((self.trained & (self.versions != version)).float(), self.answer_lengths)
         return self.trained & per_token(others == 0, self.answer_lengths)

@@ -70,7 +70,7 @@ class ModelFolder:
 
     @cached_property
     def _ties(self) -> dict[str, tuple[str, ...]]:
-        """All names of each weight that layers share, by each of them."""
+        """All names of each shared weight, by each of its names."""
         if not self._config.get("tie_word_embeddings", True):
             return {}
         state = hollow_causal(str(self._folder)).state_dict(keep_vars=True)

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class LogitRule(NamedTuple):
-    """The way from the product of hidden states and output matrix to the logits of a model.
+    """The steps from the product of hidden states and output matrix to a model's logits.
 
     Attributes:
         factor: multiplies it (Cohere), or divides, as its inverse (Granite).

@@ -123,7 +123,7 @@ class ScoredGroup(NamedTuple):
 
     Attributes:
         report: its facts.
-        samples: records of answers that people may read, each with `_asdict`.
+        samples: records of answers for people to read, each with `_asdict`.
     """
 
     report: GroupReport

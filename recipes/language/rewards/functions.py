@@ -23,7 +23,7 @@ _LONGEST_NAME: Final = 100
 
 
 class RewardAdapter:
-    """A reward function, called by its own convention with those arguments that it names.
+    """A reward function, called by its own convention with the arguments that it names.
 
     Args:
         function: the function.

@@ -127,7 +127,7 @@ class SimulatedEnv(VectorEnv):
             raise self._with_episode(error) from None
 
     def _allowed(self, start: Start) -> Start:
-        """Return a start, or the next one after it that is not set aside."""
+        """Return a start, or the next one that is not quarantined."""
         while start_name(start) in self.settings.set_aside:
             start = Start((start.seed + 1) % 2**31, start.number + 1)
         return start

@@ -170,7 +170,7 @@ class Controller:
         """Stop the arm, or revoke the lease, if the holder has been silent for too long; returns whether it was
         revoked.
 
-        The arm stops at the moment when the silence was too long, however late that is noticed here.
+        The arm stops at the moment at which the silence became too long, even if that is noticed later.
         """
         self.watch(now)
         lease = self._lease

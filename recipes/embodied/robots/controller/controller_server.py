@@ -42,7 +42,7 @@ class Server:
     """The network around a controller. Use `start`, then `close`.
 
     Attributes:
-        watching: the task that looks at the arm, from `start` on.
+        watching: the task that watches the arm after `start`.
     """
 
     def __init__(self, controller: Controller) -> None:

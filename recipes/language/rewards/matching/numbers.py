@@ -84,7 +84,7 @@ def number_in_clean(text: str) -> Number | None:
 
 
 def same_number(one: Number, other: Number) -> bool:
-    """Return whether numbers are equal, and no two measures that differ."""
+    """Return whether numbers are equal, and their measures do not differ."""
     return same_value(one.value, other.value) and not (one.unit and other.unit and one.unit != other.unit)
 
 
