@@ -15,8 +15,8 @@ from mkdocs.structure.files import File
 from docs import gallery
 
 REPOSITORY = Path(__file__).parents[1]
-# A link out of docs/, by as many folders as its page lies below it, or to the notes in docs/dev/.
-_UP = r"\[([^\]]+)\]\((?:(?:\.\./){%d}|dev/)[^)]*\)"
+# A link out of docs/, by as many folders as its page lies below it, or to what the site leaves out.
+_UP = r"\[([^\]]+)\]\((?:(?:\.\./){%d}|dev/|container/)[^)]*\)"
 
 # A key alone in a cell, as the models name it.
 _KEY = re.compile(r"(?<=<td><code>)[\w.\[\]]+(?=</code></td>)")
