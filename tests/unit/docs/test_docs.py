@@ -12,6 +12,7 @@ from ruamel.yaml import YAML
 from docs.generate import pages
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core.config.render import render_text
+from rlinf_core.env_vars import REGISTER
 from rlinf_core.job.find_recipe import recipe_names
 
 REPOSITORY = Path(__file__).parents[3]
@@ -123,6 +124,12 @@ def test_the_files_of_the_glossary_are_there() -> None:
     assert len(rows) >= 40
     assert len({term for term, _ in rows}) == len(rows)
     assert not missing
+
+
+def test_environment_variables_are_on_the_page() -> None:
+    page = (REPOSITORY / "docs/config.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"`(RLINF_\w+)`", page.partition("## Environment variables")[2].partition("\n## ")[0]))
+    assert shown == set(REGISTER)
 
 
 ARCHITECTURE = (REPOSITORY / "docs/dev/architecture.md").read_text(encoding="utf-8")
