@@ -126,6 +126,13 @@ def test_the_files_of_the_glossary_are_there() -> None:
     assert not missing
 
 
+def test_reading_path_stays_short() -> None:
+    made = {"reference.md", "diagnostics.md", "commands.md"}
+    written = [page for page in PAGES if page.parent.name == "docs" and page.name not in made]
+    assert len(written) <= 25
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in written) <= 45_000
+
+
 def test_environment_variables_are_on_the_page() -> None:
     page = (REPOSITORY / "docs/config.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"`(RLINF_\w+)`", page.partition("## Environment variables")[2].partition("\n## ")[0]))
