@@ -170,7 +170,7 @@ def _faults() -> str:
     rows = list(dict.fromkeys(fault.target for fault in FAULTS.values()))
     cells = {(fault.target, fault.deed): f"`{name}`: {fault.outcome}" for name, fault in FAULTS.items()}
     parts = [
-        _MADE.format(source="`tests/chaos/fault_table.py`"),
+        _MADE.removeprefix(_LAST_IN_SEARCH).format(source="`tests/chaos/fault_table.py`"),
         "# Faults\n",
         "What becomes of a run where a process is killed or stopped, a checkpoint is damaged, or files have no room."
         " Each cell has its name for [`make chaos`](deaths.md#planting-faults), which plants it; the nightly"
