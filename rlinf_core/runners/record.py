@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 from rlinf_core.cluster import engine
 from rlinf_core.config.secrets import mask
@@ -22,6 +22,7 @@ from rlinf_core.runners.events import ItemFates, Listener
 from rlinf_core.runners.evidence import keep_evidence
 from rlinf_core.runners.exporters import BackendSettings, PrometheusExporter, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
+from rlinf_core.runners.profile import write_profile
 from rlinf_core.runners.recovery import Restarts, Suspects
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
@@ -29,6 +30,7 @@ from rlinf_core.runners.storage.evidence import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 
+T = TypeVar("T")
 LOGGER = logging.getLogger("rlinf")
 # A process outside of methods answers within milliseconds.
 _BUSY_SECONDS = 2.0
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Fact, Recipe
-    from rlinf_core.process.process_memory import Peak
     from rlinf_core.worker.group.handle import WorkerGroupHandle
     from rlinf_core.worker.group.worker_group import WorkerGroup
 
@@ -209,26 +210,30 @@ class RunRecord:
             self._trace.collect(groups, last=last)
 
     def keep_memory(self, groups: Mapping[str, WorkerGroup[Any]]) -> None:
-        """Write the peak memory of each process of the components so far, by phase.
+        """Write the peak memory of each process of the components so far, by phase, and the durations of its calls.
 
         Processes in an endless method, as in asynchronous generation, are omitted.
         """
         try:
             asked = {component: group.memory_peaks() for component, group in groups.items()}
+            peaks_of = {component: _answers(handle) for component, handle in asked.items()}
             processes = [
                 {
                     "component": component,
                     "rank": rank,
                     "phases": {phase: peak._asdict() for phase, peak in peaks.items()},
                 }
-                for component, handle in asked.items()
-                for rank, peaks in enumerate(_answers(handle))
+                for component, by_rank in peaks_of.items()
+                for rank, peaks in enumerate(by_rank)
             ]
             record = {"schema": "rlinf.memory/1", "processes": processes}
             durable.write_whole(self.folder.memory_file, json.dumps(record, indent=1) + "\n")
+            # Who has answered the one question answers the other at once.
+            calls = {name: groups[name].call_records() for name, by_rank in peaks_of.items() if by_rank}
+            write_profile(self.folder.profile_file, {name: _answers(handle) for name, handle in calls.items()})
         except (RLinfError, OSError) as error:
             # It is optional for the run.
-            LOGGER.warning("the memory of the run's processes was not saved: %s", error)
+            LOGGER.warning("memory and durations of the run's processes were not saved: %s", error)
 
     def component_of(self, address: str) -> str:
         """Return the component of a worker; the name of its group, or of the process, where it has none."""
@@ -373,7 +378,7 @@ def facts_of(recipe: Recipe | None, config: object) -> Mapping[str, Fact]:
     return facts(config) if facts is not None else {}
 
 
-def _answers(handle: WorkerGroupHandle[dict[str, Peak]]) -> list[dict[str, Peak]]:
+def _answers(handle: WorkerGroupHandle[T]) -> list[T]:
     try:
         return handle.wait(timeout=_BUSY_SECONDS)
     except (CommunicationTimeoutError, WorkerGroupError):  # busy, or dead in a run that continues without it

@@ -35,6 +35,7 @@ from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.process.process_memory import Peak, PeakMeter
 from rlinf_core.supervision.client import ManagerClient, enter_job
 from rlinf_core.waiting import OperationKind
+from rlinf_core.worker.call_record import CallRecord, call_records
 from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, enter_call, leave_call, unanswered
 from rlinf_core.worker.debugging.entering import enter_breakpoints
 from rlinf_core.worker.debugging.profiles import Profile, start_profile
@@ -268,6 +269,9 @@ class WorkerProcess:
 
     def memory_peaks(self) -> dict[str, Peak]:
         return self._memory.peaks
+
+    def call_records(self) -> list[CallRecord]:
+        return call_records()
 
     def fail_exchange(self, peers: tuple[str, ...]) -> None:
         """Fail the operations with these workers that failed or cancelled calls left behind."""

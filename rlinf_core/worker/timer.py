@@ -21,6 +21,7 @@ from types import FrameType, TracebackType
 from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 from rlinf_core.process import tracing
+from rlinf_core.worker.call_record import add_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,11 +57,13 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
 
     Args:
         tag: the name of the duration; by default the name of the decorated or enclosing function.
+        rows: the size of what is done, such as environments or tokens: durations are also kept by it (`call_record`).
     """
 
-    __slots__ = ("_began", "_named", "tag")
+    __slots__ = ("_began", "_named", "rows", "tag")
 
-    def __init__(self, tag: str | None = None) -> None:
+    def __init__(self, tag: str | None = None, rows: int = 0) -> None:
+        self.rows = rows
         self._named = tag is not None
         self.tag = tag if tag is not None else caller_of(inspect.currentframe())
         self._began = 0.0
@@ -73,6 +76,7 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
     ) -> None:
         ended = time.perf_counter()
         _add(self.tag, ended - self._began)
+        add_call(self.tag, self.rows, ended - self._began)
         if tracing.recorder is not None:
             tracing.recorder.add(tracing.TIMER, self.tag, self._began, ended)
 
@@ -84,14 +88,14 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
 
             @functools.wraps(function)
             async def timed_coroutine(*args: P.args, **kwargs: P.kwargs) -> object:
-                with timer(tag):
+                with timer(tag, self.rows):
                     return await coroutine(*args, **kwargs)
 
             return cast("Callable[P, R]", timed_coroutine)
 
         @functools.wraps(function)
         def timed(*args: P.args, **kwargs: P.kwargs) -> R:
-            with timer(tag):
+            with timer(tag, self.rows):
                 return function(*args, **kwargs)
 
         return timed

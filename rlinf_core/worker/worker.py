@@ -231,12 +231,13 @@ class Worker(Communication):
         """Log an error, under this worker's address; `args` as in `logging`."""
         _LOGGER.error(message, *args)
 
-    def worker_timer(self, tag: str | None = None) -> timer:
+    def worker_timer(self, tag: str | None = None, rows: int = 0) -> timer:
         """Time a block in seconds: `with self.worker_timer("train_step"): ...`; by default under the method's name.
 
-        The handle of the enclosing call returns the durations.
+        The handle of the enclosing call returns the durations. With `rows`, the size of what is done, `profile.json`
+        of the run tells how the duration depends on it.
         """
-        return timer(tag if tag is not None else caller_of(inspect.currentframe()))
+        return timer(tag if tag is not None else caller_of(inspect.currentframe()), rows)
 
 
 # The names in `_FREE_NAMES` are conveniences on which nothing here relies: a class may redefine them.

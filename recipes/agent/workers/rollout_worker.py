@@ -58,7 +58,9 @@ class AgentRolloutWorker(EngineWorker):
                 else:
                     self._begin(requests)
             began = time.perf_counter()
-            self._finish(engine.step())
+            with self.worker_timer("engine/step", engine.unfinished):
+                drawn = engine.step()
+            self._finish(drawn)
             seconds += time.perf_counter() - began
         return GenerationReport(self._drawn - before, seconds)
 

@@ -25,6 +25,7 @@ from rlinf_core import ConfigError, Loss, LossInputs, LossSettings
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.options import checked_options
 from rlinf_core.algorithms.registry import get_policy_loss
+from rlinf_core.worker.timer import timer
 
 if TYPE_CHECKING:
     from recipes.embodied.learning.imitation import ImitationData
@@ -160,7 +161,8 @@ class Learner:
         # A value head that has not learned yet misleads a policy that has.
         warms_up = step <= self._config.algorithm.critic_warmup_steps
         trains = of_values if warms_up else None
-        self._updater.update(parts, lambda part: self._evaluate(part, totals), step, figures, trains)
+        with timer("training/update", len(batch)):
+            self._updater.update(parts, lambda part: self._evaluate(part, totals), step, figures, trains)
 
     def check_samples(self, samples: Samples, step: int) -> None:
         """Reject samples with non-finite values. With `skip`, their batches are skipped later.

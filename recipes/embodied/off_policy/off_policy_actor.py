@@ -226,9 +226,10 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         share = (config.actor.global_batch_size or DEFAULT_BATCH) // self._world_size
         policy_figures, critic_figures, began = Figures(), Figures(), time.perf_counter()
         for _ in range(updates):
-            batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
-            tensors = TransitionTensors.of(batch, self._algorithm.prepare, self.torch_device)
-            self._algorithm.update(tensors, step, policy_figures, critic_figures)
+            with self.worker_timer("training/update", share):
+                batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
+                tensors = TransitionTensors.of(batch, self._algorithm.prepare, self.torch_device)
+                self._algorithm.update(tensors, step, policy_figures, critic_figures)
         self._algorithm.check_weights(f"step {step}")
         self._state.version += 1
         for critics in self._critics.values():

@@ -132,7 +132,9 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         config, samples = self._config.actor, self._samples
         step = self._step if step is None else step
         torch.manual_seed(derive_seed(config.seed, Purpose.BATCHES, step, self._rank))
-        self._state.onload()
+        if config.enable_offload:
+            with self.worker_timer("actor/move"):
+                self._state.onload()
         share, micro = batch_sizes(self._config, self._world_size)
         rate = self._state.apply_settings(step, self._config.runner.last_step)
         began = time.perf_counter()
@@ -149,7 +151,8 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         self._policy.normalization = self._next_normalization
         del self._samples
         if config.enable_offload:
-            self._state.offload()
+            with self.worker_timer("actor/move"):
+                self._state.offload()
         if update.skipped:
             self.log_warning(SKIPPED, step, update.skipped)
         return figures

@@ -374,7 +374,7 @@ class EnvWorker(ComparingWorker):
                 for stage, batch in enumerate(stages.batches):
                     with self.worker_timer("env/wait"):
                         actions = self._recv_actions(stages, stage)
-                    with self.worker_timer("env/step"):
+                    with self.worker_timer("env/step", stages.routes.batch):
                         result = batch.step(actions)
                     self._send(stages, stage, stages.message(result))
                     if result.episodes is not None:

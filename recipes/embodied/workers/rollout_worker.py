@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,9 @@ class MultiStepRolloutWorker(ComparingWorker):
         def message() -> Any:
             return self.broadcast(None, groups, (self._actor, source))
 
-        first: FirstPiece[tuple[int, Normalization]] = message()
-        load_pieces(first, iter(message, None), self._weights.views)
+        with self.worker_timer("sync/receive"):
+            first: FirstPiece[tuple[int, Normalization]] = message()
+            load_pieces(first, iter(message, None), self._weights.views)
         self._version, self.policy.normalization = first.about
         return self._version
 
@@ -91,7 +93,7 @@ class MultiStepRolloutWorker(ComparingWorker):
         train = self._config.env.train
         routes = make_routes(self._layout, self._config, training=True)
         torch.manual_seed(derive_seed(self._config.actor.seed, Purpose.ACTIONS, step, self._rank))
-        self._weights.move(self.torch_device)
+        self._move(self.torch_device)
         for number in range(train.rollout_epoch):
             for stage, trajectories in self._pass(routes, training=True).items():
                 for piece in routes.pieces(self._rank, stage):
@@ -100,7 +102,13 @@ class MultiStepRolloutWorker(ComparingWorker):
                     for actor in actor_ranks(piece.actor, self._layout.actors, routes.actors):
                         key = trajectory_key(actor, step, self._config.runner.staleness, attempt)
                         self._channel.put(part, weight=part.batch, key=key)
-        self._weights.move(self._idle_device)
+        self._move(self._idle_device)
+
+    def _move(self, device: torch.device) -> None:
+        """Move the weights, where they do not stay on the accelerator."""
+        if self._idle_device != self.torch_device:
+            with self.worker_timer("rollout/move"):
+                self._weights.move(device)
 
     def evaluate(self) -> None:
         """Act greedily for `EnvWorker.evaluate`."""
@@ -131,17 +139,19 @@ class MultiStepRolloutWorker(ComparingWorker):
                 if chunk == 0:
                     chunks = int(message[CHUNKS][0])
                     buffers[stage] = RolloutBuffer(chunks, self._version)
-                with self.worker_timer("rollout/policy"), computing(self._config.actor, self.torch_device):
+                acts = chunk < chunks
+                timed = self.worker_timer("rollout/policy", peers[-1].stop) if acts else nullcontext()
+                with timed, computing(self._config.actor, self.torch_device):
                     inputs = policy.prepare(message["observations"])
-                    acts = chunk < chunks
                     output = self._act(inputs) if acts and training else None
                     actions = acting[stage].act(inputs, _begun(message)) if acts and not training else None
+                    if output is not None:
+                        # To the host, where an accelerator is waited for.
+                        actions = policy.to_env(output.actions)
                 if actions is not None:
                     self._answer(peers, actions)
                 if not training:
                     continue
-                if output is not None:
-                    self._answer(peers, policy.to_env(output.actions))
                 # What follows is written down while the environments step.
                 buffer = buffers[stage]
                 if chunk:
@@ -185,7 +195,8 @@ class MultiStepRolloutWorker(ComparingWorker):
         return self._values(self.policy.prepare(message["final_observations"]))
 
     def _values(self, inputs: Inputs) -> Tensor:
-        with computing(self._config.actor, self.torch_device):
+        rows = len(next(iter(inputs.values())))
+        with self.worker_timer("rollout/values", rows), computing(self._config.actor, self.torch_device):
             return self.policy.values(inputs).float()
 
     @property

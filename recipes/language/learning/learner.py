@@ -19,6 +19,7 @@ from recipes.training.updater import Figures, UntrainedError, Updater
 from rlinf_core import Loss, LossInputs, LossSettings, value_loss
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.config.sections.values import LossAggregation
+from rlinf_core.worker.timer import timer
 
 LossFunction = Callable[[LossInputs, LossSettings], Loss]
 # A value of each answer token, float32 [A], by name.
@@ -141,7 +142,9 @@ class AnswerLearner(ABC):
                     row = self._micro.pack(batch, part)
                     return self._loss_of(row, lengths, self._padded_targets(batch, targets, part), totals)
 
-                self._updater.update(parts, part_loss, step, figures)
+                tokens = int(batch.answer_lengths[torch.tensor(active, dtype=torch.int64)].sum())
+                with timer("training/update", tokens):
+                    self._updater.update(parts, part_loss, step, figures)
                 self._updates += 1
         self._updater.check_weights(f"step {step}")
         self._check_reached(batch, f"step {step}")

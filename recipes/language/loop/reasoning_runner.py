@@ -55,9 +55,12 @@ from rlinf_core.runners.events import ItemFates
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
+from rlinf_core.worker.call_record import add_call
 from rlinf_core.worker.group.handle import wait_together
 
 LOGGER = logging.getLogger("rlinf")
+# Answers by their tokens, in `profile.json`.
+ANSWER = "answer"
 _numbers = itertools.count()
 
 
@@ -276,6 +279,8 @@ class ReasoningRunner(RolloutRunner):
                 self._ask_due(step)
             self._arrivals.check(step)
             groups = self._plan.take(step)
+            for length in (length for group in groups for length in group.lengths):
+                add_call(ANSWER, length, 0.0)
             self._arrivals.close(step, self.record.folder.path, self._settings.max_samples)
             kept = [group for group in groups if group.kept]
             if not kept:

@@ -9,6 +9,7 @@ from recipes.language.answers.sequences import Sequence
 from recipes.language.engines.engine import Engine
 from recipes.language.prompts.prompt_messages import NewWeights
 from recipes.language.weights.weight_transfer import WeightUpdate
+from rlinf_core.worker.timer import timer
 
 T = TypeVar("T", covariant=True)
 
@@ -96,7 +97,12 @@ class EngineStream(Generic[RequestT]):
             self._advance_weights()
             begin([order for order in waiting if order.version <= self._version])
             waiting = [order for order in waiting if order.version > self._version]
-            self._collect(engine.step())
+            if not engine.unfinished:
+                self._collect(engine.step())
+                continue
+            with timer("engine/step", engine.unfinished):
+                drawn = engine.step()
+            self._collect(drawn)
 
     @property
     def _weights_come(self) -> bool:

@@ -20,6 +20,7 @@ from recipes.language.prompts.prompt_messages import KeepUnfinished, Prompt
 from recipes.language.weights.weight_transfer import WeightUpdate
 from recipes.language.workers.engine_stream import Arriving, EngineStream, Orders
 from recipes.training.chat_template import TemplateRefusalError
+from rlinf_core.worker.timer import timer
 
 LOGGER = logging.getLogger("rlinf")
 
@@ -101,7 +102,9 @@ class Answering:
         for prompt in prompts:
             self._submit(self._accepted(prompt))
         while self._engine.unfinished:
-            self._collect(self._engine.step())
+            with timer("engine/step", self._engine.unfinished):
+                drawn = self._engine.step()
+            self._collect(drawn)
         for group in self._open.values():
             raise EngineAnswerError(
                 f"the engine returned {len(group.answers)} of {group.prompt.answers} answers to a prompt",

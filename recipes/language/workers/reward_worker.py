@@ -144,13 +144,17 @@ class RewardWorker(ComparingWorker):
     def _score_groups(self, groups: Sequence[AnswerGroup]) -> list[tuple[ScoredGroup, ScoredAnswers | None]]:
         """Return the reports of groups, each with its answers where they are trained on."""
         items = [self._items(group) for group in groups]
+        with self.worker_timer("reward/score", sum(map(len, items))):
+            scores = self._scores_of(items)
+        return [self._with_scores(group, mine) for group, mine in zip(groups, scores, strict=True)]
+
+    def _scores_of(self, items: Sequence[Sequence[Item]]) -> list[list[Score]]:
+        """Return the scores of the answers of groups."""
         if self._config.reward.asks_judge:
             judged = iter(self._scorer.score_all([item for part in items for item in part]))
-            scores = [list(islice(judged, len(part))) for part in items]
-        else:
-            # A function may compare the answers of a group.
-            scores = [self._scorer.score_all(part) if part else [] for part in items]
-        return [self._with_scores(group, mine) for group, mine in zip(groups, scores, strict=True)]
+            return [list(islice(judged, len(part))) for part in items]
+        # A function may compare the answers of a group.
+        return [self._scorer.score_all(part) if part else [] for part in items]
 
     def _with_scores(self, group: AnswerGroup, judged: Sequence[Score]) -> tuple[ScoredGroup, ScoredAnswers | None]:
         """Return the report of a group, and its answers where they are trained on.

@@ -7,6 +7,7 @@
       logs/COMPONENT/rank_N.log
       checkpoints/    see `rlinf_core.runners.storage.checkpoint`
       memory.json     the peak memory of each process, by phase
+      profile.json    the durations of the timed calls of each component, by rows
       trace.json      with `runner.trace: true`
       profiles/       with `runner.profiler`
       curve.png, curve.svg
@@ -208,6 +209,11 @@ class RunFolder:
     def memory_file(self) -> Path:
         """The peak memory of each process, by phase."""
         return self.path / "memory.json"
+
+    @property
+    def profile_file(self) -> Path:
+        """The durations of the timed calls of each component, by rows."""
+        return self.path / "profile.json"
 
     @property
     def logs(self) -> Path:

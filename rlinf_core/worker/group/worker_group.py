@@ -31,6 +31,7 @@ from rlinf_core.process.process_memory import Peak
 from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import did_you_mean
 from rlinf_core.supervision.client import current_client
+from rlinf_core.worker.call_record import CallRecord
 from rlinf_core.worker.calls import CallHandle, unanswered
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import GroupMethod, GroupView
@@ -277,6 +278,10 @@ class WorkerGroup(Generic[W]):
     def memory_peaks(self) -> WorkerGroupHandle[dict[str, Peak]]:
         """Return the peak memory of each worker by method, once it runs none."""
         return self._asked("memory_peaks")
+
+    def call_records(self) -> WorkerGroupHandle[list[CallRecord]]:
+        """Return the durations of each worker's timed calls, by tag and rows, once it runs no method."""
+        return self._asked("call_records")
 
     def start_profile(self, kind: str, folder: str, name: str) -> WorkerGroupHandle[None]:
         """Begin to profile each worker, once it runs no method, into `FOLDER/NAME-RANK.json` on its node."""

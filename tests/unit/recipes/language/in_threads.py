@@ -181,6 +181,8 @@ class Group:
     def memory_peaks(self) -> Handle:
         return Handle(self, "memory_peaks", [])
 
+    call_records = memory_peaks
+
     def relaunch(self, *ranks: int) -> None:
         raise RuntimeFailure("a thread is not started again")
 
