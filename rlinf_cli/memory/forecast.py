@@ -50,5 +50,8 @@ def forecast_of(
     ranks = {process.cluster_node_rank for processes in placements.values() for process in processes}
     here = machine_memory()
     nodes = {rank: node_memory(parts.cluster, rank, available=available, here=here) for rank in ranks}
-    record = memory_record(forecasts, placements, nodes, {} if run is None else read_peaks(run.memory_file))
+    peaks = {} if run is None else read_peaks(run.memory_file)
+    # Rollouts that run ahead are computed while the actor trains.
+    in_turns = not getattr(getattr(job.config, "runner", None), "staleness", 0)
+    record = memory_record(forecasts, placements, nodes, peaks, in_turns=in_turns)
     return Result(partial(memory_text, record), record, ExitCode.OK if record["fits"] else ExitCode.FAILED)

@@ -54,23 +54,24 @@ def _least(sizes: Sequence[float | None]) -> int | None:
 
 
 def node_needs(
-    forecasts: Sequence[ProcessForecast], placements: Mapping[str, Sequence[HasPlace]]
+    forecasts: Sequence[ProcessForecast], placements: Mapping[str, Sequence[HasPlace]], *, in_turns: bool = True
 ) -> dict[int, tuple[int, int]]:
     """Return the most bytes that the processes of each node hold of its host and of its fullest accelerator, by rank.
 
-    Of processes that leave an accelerator while others use it, the largest is there at a time.
+    Of processes that leave an accelerator while others use it, the largest is there at a time; without `in_turns`,
+    where rollouts run ahead (`runner.max_staleness`), all of them are there at once.
     """
-    hosts, devices, in_turns = Counter[int](), Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    hosts, devices, largest = Counter[int](), Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     for forecast in forecasts:
         for placement in placements[forecast.component]:
             node, index = placement.cluster_node_rank, placement.local_accelerator_rank
             host, device = forecast.held(accelerated=index is not None)
             hosts[node] += host
-            if index is not None and forecast.offloads:
-                in_turns[node, index] = max(in_turns[node, index], device)
+            if index is not None and forecast.offloads and in_turns:
+                largest[node, index] = max(largest[node, index], device)
             elif index is not None:
                 devices[node, index] += device
-    held = devices + in_turns
+    held = devices + largest
     return {node: (hosts[node], max((held[at] for at in held if at[0] == node), default=0)) for node in sorted(hosts)}
 
 
@@ -79,8 +80,13 @@ def memory_record(
     placements: Mapping[str, Sequence[HasPlace]],
     nodes: Mapping[int, NodeMemory],
     peaks: Mapping[tuple[str, int], Mapping[str, Peak]],
+    *,
+    in_turns: bool = True,
 ) -> dict[str, Any]:
-    """Return what `--json` says, sizes in bytes; `peaks` are those of a run, by component and rank, by phase."""
+    """Return what `--json` says, sizes in bytes; `peaks` are those of a run, by component and rank, by phase.
+
+    `in_turns` is as `node_needs` takes it.
+    """
     components: dict[str, Any] = {}
     for forecast in forecasts:
         processes = placements[forecast.component]
@@ -109,7 +115,7 @@ def memory_record(
             "accelerator_available": nodes[rank].accelerator,
             "fits": all(has is None or size <= has for size, has in zip(need, nodes[rank][:2], strict=True)),
         }
-        for rank, need in node_needs(forecasts, placements).items()
+        for rank, need in node_needs(forecasts, placements, in_turns=in_turns).items()
     ]
     fits = all(row["fits"] for row in rows)
     return {"schema": "rlinf.memory_forecast/3", "components": components, "nodes": rows, "fits": fits}

@@ -37,6 +37,7 @@ from recipes.sections.checks import (
 )
 from recipes.sections.imports import check_import, check_own_algorithm
 from recipes.sections.own_options import check_algorithm_options
+from recipes.sections.shared_accelerators import check_shared_accelerators
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 
@@ -61,6 +62,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
         check_running_statistics(config, report)
     check_intervention(config, world_sizes.get("env"), report)
     _check_staleness(config, report)
+    check_shared_accelerators(config, report)
     _check_schedule(config, report)
     _check_passes(config, report)
     _check_imports(config, report)

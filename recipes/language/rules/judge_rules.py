@@ -10,11 +10,11 @@ from recipes.language.config import LanguageConfig
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.judge_config import VERDICTS
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
-from recipes.language.rules.engine_rules import share_accelerators
 from recipes.language.rules.model_rules import faults_of_tokenizer
 from recipes.sections.checks import Report, blame, place_entry
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
+from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules

@@ -72,6 +72,14 @@ def test_components_that_offload_take_turns() -> None:
     assert node_needs((ACTOR, rollout), place)[0][1] == 9057 * MIB
 
 
+def test_rollouts_that_run_ahead_are_there_beside_the_trainer() -> None:
+    rollout = ProcessForecast("rollout", 1, {"weights": 7 * MIB}, offloads=True)
+    place = {"actor": [placement_of(0, 0)], "rollout": [placement_of(0, 0)]}
+    both = (ACTOR._replace(offloads=True), rollout)
+    assert node_needs(both, place, in_turns=False)[0][1] == 9057 * MIB
+    assert node_needs(both, place, in_turns=False)[0][0] == node_needs(both, place)[0][0]
+
+
 def test_without_accelerators_all_is_of_the_host() -> None:
     assert node_needs((ACTOR,), {"actor": [placement_of(0, None)]}) == {0: (9400 * MIB, 0)}
 

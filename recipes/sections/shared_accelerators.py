@@ -1,0 +1,56 @@
+"""Actors and rollout workers that would work on the same accelerators at the same time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from recipes.sections.checks import Report, blame
+from rlinf_core.config.diagnostics import Severity
+
+
+def check_shared_accelerators(config: Any, report: Report) -> None:
+    """Warn where rollouts run ahead on the accelerators that train.
+
+    Args:
+        config: the whole file.
+        report: takes the finding.
+    """
+    placed = config.cluster.component_placement
+    if not config.runner.staleness or not {"actor", "rollout"} <= set(placed):
+        return
+    if share_accelerators(config, "actor", "rollout"):
+        at = ("cluster", "component_placement", "rollout")
+        report(
+            blame(config, at, ("runner", "max_staleness")),
+            "conflicting-settings",
+            "with `runner.max_staleness`, actor and rollout run at the same time; here they share accelerators, which"
+            " must hold both and speed up neither",
+            "give `rollout` its own accelerators, or write `runner.max_staleness: 0` to take turns",
+            about=[("runner", "max_staleness")],
+            severity=Severity.WARNING,
+        )
+
+
+def share_accelerators(config: Any, one: str, other: str) -> bool:
+    """Return whether two placed components have a declared accelerator in common."""
+    cluster = config.cluster
+    nodes = cluster.num_nodes
+    declared = {
+        group.label: tuple(group.node_ranks.resolve(nodes))
+        for group in cluster.node_groups or ()
+        if group.accelerators is not None
+    }
+    if declared:
+        # Without a group, accelerators of all nodes are counted.
+        declared.setdefault("cluster", tuple(range(nodes)))
+    # By nodes, since several labels may stand for the same ones, with other interpreters. None: all of them.
+    used: list[list[tuple[tuple[int, ...], range | None]]] = []
+    for name in (one, other):
+        entry = cluster.component_placement[name]
+        groups = [declared[label] for label in entry.node_group or ("cluster",) if label in declared]
+        used.append([(ranks, part.resources) for ranks in groups for part in entry.placement.parts])
+    return any(
+        ranks == others and (mine is None or theirs is None or not set(mine).isdisjoint(theirs))
+        for ranks, mine in used[0]
+        for others, theirs in used[1]
+    )

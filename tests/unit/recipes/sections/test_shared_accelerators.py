@@ -1,0 +1,28 @@
+"""Rollouts that run ahead on the accelerators that train: a finding of every recipe, however they are placed."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_core.job.load import load_job
+
+PLACED = "cluster.component_placement"
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides", "warned"),
+    [
+        ("collocated", ("runner.max_staleness=1",), True),
+        ("collocated", (), False),
+        ("collocated", ("runner.max_staleness=2", f"{PLACED}.rollout={{node_group: gpu, placement: 3}}"), True),
+        ("disaggregated", (), False),
+        ("disaggregated", (f"{PLACED}.rollout=0-7",), True),
+        ("math_async_disaggregated", (), False),
+        ("math_async_disaggregated", (f"{PLACED}.rollout=all", f"{PLACED}.actor=all"), True),
+    ],
+)
+def test_accelerators_that_hold_both_sides_at_once_are_named(
+    file: str, overrides: tuple[str, ...], warned: bool
+) -> None:
+    messages = [str(finding.message) for finding in load_job(file, overrides).diagnostics]
+    assert any("which must hold both" in message for message in messages) == warned
