@@ -19,4 +19,5 @@ recipe = Recipe(
     memory="recipes.agent.agent_memory:forecast",
     inputs="recipes.agent.config:inputs",
     trials="recipes.agent.config:trials",
+    flow="recipes.language.advice.language_flow:flow_of",
 )

@@ -24,6 +24,7 @@ recipe = Recipe(
     replay="recipes.embodied.using.replaying:replay",
     memory="recipes.embodied.embodied_memory:forecast",
     inputs="recipes.embodied.config:inputs",
+    flow="recipes.embodied.advice.embodied_flow:flow_of",
     training_data=("data.train_data_paths",),
     elastic=("env", "rollout"),
 )

@@ -17,4 +17,5 @@ recipe = Recipe(
     memory="recipes.language.language_memory:forecast",
     trials="recipes.language.rules.job_rules:trials",
     inputs="recipes.language.rules.job_rules:inputs",
+    flow="recipes.language.advice.language_flow:flow_of",
 )

@@ -53,12 +53,30 @@ def placement(
     live: Live = False,
     show_all: Annotated[bool, opt("--all", "Show every process.")] = False,
     out: Out = None,
+    advise: Annotated[
+        str | None,
+        opt("--advise RUN,RUN", "Predict the step of every legal placement from these runs, and show the best."),
+    ] = None,
+    staleness: Annotated[
+        int | None,
+        opt("--staleness N", "With --advise, the largest `runner.max_staleness`; by default FILE's.", min=0),
+    ] = None,
+    patch: Annotated[Path, opt("--patch FILE", "With --advise, where a better placement is written.")] = Path(
+        "advice.yaml"
+    ),
 ) -> Result:
     """Show where each component runs, and which hardware is idle.
 
     Connects to no machine: give accelerators that FILE does not declare with --assume, or probe the nodes with --live.
-    KEY=VALUE replaces a value of FILE, ~KEY deletes one. -o also writes a picture, an HTML page.
+    KEY=VALUE replaces a value of FILE, ~KEY deletes one. -o also writes a picture, an HTML page. --advise writes a file
+    that extends FILE where another placement is surely faster, or as fast on fewer accelerators.
     """
+    if advise is not None:
+        from rlinf_cli.advice.command import placement_advice
+
+        return placement_advice(file, overrides or (), assume, advise, staleness, patch)
+    if staleness is not None:
+        raise typer.BadParameter("`--staleness` goes with `--advise`", param_hint="'--staleness'")
     from rlinf_cli.file.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.placement.placement_picture import picture_of

@@ -16,6 +16,7 @@ from rlinf_core.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from rlinf_core.advice.job_flow import JobFlow
     from rlinf_core.config.diagnostics import Diagnostics
     from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.config.model import WorldSizes
@@ -235,6 +236,12 @@ class Memory(Protocol):
     def __call__(self, config: Any, world_sizes: Mapping[str, int | None]) -> Sequence[ProcessForecast]: ...
 
 
+class FlowOf(Protocol):
+    """The flow of a step's work between the components of a job, for advice on its placement."""
+
+    def __call__(self, config: Any) -> JobFlow: ...
+
+
 class Inputs(Protocol):
     """The files and folders that a run reads. A digest of their content is kept in its `environment.json`."""
 
@@ -259,7 +266,7 @@ class Recipe(NamedTuple):
         config: the pydantic model of its whole file, or `module:Class`. It has the fields `recipe` and `cluster`.
         default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
             beside the module that holds the recipe, or YAML of several lines.
-        program, check, facts, record, evaluate, play, replay, export, policy, memory, inputs, trials: see the
+        program, check, facts, record, evaluate, play, replay, export, policy, memory, inputs, trials, flow: see the
             protocol of each.
         variants: recipes that a file of this one selects by a value, or by a text in it, as in `{"data.type=chat":
             "sft_chat", "data.train_data_paths=*.jsonl": "sft_chat"}`.
@@ -284,6 +291,7 @@ class Recipe(NamedTuple):
     memory: Memory | str | None = None
     inputs: Inputs | str | None = None
     trials: Trials | str | None = None
+    flow: FlowOf | str | None = None
     variants: Mapping[str, str] = MappingProxyType({})
     training_data: tuple[str, ...] = ()
     elastic: tuple[str, ...] = ()

@@ -11,10 +11,12 @@ from recipes.agent import program as agent_program
 from recipes.embodied import config as embodied_config
 from recipes.embodied import embodied_memory
 from recipes.embodied import program as embodied_program
+from recipes.embodied.advice import embodied_flow
 from recipes.embodied.interpreters import locked_venvs
 from recipes.embodied.rules import job_check
 from recipes.embodied.using import evaluation, exporting, playing, recording, replaying, trained_policy
 from recipes.language import language_memory
+from recipes.language.advice import language_flow
 from recipes.language.rules import job_rules
 from recipes.language.using import answer_scoring, model_exporting
 from recipes.math import config as math_config
@@ -39,6 +41,7 @@ RECIPES = (
         memory=agent_memory.forecast,
         inputs=agent_config.inputs,
         trials=agent_config.trials,
+        flow=language_flow.flow_of,
         export=model_exporting.export_checkpoint,
     ),
     Recipe(
@@ -58,6 +61,7 @@ RECIPES = (
         memory=embodied_memory.forecast,
         inputs=embodied_config.inputs,
         trials=locked_venvs.trials,
+        flow=embodied_flow.flow_of,
     ),
     Recipe(
         name="math",
@@ -70,6 +74,7 @@ RECIPES = (
         memory=language_memory.forecast,
         inputs=job_rules.inputs,
         trials=job_rules.trials,
+        flow=language_flow.flow_of,
         export=model_exporting.export_checkpoint,
         evaluate=answer_scoring.evaluate,
     ),

@@ -1,0 +1,296 @@
+"""The flow of an embodied job: legal counts, what must be recorded, bounds and simulations of arrangements."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from math import gcd, inf
+from types import MappingProxyType
+from typing import Any, Final
+
+from recipes.embodied.advice.virtual_rollouts import Costs, Draw, Exchange, VirtualJob, simulate
+from recipes.embodied.config import EmbodiedConfig, group_size
+from recipes.embodied.config.batch_sizes import batch_sizes, evaluates, samples_of_a_step, samples_of_an_actor
+from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH
+from rlinf_core.advice.arrangements import Arrangement, Device, Kind, Seats, share_one
+from rlinf_core.advice.durations import CallRow, Duration, Durations
+from rlinf_core.advice.job_flow import Recorded, Sizes
+from rlinf_core.advice.search import Flow, Simulated
+
+ENV, ROLLOUT, ACTOR, DRIVER = "env", "rollout", "actor", "driver"
+STEP, POLICY, VALUES = "env/step", "rollout/policy", "rollout/values"
+UPDATE = "training/update"
+SYNC, HANDOVER, HOP = "driver/sync", "driver/handover", "driver/hop"
+MOVE_ROLLOUT, MOVE_ACTOR = "rollout/move", "actor/move"
+# Processes that are simulated one by one; more are alike blocks, of which one is.
+_MOST_PROCESSES: Final = 64
+# Accelerators of a kind up to which every count is tried.
+_EVERY_COUNT: Final = 16
+# Rollouts that run ahead may gain this share of a step within the steps that are measured.
+_WINDOW: Final = 0.003
+
+
+def flow_of(config: EmbodiedConfig) -> EmbodiedFlow:
+    """Return the flow of a job, see `Recipe.flow`."""
+    return EmbodiedFlow(config)
+
+
+class EmbodiedFlow:
+    """The flow of a job; see `JobFlow`."""
+
+    components = (ENV, ROLLOUT, ACTOR)
+    stages = (1, 2)
+
+    def __init__(self, config: EmbodiedConfig) -> None:
+        self._config = config
+        train = config.env.train
+        self.environments, self._group = train.total_num_envs, group_size(config, train)
+        self.passes = train.rollout_epoch
+        self.chunks = -(-train.max_steps_per_rollout_epoch // config.actor.model.num_action_chunks)
+        self.samples = samples_of_a_step(config)
+        self.stages_now = config.rollout.pipeline_stage_num
+        self.off_policy = is_off_policy(config.algorithm.loss_type)
+        self.phases: Mapping[str, tuple[str, ...]] = {
+            ENV: (STEP,),
+            ROLLOUT: (POLICY,),
+            ACTOR: (UPDATE,),
+        }
+
+    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+        """Return the numbers of processes of a component that are worth trying on a kind, ascending."""
+        every = range(1, kind.units + 1)
+        if component == ENV:
+            counts = [count for count in every if self.environments % (count * self._group) == 0]
+        elif component == ROLLOUT:
+            # Of counts whose largest batch is as large the smallest suffices.
+            smallest: dict[int, int] = {}
+            for count in every if kind.units <= _EVERY_COUNT else _whole_nodes(kind):
+                smallest.setdefault(-(-self.environments // count), count)
+            counts = sorted(smallest.values()) if kind.units > _EVERY_COUNT else list(every)
+        else:
+            counts = [count for count in every if self._takes_actors(count)]
+        if kind.units <= _EVERY_COUNT:
+            return counts
+        whole = set(_whole_nodes(kind))
+        return [count for count in counts if count in whole]
+
+    def _takes_actors(self, actors: int) -> bool:
+        total, micro = self._config.actor.global_batch_size, self._config.actor.micro_batch_size
+        if total is None:
+            return True
+        return total % ((micro or 1) * actors) == 0 and (self.off_policy or self.samples % total == 0)
+
+    def legal(self, arrangement: Arrangement) -> bool:
+        """See `JobFlow`."""
+        shares = arrangement.of(ENV).size * arrangement.stages
+        config = self._config
+        sections = [config.env.train, *([config.env.eval] if evaluates(config) else [])]
+        divides = all(section.total_num_envs % (shares * group_size(config, section)) == 0 for section in sections)
+        return divides and self._takes_actors(arrangement.of(ACTOR).size)
+
+    def training(self, actors: int) -> list[tuple[str, float, int]]:
+        """Return the calls of one actor in a step: phase, rows of a call, number of calls."""
+        if self.off_policy:
+            settings = self._config.algorithm.off_policy
+            share = max(1, (self._config.actor.global_batch_size or DEFAULT_BATCH) // actors)
+            steps = self._config.env.train.max_steps_per_rollout_epoch * self.environments * self.passes
+            return [(UPDATE, share, max(1, round(settings.update_to_data * steps)))]
+        share, _ = batch_sizes(self._config, actors)
+        mine = samples_of_an_actor(self.samples, actors)
+        epochs = self._config.algorithm.update_epoch
+        calls = [(UPDATE, share, epochs * (mine // share)), (UPDATE, mine % share, epochs if mine % share else 0)]
+        return [call for call in calls if call[2]]
+
+    def constants(self, run: Recorded, durations: Durations) -> list[CallRow]:
+        """See `JobFlow`: weights on their way, what lies between phases, and a message, by what a rollout lacks."""
+        phases, where = run.phases, run.arrangement
+        if where.staleness:
+            return []
+        acted, trained = phases["time/generate_rollouts"], phases["time/actor_training"]
+        sync = phases.get("time/sync_weights", 0.0)
+        constants = {SYNC: sync, HANDOVER: max(0.0, phases["time/step"] - acted - trained - sync)}
+        if where.stages == 1:
+            calls = Durations({name: fits for name, fits in durations.phases.items() if name != UPDATE})
+            silent = self.flow(calls, run.models).simulate(where).seconds
+            constants[HOP] = max(0.0, acted - silent) / (self.passes * (2 * self.chunks + 1))
+        return [CallRow(DRIVER, phase, 0, "", 1, seconds) for phase, seconds in constants.items()]
+
+    def rows(self, arrangement: Arrangement) -> Mapping[str, float]:
+        """See `JobFlow`."""
+        envs, rollouts = arrangement.of(ENV).size, arrangement.of(ROLLOUT).size
+        per_stage = self.environments // arrangement.stages
+        trained = {phase: rows for phase, rows, _ in reversed(self.training(arrangement.of(ACTOR).size))}
+        return {STEP: per_stage / envs, POLICY: -(-per_stage // rollouts), **trained}
+
+    def changes(self, arrangement: Arrangement) -> Mapping[str, Any]:
+        """See `JobFlow`."""
+        changed: dict[str, Any] = {}
+        if arrangement.stages != self._config.rollout.pipeline_stage_num:
+            changed["rollout.pipeline_stage_num"] = arrangement.stages
+        if arrangement.staleness != self._config.runner.staleness:
+            changed["runner.max_staleness"] = arrangement.staleness
+        return changed
+
+    def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes = MappingProxyType({})) -> Flow:
+        """See `JobFlow`."""
+        return TimedFlow(self, durations, models)
+
+    @property
+    def offloads(self) -> tuple[bool, bool]:
+        """Whether rollout workers and actors leave their accelerators to others."""
+        return self._config.rollout.enable_offload, self._config.actor.enable_offload
+
+
+class TimedFlow:
+    """The flow of a job with durations.
+
+    Args:
+        job: the job.
+        durations: those of its phases.
+        models: the model of the accelerators of each kind.
+    """
+
+    def __init__(self, job: EmbodiedFlow, durations: Durations, models: Mapping[str, str]) -> None:
+        self._job, self._durations, self._models = job, durations, models
+        self._exchange = lru_cache(maxsize=None)(Exchange.of)
+        self._trained = lru_cache(maxsize=None)(self._training)
+        self._stepping = lru_cache(maxsize=None)(self._step)
+        self._acting = lru_cache(maxsize=None)(self._act)
+        self._counts = lru_cache(maxsize=None)(job.counts)
+        self._fastest = lru_cache(maxsize=None)(self._fastest_up_to)
+        self._sync, self._handover, self._hop = (self._constant(name) for name in (SYNC, HANDOVER, HOP))
+
+    def _constant(self, phase: str) -> float:
+        duration = self._durations.of_phase(phase, "")
+        return 0.0 if duration is None else duration.at(0)
+
+    def _duration(self, phase: str, seats: Seats) -> Duration:
+        model = "" if seats.kind is None else self._models[seats.kind]
+        return self._durations.of_phase(phase, model) or _NOTHING
+
+    def _training(self, kind: str | None, actors: int) -> tuple[list[float], float]:
+        """Return the seconds of the calls of an actor in a step, and their sum."""
+        calls: list[float] = []
+        for phase, rows, count in self._job.training(actors):
+            seconds = self._duration(phase, Seats(kind, 0, actors)).mean(rows)
+            if seconds:
+                # Few events suffice: nobody but a rollout worker on the same accelerator comes in between.
+                parts = min(count, _MOST_PROCESSES)
+                calls += [seconds * count / parts] * parts
+        return calls, sum(calls)
+
+    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+        """See `Shapes`."""
+        return self._counts(component, kind)
+
+    def most_useful(self, component: str, kind: Kind, units: int) -> int:
+        """See `Shapes`: a growing all-reduce may make fewer actors the fastest."""
+        best = self._fastest(component, kind)
+        at = bisect_right(best, units)
+        return best[at - 1] if at else 0
+
+    def _fastest_up_to(self, component: str, kind: Kind) -> list[int]:
+        """Return the numbers of processes, ascending, that are faster than every smaller one."""
+        best: list[int] = []
+        least = inf
+        for size in self._counts(component, kind):
+            seconds = self._trained(kind.label, size)[1]
+            if seconds < least:
+                least = seconds
+                best.append(size)
+        return best
+
+    def bound(self, arrangement: Arrangement) -> float:
+        """See `Flow`."""
+        env, rollout, actor = (arrangement.of(name) for name in (ENV, ROLLOUT, ACTOR))
+        job, stages, ahead = self._job, arrangement.stages, arrangement.staleness
+        size = job.environments // stages
+        moved = 2 * self._move(MOVE_ROLLOUT, 0, arrangement)
+        steps = self._stepping(env.kind, size // env.size)
+        chain = self._acting(rollout.kind, -(-size // rollout.size)) + job.chunks * (steps + 2 * self._hop)
+        least = size // rollout.size
+        env_load = job.passes * job.chunks * stages * steps
+        rollout_load = job.passes * stages * (self._acting(rollout.kind, least) if least else 0.0) + moved
+        both = env_load + rollout_load if env.overlaps(rollout) else max(env_load, rollout_load)
+        rolled = max(job.passes * chain + moved, both)
+        trained = self._trained(actor.kind, actor.size)[1] + 2 * self._move(MOVE_ACTOR, 1, arrangement)
+        if not ahead:
+            return self._sync + rolled + self._handover + trained
+        loads = [rolled, trained + self._handover, (rolled + self._handover + trained) / (ahead + 1)]
+        loads += [trained + load for seats, load in ((env, env_load), (rollout, rollout_load)) if actor.overlaps(seats)]
+        if share_one(env, rollout, actor):
+            loads.append(trained + env_load + rollout_load)
+        return max(loads) * (1 - _WINDOW)
+
+    def _step(self, kind: str | None, rows: int) -> float:
+        return self._duration(STEP, Seats(kind, 0, 1)).mean(rows)
+
+    def _act(self, kind: str | None, rows: int) -> float:
+        """Return the seconds of a rollout worker in a pass of one stage."""
+        seats = Seats(kind, 0, 1)
+        return self._job.chunks * self._duration(POLICY, seats).mean(rows) + self._duration(VALUES, seats).mean(rows)
+
+    def simulate(self, arrangement: Arrangement) -> Simulated:
+        """See `Flow`."""
+        env, rollout, actor = (arrangement.of(name) for name in (ENV, ROLLOUT, ACTOR))
+        exchange, devices = self._reduced(arrangement, env, rollout, actor)
+        rng = random.Random(0)
+        draws = [
+            _drawn(self._duration(phase, seats), rng)
+            for phase, seats in ((STEP, env), (POLICY, rollout), (VALUES, rollout))
+        ]
+        varies = any(self._duration(phase, seats).spread for phase, seats in ((STEP, env), (POLICY, rollout)))
+        costs = Costs(
+            *draws,
+            hop=self._hop,
+            sync=self._sync,
+            handover=self._handover,
+            training=self._trained(actor.kind, actor.size)[0],
+            move_rollout=self._move(MOVE_ROLLOUT, 0, arrangement),
+            move_actor=self._move(MOVE_ACTOR, 1, arrangement),
+        )
+        job = VirtualJob(*devices, exchange, self._job.passes, self._job.chunks, arrangement.staleness, varies=varies)
+        return simulate(job, costs)
+
+    def _reduced(
+        self, arrangement: Arrangement, env: Seats, rollout: Seats, actor: Seats
+    ) -> tuple[Exchange, tuple[Sequence[Device], Sequence[Device], Sequence[Device]]]:
+        """Return the processes to be simulated: all, or where they are many one of several blocks that are alike."""
+        total, stages = self._job.environments, arrangement.stages
+        if env.size + rollout.size + actor.size <= _MOST_PROCESSES:
+            exchange = self._exchange(total, env.size, stages, rollout.size)
+            return exchange, (env.devices, rollout.devices, actor.devices)
+        blocks = gcd(env.size, rollout.size)
+        envs, rollouts = env.size // blocks, rollout.size // blocks
+        # Actors that have accelerators of their own are alike; others are beside the processes of the block.
+        block = set(env.devices[:envs]) | set(rollout.devices[:rollouts])
+        actors = [device for device in actor.devices if device is not None and device in block]
+        actors = actors or list(actor.devices[-1:])
+        if envs + rollouts <= _MOST_PROCESSES and total % blocks == 0:
+            exchange = self._exchange(total // blocks, envs, stages, rollouts)
+            return exchange, (env.devices[:envs], rollout.devices[:rollouts], actors)
+        size = total // stages
+        exchange = Exchange.pair(size // env.size, -(-size // rollout.size), stages)
+        return exchange, (env.devices[:1], rollout.devices[:1], actors[:1])
+
+    def _move(self, phase: str, which: int, arrangement: Arrangement) -> float:
+        seats = arrangement.of((ROLLOUT, ACTOR)[which])
+        return self._duration(phase, seats).mean(0) if self._job.offloads[which] else 0.0
+
+
+_NOTHING: Final = Duration(0.0)
+
+
+def _drawn(duration: Duration, rng: random.Random) -> Draw:
+    if not duration.spread:
+        return duration.at
+    return lambda rows: duration.at(rows) * rng.choice(duration.spread)
+
+
+def _whole_nodes(kind: Kind) -> list[int]:
+    """Return parts of a node, and whole nodes."""
+    parts = [count for count in range(1, kind.per_node + 1) if kind.per_node % count == 0]
+    return parts + list(range(2 * kind.per_node, kind.units + 1, kind.per_node))

@@ -1,0 +1,196 @@
+"""The loop of the recipe in virtual time: `EmbodiedRunner` and its three kinds of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Final, NamedTuple, TypeAlias
+
+from recipes.embodied.loop.routing import Routes
+from rlinf_core.advice.arrangements import Device
+from rlinf_core.advice.search import Simulated
+from rlinf_core.advice.virtual_time import Process, Use, VirtualTime, Wait
+
+# Seconds of a call, drawn where calls vary.
+Draw: TypeAlias = Callable[[float], float]
+# Steps before the regime is steady, and those that are measured.
+_WARM_UP, _MEASURED, _MEASURED_RANDOM = 3, 4, 40
+
+
+class Exchange(NamedTuple):
+    """The messages between env and rollout workers, by rank and stage.
+
+    Attributes:
+        rollouts: the rollout workers that act for a stage of an env worker.
+        envs: the env workers that a rollout worker acts for.
+        rows: the rows of a rollout worker's batch.
+        batch: environments of one stage of one env worker.
+    """
+
+    rollouts: Sequence[Sequence[Sequence[int]]]
+    envs: Sequence[Sequence[Sequence[int]]]
+    rows: Sequence[Sequence[int]]
+    batch: int
+
+    @classmethod
+    def of(cls, environments: int, envs: int, stages: int, rollouts: int) -> Exchange:
+        """Return the exchange that the recipe's routes make."""
+        routes = Routes(environments, envs, stages, rollouts, 1)
+        every = range(stages)
+        shares = [[routes.of_rollout(rank, stage) for stage in every] for rank in range(rollouts)]
+        return cls(
+            [[[share.peer for share in routes.of_env(rank, stage)] for stage in every] for rank in range(envs)],
+            [[[share.peer for share in mine] for mine in by_stage] for by_stage in shares],
+            [[sum(share.stop - share.start for share in mine) for mine in by_stage] for by_stage in shares],
+            routes.batch,
+        )
+
+    @classmethod
+    def pair(cls, batch: int, rows: int, stages: int) -> Exchange:
+        """Return the exchange of one env worker with one rollout worker that stands for others like it."""
+        one = [[[0]] * stages]
+        return cls(one, one, [[rows] * stages], batch)
+
+
+class Costs(NamedTuple):
+    """Seconds of what a step consists of.
+
+    Attributes:
+        env, policy, values: a call, by its rows.
+        hop: a message between an env and a rollout worker.
+        sync: new weights on their way.
+        handover: everything else between two phases, trajectories and advantages included.
+        training: the calls of one actor in a step, in this order.
+        move_rollout, move_actor: weights to or from an accelerator; 0 where they stay.
+    """
+
+    env: Draw
+    policy: Draw
+    values: Draw
+    hop: float
+    sync: float
+    handover: float
+    training: Sequence[float]
+    move_rollout: float = 0.0
+    move_actor: float = 0.0
+
+
+class VirtualJob(NamedTuple):
+    """The processes of a job, by the accelerators that they have.
+
+    Attributes:
+        env, rollout, actor: the accelerator of each process.
+        exchange: who sends to whom.
+        passes, chunks: passes of a rollout, and the actions of a pass.
+        staleness: steps that rollouts run ahead.
+        varies: whether durations are drawn.
+    """
+
+    env: Sequence[Device]
+    rollout: Sequence[Device]
+    actor: Sequence[Device]
+    exchange: Exchange
+    passes: int
+    chunks: int
+    staleness: int
+    varies: bool = False
+
+
+def simulate(job: VirtualJob, costs: Costs) -> Simulated:
+    """Return a step of the job once its regime is steady."""
+    clock = VirtualTime()
+    for rank, device in enumerate(job.env):
+        clock.start(_env_worker(clock, job, costs, rank, device))
+    for rank, device in enumerate(job.rollout):
+        clock.start(_rollout_worker(clock, job, costs, rank, device))
+    for device in job.actor:
+        clock.start(_actor(clock, costs, device))
+    ends: list[float] = []
+    first = _WARM_UP + 2 * job.staleness if job.staleness else 1
+    # Steps that run ahead may be long and short in turn.
+    turns = job.staleness + 1
+    last = first + turns * (_MEASURED_RANDOM // turns if job.varies else _MEASURED if job.staleness else 1)
+    clock.start(_driver(clock, job, costs, ends, last))
+    clock.run()
+    seconds = (ends[last] - ends[first]) / (last - first)
+    return Simulated(seconds, {device: work / clock.now for device, work in clock.busy.items()})  # type: ignore[misc]
+
+
+_OBSERVED: Final = "observed"
+_ACTED: Final = "acted"
+_ASKED: Final = "asked"
+_ROLLED: Final = "rolled"
+
+
+def _env_worker(clock: VirtualTime, job: VirtualJob, costs: Costs, rank: int, device: Device) -> Process:
+    shares = job.exchange.rollouts[rank]
+    stages = range(len(shares))
+    for step in count():
+        yield Wait((_ASKED, "env", rank))
+        for _ in range(job.passes):
+            for stage in stages:
+                for peer in shares[stage]:
+                    clock.put((_OBSERVED, peer, stage), costs.hop)
+            for _ in range(job.chunks):
+                for stage in stages:
+                    yield Wait((_ACTED, rank, stage), len(shares[stage]))
+                    yield Use(device, costs.env(job.exchange.batch))
+                    for peer in shares[stage]:
+                        clock.put((_OBSERVED, peer, stage), costs.hop)
+        clock.put((_ROLLED, step))
+
+
+def _rollout_worker(clock: VirtualTime, job: VirtualJob, costs: Costs, rank: int, device: Device) -> Process:
+    peers, rows = job.exchange.envs[rank], job.exchange.rows[rank]
+    stages = [stage for stage in range(len(peers)) if peers[stage]]
+    for step in count():
+        yield Wait((_ASKED, "rollout", rank))
+        if job.staleness and step:
+            # New weights, between two rollouts.
+            yield Use(None, costs.sync)
+        if costs.move_rollout:
+            yield Use(device, costs.move_rollout)
+        for _ in range(job.passes):
+            for chunk in range(job.chunks + 1):
+                for stage in stages:
+                    yield Wait((_OBSERVED, rank, stage), len(peers[stage]))
+                    if chunk == job.chunks:
+                        yield Use(device, costs.values(rows[stage]))
+                        continue
+                    yield Use(device, costs.policy(rows[stage]))
+                    for peer in peers[stage]:
+                        clock.put((_ACTED, peer, stage), costs.hop)
+        if costs.move_rollout:
+            yield Use(device, costs.move_rollout)
+        clock.put((_ROLLED, step))
+
+
+def _actor(clock: VirtualTime, costs: Costs, device: Device) -> Process:
+    while True:
+        yield Wait("train")
+        if costs.move_actor:
+            yield Use(device, costs.move_actor)
+        for seconds in costs.training:
+            yield Use(device, seconds)
+        if costs.move_actor:
+            yield Use(device, costs.move_actor)
+        clock.put("trained")
+
+
+def _driver(clock: VirtualTime, job: VirtualJob, costs: Costs, ends: list[float], last: int) -> Process:
+    asked = -1
+    for step in range(last + 1):
+        if asked < step:
+            yield Use(None, costs.sync)
+        for _ in range(asked, step + job.staleness):
+            for rank in range(len(job.env)):
+                clock.put((_ASKED, "env", rank))
+            for rank in range(len(job.rollout)):
+                clock.put((_ASKED, "rollout", rank))
+        asked = step + job.staleness
+        yield Wait((_ROLLED, step), len(job.env) + len(job.rollout))
+        yield Use(None, costs.handover)
+        clock.put("train", count=len(job.actor))
+        yield Wait("trained", len(job.actor))
+        ends.append(clock.now)
+    clock.stop()

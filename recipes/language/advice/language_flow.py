@@ -1,0 +1,205 @@
+"""The flow of a job of recipe math or agent: legal counts, what must be recorded, bounds and simulations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final
+
+from recipes.language.advice.virtual_answers import AnswerJob, measured, simulate
+from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig
+from rlinf_core import RLinfError
+from rlinf_core.advice.arrangements import Arrangement, Kind, Seats
+from rlinf_core.advice.durations import CallRow, Duration, Durations
+from rlinf_core.advice.job_flow import Recorded, Sizes
+from rlinf_core.advice.search import Flow, Simulated
+
+ROLLOUT, ACTOR, REWARD, DRIVER = "rollout", "actor", "reward", "driver"
+STEP, UPDATE, SCORE, ANSWER = "engine/step", "training/update", "reward/score", "answer"
+SYNC, HANDOVER, TURNS, PAUSE = "driver/sync", "driver/handover", "driver/turns", "driver/pause"
+# Rollouts that run ahead may gain this share of a step within the steps that are measured.
+_WINDOW: Final = 0.02
+# Accelerators of a kind up to which every count is tried.
+_EVERY_COUNT: Final = 16
+
+
+def flow_of(config: LanguageConfig) -> LanguageFlow:
+    """Return the flow of a job, see `Recipe.flow`.
+
+    Raises:
+        RLinfError: it has components that the model lacks.
+    """
+    further = [name for name in OPTIONAL_COMPONENTS if name in config.cluster.component_placement]
+    if further:
+        why = "the model has actors, rollout and reward workers"
+        raise RLinfError(f"no advice on jobs with component `{further[0]}`", why=why)
+    return LanguageFlow(config)
+
+
+class LanguageFlow:
+    """The flow of a job; see `JobFlow`."""
+
+    components = (ROLLOUT, ACTOR)
+    phases: Mapping[str, tuple[str, ...]] = {ROLLOUT: (STEP,), ACTOR: (UPDATE,)}
+    stages = (1,)
+    stages_now = 1
+
+    def __init__(self, config: LanguageConfig) -> None:
+        self._config = config
+        self.prompts, self.answers = config.data.rollout_batch_size, config.algorithm.group_size
+        self.updates, self._epochs = config.minibatches, config.algorithm.update_epoch
+        reward = config.cluster.component_placement.get(REWARD)
+        parts = () if reward is None else reward.placement.parts
+        self.rewards = max(1, sum(len(part.processes) for part in parts if part.processes is not None))
+
+    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+        """Return the numbers of processes of a component that are worth trying on a kind, ascending."""
+        most = min(kind.units, self.prompts if component == ROLLOUT else self.prompts * self.answers)
+        every = range(1, most + 1)
+        if kind.units <= _EVERY_COUNT:
+            return every
+        return [count for count in every if count % kind.per_node == 0 or kind.per_node % count == 0]
+
+    def legal(self, arrangement: Arrangement) -> bool:
+        """See `JobFlow`: engines that never stop cannot leave their memory to others."""
+        ahead = arrangement.staleness > 0 and arrangement.of(ROLLOUT).overlaps(arrangement.of(ACTOR))
+        return not (ahead and self._config.rollout.enable_offload)
+
+    def training(self, actors: int, tokens: float) -> list[tuple[float, int]]:
+        """Return the calls of an actor in a step: tokens of a call, and their number."""
+        return [(tokens / actors / self.updates, self.updates * self._epochs)]
+
+    def constants(self, run: Recorded, durations: Durations) -> list[CallRow]:
+        """See `JobFlow`."""
+        phases = run.phases
+        if run.arrangement.staleness:
+            return []
+        sync = phases.get("time/sync_weights", 0.0)
+        known = phases["time/generate_rollouts"] + phases["time/actor_training"] + sync
+        constants = {SYNC: sync, HANDOVER: max(0.0, phases["time/step"] - known)}
+        turns = max(1, round(phases.get("agent/turns", 1.0)))
+        if turns > 1:
+            # A run in which agents wait for tools, and not for engines, tells how long these take.
+            tools = sum(seconds for name, seconds in phases.items() if name.startswith("agent/tool_seconds/"))
+            constants |= {TURNS: float(turns), PAUSE: tools / (turns - 1)}
+        return [CallRow(DRIVER, phase, 0, "", 1, seconds) for phase, seconds in constants.items()]
+
+    def rows(self, arrangement: Arrangement) -> Mapping[str, float]:
+        """See `JobFlow`: the largest number of answers under way in an engine."""
+        return {STEP: self.answers * -(-self.prompts // arrangement.of(ROLLOUT).size)}
+
+    def changes(self, arrangement: Arrangement) -> Mapping[str, Any]:
+        """See `JobFlow`."""
+        ahead = arrangement.staleness
+        return {} if ahead == self._config.runner.staleness else {"runner.max_staleness": ahead}
+
+    def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes) -> Flow:
+        """See `JobFlow`.
+
+        Raises:
+            RLinfError: no run recorded the lengths of its answers.
+        """
+        if not sizes.get(ANSWER):
+            raise RLinfError("the runs recorded no lengths of answers", help="give runs of a newer version")
+        return TimedLanguageFlow(self, durations, models, sizes[ANSWER])
+
+
+class TimedLanguageFlow:
+    """The flow of a job with durations.
+
+    Args:
+        job: the job.
+        durations: those of its phases.
+        models: the model of the accelerators of each kind.
+        lengths: tokens of answers, and how many had about as many.
+    """
+
+    def __init__(
+        self,
+        job: LanguageFlow,
+        durations: Durations,
+        models: Mapping[str, str],
+        lengths: Sequence[tuple[float, int]],
+    ) -> None:
+        self._job, self._durations, self._models, self._drawn = job, durations, models, lengths
+        self.lengths = lru_cache(maxsize=None)(self._lengths)
+        self._sync, self._handover, turns, self._pause = (
+            self._of(name, None).at(0) for name in (SYNC, HANDOVER, TURNS, PAUSE)
+        )
+        self._turns = max(1, round(turns))
+
+    def _of(self, phase: str, kind: str | None) -> Duration:
+        return self._durations.of_phase(phase, "" if kind is None else self._models[kind]) or Duration(0.0)
+
+    def _lengths(self, step: int) -> list[list[int]]:
+        """Return the tokens of the answers to the prompts of a step: the same for every arrangement."""
+        tokens, numbers = zip(*self._drawn, strict=True)
+        drawn = random.Random(step).choices(tokens, numbers, k=self._job.prompts * self._job.answers)
+        whole = [max(1, round(length)) for length in drawn]
+        return [whole[start : start + self._job.answers] for start in range(0, len(whole), self._job.answers)]
+
+    def _trained(self, actor: Seats, tokens: float) -> list[float]:
+        duration = self._of(UPDATE, actor.kind)
+        calls = self._job.training(actor.size, tokens)
+        return [duration.mean(rows) for rows, number in calls for _ in range(number)]
+
+    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+        """See `Shapes`."""
+        return self._job.counts(component, kind)
+
+    def most_useful(self, component: str, kind: Kind, units: int) -> int:
+        """See `Shapes`."""
+        counts = [count for count in self.counts(component, kind) if count <= units]
+        return min(counts, key=lambda count: sum(self._trained(Seats(kind.label, 0, count), 1e5)), default=0)
+
+    def bound(self, arrangement: Arrangement) -> float:
+        """See `Flow`."""
+        rollout, actor, ahead = arrangement.of(ROLLOUT), arrangement.of(ACTOR), arrangement.staleness
+        first, last = measured(ahead)
+        step, score = self._of(STEP, rollout.kind), self._of(SCORE, None).mean(self._job.answers)
+        score += self._pause * (self._turns - 1)
+        line = step.mean(0), step.mean(1) - step.mean(0)
+        answered = trained = load = 0.0
+        for number in range(first + 1, last + 1):
+            groups = self.lengths(number)
+            tokens = sum(map(sum, groups))
+            trained += sum(self._trained(actor, tokens))
+            longest = max(map(max, groups))
+            if ahead:
+                most = self._job.prompts * self._job.answers * (ahead + 1)
+                load += tokens * line[1] / rollout.size + line[0] * max(longest, tokens / most) / (ahead + 1)
+                answered += longest * sum(line) + score
+            else:
+                mine = [groups[rank :: rollout.size] for rank in range(min(rollout.size, len(groups)))]
+                if self._turns > 1:
+                    # Rows come and go: an engine is busy, or the longest conversation takes its time.
+                    busy = max(line[1] * sum(map(sum, part)) for part in mine)
+                    answered += max(busy, longest * sum(line) + score)
+                    continue
+                answered += score + max(line[0] * max(map(max, part)) + line[1] * sum(map(sum, part)) for part in mine)
+        whole, steps = self._handover * (last - first) + trained, last - first
+        if not ahead:
+            return self._sync + (answered + whole) / steps
+        loads = [whole, load, (answered + whole) / (ahead + 1)]
+        return max(loads) / steps * (1 - _WINDOW)
+
+    def simulate(self, arrangement: Arrangement) -> Simulated:
+        """See `Flow`."""
+        rollout, actor = arrangement.of(ROLLOUT), arrangement.of(ACTOR)
+        return simulate(
+            AnswerJob(
+                rollout.devices,
+                actor.devices,
+                self._job.rewards,
+                arrangement.staleness,
+                self.lengths,
+                self._of(STEP, rollout.kind),
+                self._of(SCORE, None),
+                self._sync,
+                self._handover,
+                partial(self._trained, actor),
+                self._turns,
+                self._pause,
+            )
+        )

@@ -1,0 +1,193 @@
+"""The loop of answers in virtual time: `ReasoningRunner`, its engines, reward workers and actors."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from rlinf_core.advice.arrangements import Device
+from rlinf_core.advice.durations import Duration
+from rlinf_core.advice.search import Simulated
+from rlinf_core.advice.virtual_time import Process, Use, VirtualTime, Wait
+
+# Steps before the regime is steady, and those that are measured.
+_WARM_UP, _MEASURED = 2, 8
+# Engine steps that are taken at once while others may come in between: a part of the longest answer.
+_PARTS: Final = 48
+
+
+class AnswerJob(NamedTuple):
+    """The processes of a job, and what its steps are made of.
+
+    Attributes:
+        rollout, actor: the accelerator of each process.
+        rewards: the number of reward workers.
+        staleness: steps that rollouts run ahead.
+        lengths: the tokens of the answers to each prompt of a step, by its number.
+        step: an engine's step, by the answers under way.
+        score: the scoring of a group, by its answers.
+        sync, handover: new weights on their way, and everything else between two phases.
+        training: the calls of one actor in a step, by the tokens of all answers.
+        turns: turns of a conversation, over which its tokens are spread evenly.
+        pause: seconds between two turns of a conversation, as a tool takes them.
+    """
+
+    rollout: Sequence[Device]
+    actor: Sequence[Device]
+    rewards: int
+    staleness: int
+    lengths: Callable[[int], Sequence[Sequence[int]]]
+    step: Duration
+    score: Duration
+    sync: float
+    handover: float
+    training: Callable[[float], Sequence[float]]
+    turns: int = 1
+    pause: float = 0.0
+
+
+class _Engine:
+    """The answers under way in one engine: tokens left of a turn, turns after it, its group, and the tokens of
+    a turn."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+        self.orders: deque[list[list[int]]] = deque()
+        self.prompts = 0
+        # Orders that there is a message of, which was not taken yet.
+        self.told = 0
+
+
+class _Virtual:
+    """A job under way."""
+
+    def __init__(self, job: AnswerJob) -> None:
+        self.job, self.clock = job, VirtualTime()
+        self.engines = [_Engine() for _ in job.rollout]
+        # Of each group: answers that are not there yet, their number, its engine and its step.
+        self.groups: list[list[int]] = []
+        self.to_score: deque[int] = deque()
+        self.tokens: defaultdict[int, int] = defaultdict(int)
+        self.ends: list[float] = []
+        self.calls: Sequence[float] = ()
+
+    def deal(self, step: int) -> None:
+        """Give each prompt of a step to the engine with the fewest, as `PromptPlan` does."""
+        for lengths in self.job.lengths(step):
+            rank = min(range(len(self.engines)), key=lambda rank: (self.engines[rank].prompts, rank))
+            engine = self.engines[rank]
+            engine.prompts += 1
+            self.groups.append([len(lengths), len(lengths), rank, step])
+            turns = self.job.turns
+            engine.orders.append(
+                [
+                    [tokens, turns - 1, len(self.groups) - 1, tokens]
+                    for tokens in (-(-length // turns) for length in lengths)
+                ]
+            )
+            self.tokens[step] += sum(lengths)
+        # An engine begins when it has all that it is given.
+        for rank, engine in enumerate(self.engines):
+            if engine.orders:
+                self.clock.put(("order", rank), count=len(engine.orders) - engine.told)
+                engine.told = len(engine.orders)
+
+    def answer(self, rank: int, device: Device) -> Process:
+        """Draw tokens of all answers of an engine at once, until nothing is left and further prompts come."""
+        engine = self.engines[rank]
+        while True:
+            while engine.orders:
+                yield Wait(("order", rank))
+                engine.told -= 1
+                engine.rows += engine.orders.popleft()
+            if not engine.rows:
+                yield Wait(("order", rank))
+                self.clock.put(("order", rank))
+                continue
+            steps = min(row[0] for row in engine.rows)
+            if self.job.staleness or self.job.turns > 1:
+                steps = min(steps, max(1, max(row[0] for row in engine.rows) // _PARTS))
+            yield Use(device, steps * self.job.step.mean(len(engine.rows)))
+            left: list[list[int]] = []
+            for row in engine.rows:
+                row[0] -= steps
+                if row[0] > 0:
+                    left.append(row)
+                elif row[1]:
+                    self.clock.start(self._pause(rank, row))
+                else:
+                    self._ended(engine, row[2])
+            engine.rows = left
+
+    def _pause(self, rank: int, row: list[int]) -> Process:
+        """Begin the next turn of a conversation when what it waits for is there."""
+        yield Use(None, self.job.pause)
+        engine = self.engines[rank]
+        engine.orders.append([[row[3], row[1] - 1, row[2], row[3]]])
+        engine.told += 1
+        self.clock.put(("order", rank))
+
+    def _ended(self, engine: _Engine, group: int) -> None:
+        self.groups[group][0] -= 1
+        if not self.groups[group][0]:
+            engine.prompts -= 1
+            self.to_score.append(group)
+            self.clock.put("answered")
+
+    def score(self) -> Process:
+        """Score groups, one after the other."""
+        while True:
+            yield Wait("answered")
+            _, answers, _, step = self.groups[self.to_score.popleft()]
+            yield Use(None, self.job.score.mean(answers))
+            self.clock.put(("scored", step))
+
+    def train(self, device: Device) -> Process:
+        """Learn from the answers of a step."""
+        while True:
+            yield Wait("train")
+            for seconds in self.calls:
+                yield Use(device, seconds)
+            self.clock.put("trained")
+
+    def drive(self, last: int) -> Process:
+        """Go through the phases of each step."""
+        job, asked = self.job, -1
+        for step in range(last + 1):
+            if asked < step:
+                yield Use(None, job.sync)
+            while asked < step + job.staleness:
+                asked += 1
+                self.deal(asked)
+            yield Wait(("scored", step), len(job.lengths(step)))
+            yield Use(None, job.handover)
+            self.calls = job.training(self.tokens.pop(step))
+            self.clock.put("train", count=len(job.actor))
+            yield Wait("trained", len(job.actor))
+            self.ends.append(self.clock.now)
+        self.clock.stop()
+
+
+def simulate(job: AnswerJob) -> Simulated:
+    """Return a step of the job, the mean over some of them."""
+    virtual = _Virtual(job)
+    for rank, device in enumerate(job.rollout):
+        virtual.clock.start(virtual.answer(rank, device))
+    for _ in range(job.rewards):
+        virtual.clock.start(virtual.score())
+    for device in job.actor:
+        virtual.clock.start(virtual.train(device))
+    first, last = measured(job.staleness)
+    virtual.clock.start(virtual.drive(last))
+    virtual.clock.run()
+    seconds = (virtual.ends[last] - virtual.ends[first]) / (last - first)
+    busy = {device: work / virtual.clock.now for device, work in virtual.clock.busy.items()}
+    return Simulated(seconds, busy)  # type: ignore[arg-type]
+
+
+def measured(staleness: int) -> tuple[int, int]:
+    """Return the steps between whose ends steps are measured."""
+    first = _WARM_UP + 2 * staleness if staleness else 0
+    # Steps that run ahead may be long and short in turn.
+    return first, first + _MEASURED * (1 + staleness)

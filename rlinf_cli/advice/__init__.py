@@ -1,0 +1,1 @@
+"""`rlinf inspect placement --advise`: better placements by the record of runs."""

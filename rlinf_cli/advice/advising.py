@@ -1,0 +1,219 @@
+"""The answer of `rlinf inspect placement --advise`: the best placements of a job by what runs recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rlinf_cli.advice.job_devices import JobDevices, devices_of, kinds_for
+from rlinf_cli.advice.recorded_runs import RecordedRun, flow_of, read_run
+from rlinf_cli.runs.memory_record import node_memory
+from rlinf_core.advice.arrangements import Arrangement, Kind, Seats, candidates
+from rlinf_core.advice.durations import Durations
+from rlinf_core.advice.search import Found, Ranked, search
+from rlinf_core.errors import RLinfError
+
+if TYPE_CHECKING:
+    from rlinf_cli.file.job_file import SoundJob
+    from rlinf_cli.placement.job_layout import JobLayout
+    from rlinf_core.advice.job_flow import JobFlow
+    from rlinf_core.job.load import Job
+
+# Placements that are proven to be the best.
+_TOP: Final = 10
+# Times that differ less are not told apart: predictions were in order down to this difference.
+TIE: Final = 0.03
+
+
+class Judged(NamedTuple):
+    """A placement and its step.
+
+    Attributes:
+        ranked: the arrangement, its bound and its simulation.
+        low, high: the seconds that it may take.
+        unseen: rows of a call that no run had, as `160 environments of env/step`.
+    """
+
+    ranked: Ranked
+    low: float
+    high: float
+    unseen: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of a step."""
+        return self.ranked.step.seconds
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The advice on a job.
+
+    Attributes:
+        job, flow, devices: the job, its flow, and who holds what.
+        runs: the runs that it follows from.
+        durations: the fits.
+        now: today's placement.
+        best: the fastest, the fastest first.
+        found: the search.
+        refused: what could not be judged, in sentences.
+    """
+
+    flow: JobFlow
+    devices: JobDevices
+    runs: Sequence[RecordedRun]
+    durations: Durations
+    now: Judged
+    best: Sequence[Judged]
+    found: Found
+    refused: Sequence[str]
+
+    @property
+    def change(self) -> Judged | None:
+        """The placement that is surely faster than today's; None: there is none."""
+        best = self.best[0] if self.best else None
+        return best if best is not None and best.high < self.now.low else None
+
+    @property
+    def leaner(self) -> Judged | None:
+        """The placement on the fewest accelerators that is about as fast as today's, and needs fewer; None."""
+        equal = [
+            judged
+            for judged in self.best
+            if judged.seconds <= self.now.seconds * (1 + TIE)
+            and judged.ranked.arrangement.accelerators < self.now.ranked.arrangement.accelerators
+        ]
+        return min(equal, key=lambda judged: judged.ranked.arrangement.accelerators, default=None)
+
+
+def advise(job: Job, parts: SoundJob, layout: JobLayout, runs: Sequence[str], staleness: int | None) -> Advice:
+    """Return the advice on a job.
+
+    Args:
+        job, parts, layout: the file, and where its processes are.
+        runs: names or folders of runs.
+        staleness: the most steps that rollouts may run ahead; None: as many as the file says.
+
+    Raises:
+        RunError: a run recorded too little.
+        RLinfError: the recipe gives no advice, or a phase was never seen.
+    """
+    flow = flow_of(job)
+    devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
+    recorded = [read_run(name) for name in runs]
+    rows = [row for run, _ in recorded for row in run.rows]
+    calls = Durations.of(rows)
+    constants = [row for run, its_flow in recorded for row in its_flow.constants(run, calls)]
+    durations = Durations.of([*rows, *constants])
+    config: Any = job.config
+    choices, refused = _choices(flow, devices, parts, durations)
+    limit = config.runner.staleness if staleness is None else staleness
+    sizes: dict[str, list[tuple[float, int]]] = {}
+    for run, _ in recorded:
+        for phase, listed in run.sizes.items():
+            sizes.setdefault(phase, []).extend(listed)
+    timed = flow.flow(durations, devices.models, sizes)
+    today = devices.now(flow.components, flow.stages_now, config.runner.staleness)
+    fits = _fitting(job, parts, devices)
+    arrangements = candidates(timed, choices, flow.stages, range(limit + 1), flow.legal)
+    result = search(timed, arrangements, top=_TOP, fits=fits)
+    low, high = (flow.flow(extreme, devices.models, sizes) for extreme in durations.extremes())
+
+    def judged(ranked: Ranked) -> Judged:
+        where = ranked.arrangement
+        unseen = tuple(_unseen(flow, where, devices, durations))
+        error = ranked.step.seconds * durations.error * (2 if unseen else 1)
+        ends = [low.simulate(where).seconds, high.simulate(where).seconds] if durations.one_sized() else []
+        ends.append(ranked.step.seconds)
+        return Judged(ranked, min(ends) - error, max(ends) + error, unseen)
+
+    now = judged(Ranked(today, timed.bound(today), timed.simulate(today)))
+    runs_read = [run for run, _ in recorded]
+    return Advice(flow, devices, runs_read, durations, now, list(map(judged, result.best)), result, refused)
+
+
+def _choices(
+    flow: JobFlow, devices: JobDevices, parts: SoundJob, durations: Durations
+) -> tuple[dict[str, list[Kind] | Seats], list[str]]:
+    """Return the kinds that each component may be on, and what was left out for want of a record.
+
+    Raises:
+        RLinfError: a component was never seen where it is.
+    """
+    choices: dict[str, list[Kind] | Seats] = {}
+    refused: list[str] = []
+    for name in flow.components:
+        own = devices.seats[name]
+        kinds = kinds_for(name, devices, parts.cluster, parts.topology)
+        for label, model in [(own.kind, "")] if own.kind is None else [(kind.label, kind.model) for kind in kinds]:
+            missing = [phase for phase in flow.phases[name] if durations.of_phase(phase, model) is None]
+            if not missing:
+                continue
+            where = f"`{name}` on {model}" if model else f"`{name}` without an accelerator"
+            if label == own.kind:
+                seen = ", ".join(durations.phases.get(missing[0], {})) or "nowhere"
+                raise RLinfError(
+                    f"{where} was never seen by these runs",
+                    why=f"`{missing[0]}` was recorded on: {seen}",
+                    help="give a run in which it was there, as in `--advise RUN,RUN`",
+                )
+            kinds = [kind for kind in kinds if kind.label != label]
+            refused.append(f"{where} was never seen: give a run in which it was there")
+        choices[name] = own if own.kind is None else kinds
+    return choices, refused
+
+
+def _unseen(flow: JobFlow, where: Arrangement, devices: JobDevices, durations: Durations) -> list[str]:
+    owners = {phase: name for name, phases in flow.phases.items() for phase in phases}
+    unseen: list[str] = []
+    for phase, rows in flow.rows(where).items():
+        kind = where.of(owners[phase]).kind
+        duration = durations.of_phase(phase, "" if kind is None else devices.models[kind])
+        if duration is not None and duration.extrapolates(rows):
+            least, most = duration.rows
+            seen = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            unseen.append(f"{rows:g} rows of {phase} (seen: {seen})")
+    return unseen
+
+
+def _anything(arrangement: Arrangement) -> bool:
+    """Return True: of no accelerator the memory is known."""
+    return True
+
+
+def _fitting(job: Job, parts: SoundJob, devices: JobDevices) -> Callable[[Arrangement], bool]:
+    """Return whether an arrangement fits into the memory that nodes declare; everything does where none is known."""
+    limits: dict[str, int] = {}
+    for label in devices.kinds:
+        nodes = parts.topology.group(label).node_ranks
+        sizes = [node_memory(parts.cluster, rank, available=None, here=None).accelerator for rank in nodes]
+        known = [size for size in sizes if size is not None]
+        if known:
+            limits[label] = min(known)
+    forecast = None if job.recipe is None or not limits else job.recipe.load(job.recipe.memory)
+    if forecast is None:
+        return _anything
+
+    @cache
+    def held(counts: tuple[tuple[str, int], ...]) -> Mapping[str, tuple[int, bool]]:
+        made = forecast(job.config, dict(counts))
+        return {part.component: (part.held(accelerated=True)[1], part.offloads) for part in made}
+
+    def fits(arrangement: Arrangement) -> bool:
+        sizes = held(tuple((name, seats.size) for name, seats in arrangement.seats))
+        always: dict[Any, int] = {}
+        in_turns: dict[Any, int] = {}
+        for name, seats in arrangement.seats:
+            size, offloads = sizes.get(name, (0, False))
+            for device in seats.devices:
+                if device is None or device[0] not in limits:
+                    continue
+                if offloads and not arrangement.staleness:
+                    in_turns[device] = max(in_turns.get(device, 0), size)
+                else:
+                    always[device] = always.get(device, 0) + size
+        return all(always.get(at, 0) + in_turns.get(at, 0) <= limits[at[0]] for at in always.keys() | in_turns.keys())
+
+    return fits

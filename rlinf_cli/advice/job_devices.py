@@ -1,0 +1,109 @@
+"""The accelerators of a job as kinds, and its placement as an arrangement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from rlinf_core.advice.arrangements import Arrangement, Kind, Seats
+from rlinf_core.errors import PlacementError
+from rlinf_core.placement.environment import process_environment
+from rlinf_core.topology import CLUSTER_LABEL, NODES
+
+if TYPE_CHECKING:
+    from rlinf_core.config.machines.cluster import ClusterConfig
+    from rlinf_core.placement.strategy import Placement
+    from rlinf_core.topology import ClusterTopology
+
+# The model of an accelerator that nobody names.
+UNNAMED = "accelerator"
+
+
+class JobDevices(NamedTuple):
+    """The accelerators of a job and their holders.
+
+    Attributes:
+        kinds: the accelerators, by the label of their group.
+        seats: the seats of each component of the flow.
+        fixed: components that stay where they are: on machines, robots, or out of the flow.
+    """
+
+    kinds: Mapping[str, Kind]
+    seats: Mapping[str, Seats]
+    fixed: tuple[str, ...]
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The model of the accelerators of each kind."""
+        return {label: kind.model for label, kind in self.kinds.items()}
+
+    def now(self, components: Sequence[str], stages: int, staleness: int) -> Arrangement:
+        """Return today's arrangement."""
+        return Arrangement(tuple((name, self.seats[name]) for name in components), stages, staleness)
+
+
+def devices_of(
+    cluster: ClusterConfig,
+    topology: ClusterTopology,
+    placements: Mapping[str, Sequence[Placement]],
+    components: Sequence[str],
+) -> JobDevices:
+    """Return the kinds and seats of a job's components.
+
+    Raises:
+        PlacementError: a component is missing, has processes with several accelerators or in several ranges, or two
+            groups share nodes: the model has no such placements.
+    """
+    kinds: dict[str, Kind] = {}
+    seats: dict[str, Seats] = {}
+    fixed: list[str] = []
+    for name in components:
+        if name not in placements:
+            raise PlacementError(f"the file places no component `{name}`, so there is nothing to advise on")
+        labels = [*cluster.component_placement[name].node_group] or [CLUSTER_LABEL]
+        group = topology.group(labels[0])
+        if len(labels) > 1 or group.unit is None or group.unit == NODES or group.unit.robot:
+            if len(labels) > 1 and any(process.accelerator_type for process in placements[name]):
+                raise _not_modelled(name, "lies on several node groups")
+            seats[name] = Seats(None, 0, len(placements[name]))
+            fixed.append(name)
+            continue
+        for other in kinds:
+            if other != labels[0] and set(group.node_ranks) & set(topology.group(other).node_ranks):
+                raise _not_modelled(name, f"is placed through `{labels[0]}`, which shares nodes with `{other}`")
+        node = topology.nodes[group.node_ranks[0]]
+        kind = Kind(labels[0], group.num_units, node.num_accelerators or 1, node.accelerator_model or UNNAMED)
+        kinds[kind.label] = kind
+        seats[name] = _seats(name, kind, placements[name], list(group.node_ranks))
+    return JobDevices(kinds, seats, tuple(fixed))
+
+
+def _seats(name: str, kind: Kind, processes: Sequence[Placement], nodes: Sequence[int]) -> Seats:
+    numbers: list[int] = []
+    for process in processes:
+        if len(process.local_hardware_ranks) != 1:
+            raise _not_modelled(name, f"has {len(process.local_hardware_ranks)} accelerators a process")
+        numbers.append(nodes.index(process.cluster_node_rank) * kind.per_node + process.local_hardware_ranks[0])
+    if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        raise _not_modelled(name, "is not on one range of accelerators with a process on each")
+    return Seats(kind.label, numbers[0], len(numbers))
+
+
+def _not_modelled(name: str, what: str) -> PlacementError:
+    return PlacementError(
+        f"no advice on this placement: `{name}` {what}",
+        why="the model knows one process on each accelerator of one range of one group",
+        help="place it so, or judge it by a run of its own",
+    )
+
+
+def kinds_for(name: str, devices: JobDevices, cluster: ClusterConfig, topology: ClusterTopology) -> list[Kind]:
+    """Return the kinds that a component may be on: its own, and those with the same interpreter; none without one."""
+    own = devices.seats[name].kind
+    if own is None:
+        return []
+
+    def interpreter(label: str) -> str | None:
+        return process_environment(cluster, topology.group(label).node_ranks[0], label).interpreter
+
+    return [kind for label, kind in devices.kinds.items() if interpreter(label) == interpreter(own)]

@@ -1,0 +1,164 @@
+"""The records of runs that advice is fitted to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median, pstdev
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from rlinf_cli.advice.job_devices import UNNAMED, JobDevices, devices_of
+from rlinf_core.advice.durations import CallRow, steady_or_spread
+from rlinf_core.errors import RunError
+from rlinf_core.foreign.file_models import FileModel, read_model
+from rlinf_core.runners.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from rlinf_core.advice.arrangements import Arrangement
+    from rlinf_core.advice.job_flow import JobFlow
+    from rlinf_core.job.load import Job
+
+# Steps before and behind which a run is not itself: it warms up, and nothing runs ahead any more.
+_FIRST: Final = 1
+_FEWEST_STEPS: Final = 3
+# Calls of a phase that say how long it takes.
+_FEWEST_CALLS: Final = 4
+
+
+class _Row(FileModel):
+    component: str
+    phase: str
+    processes: int
+    rows: float
+    calls: int
+    seconds: float
+    quantiles: list[float]
+
+
+class _Profile(FileModel):
+    rows: list[_Row]
+    load: float = 0.0
+    cpus: int = 1
+
+
+class RecordedRun(NamedTuple):
+    """A run that was recorded.
+
+    Attributes:
+        name: its name.
+        devices: where its components were.
+        arrangement: the same, with stages and staleness.
+        rows: its calls.
+        sizes: what has a size and no duration, as answers have tokens: size and number, by phase.
+        phases: medians of the phases of a step in seconds, as `time/step`, and of what agents did in it.
+        deviation: the standard deviation of a step, in seconds.
+        load, cpus: the load of the driver's machine at the end, and its processors.
+    """
+
+    name: str
+    devices: JobDevices
+    arrangement: Arrangement
+    rows: list[CallRow]
+    sizes: dict[str, list[tuple[float, int]]]
+    phases: dict[str, float]
+    deviation: float
+    load: float
+    cpus: int
+
+    @property
+    def models(self) -> dict[str, str]:
+        """The model of the accelerators of each kind."""
+        return self.devices.models
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine had more to do than processors."""
+        return self.load > self.cpus
+
+
+def read_run(name: str) -> tuple[RecordedRun, JobFlow]:
+    """Return what a run recorded, and the flow of its job.
+
+    Args:
+        name: its name, or its folder.
+
+    Raises:
+        RunError: there is no such run, it has too few steps, or no `profile.json`.
+        RLinfError: the recipe gives no advice, or the placement is none that the model has.
+    """
+    from rlinf_cli.file.job_file import load, sound
+    from rlinf_cli.placement.job_layout import lay_out
+    from rlinf_cli.run.policy_source import find_run_folder
+
+    folder = find_run_folder(name)
+    if folder is None:
+        raise RunError(f"there is no run `{name}`", help="`rlinf runs` lists them")
+    job = load(str(folder.config_file))
+    parts = sound(job)
+    flow = flow_of(job)
+    layout = lay_out(parts, "placement", str(folder.config_file))
+    devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
+    config: Any = job.config
+    arrangement = devices.now(flow.components, flow.stages_now, config.runner.staleness)
+    profile = _profile(folder.path)
+    lines = [line.metrics for line in read_metrics(folder.metrics_file) if "time/step" in line.metrics]
+    kept = lines[_FIRST : len(lines) - config.runner.staleness]
+    if len(kept) < _FEWEST_STEPS:
+        raise RunError(
+            f"run `{name}` has too few steps to say how long one takes: {len(lines)}",
+            help=f"let it run for {_FIRST + config.runner.staleness + _FEWEST_STEPS} steps",
+        )
+    names = {key for metrics in kept for key in metrics if key.startswith(("time/", "agent/"))}
+    phases = {key: median([metrics[key] for metrics in kept if key in metrics]) for key in names}
+    deviation = pstdev([metrics["time/step"] for metrics in kept])
+    rows = [call for row in profile.rows if (call := _call(row, devices, arrangement)) is not None]
+    sizes: dict[str, list[tuple[float, int]]] = {}
+    for row in profile.rows:
+        if not row.quantiles:
+            sizes.setdefault(row.phase, []).append((row.rows, row.calls))
+    recorded = RecordedRun(
+        folder.path.name, devices, arrangement, rows, sizes, phases, deviation, profile.load, profile.cpus
+    )
+    return recorded, flow
+
+
+def flow_of(job: Job) -> JobFlow:
+    """Return the flow of a job's recipe.
+
+    Raises:
+        RLinfError: the recipe has none.
+    """
+    from rlinf_core.errors import RLinfError
+
+    flow = None if job.recipe is None else job.recipe.load(job.recipe.flow)
+    if flow is None:
+        what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"
+        raise RLinfError(f"{what} gives no advice on its placement", help="recipes with a `flow` do, as `embodied`")
+    return flow(job.config)
+
+
+def _profile(folder: Path) -> _Profile:
+    file = folder / "profile.json"
+    try:
+        return read_model(file, _Profile)
+    except FileNotFoundError:
+        help = "runs write it after their first and their last step; an older run has none"
+        raise RunError(f"run `{folder.name}` has no record of its calls", where=str(file), help=help) from None
+    except OSError as error:
+        raise RunError("the record of calls cannot be read", where=str(file), why=error.strerror) from error
+
+
+def _call(row: _Row, devices: JobDevices, arrangement: Arrangement) -> CallRow | None:
+    if row.calls < _FEWEST_CALLS or not row.quantiles:
+        return None
+    seats = devices.seats.get(row.component)
+    kind = None if seats is None or seats.kind is None else devices.kinds[seats.kind]
+    together = arrangement.staleness > 0 or arrangement.stages > 1
+    shared = (
+        together
+        and seats is not None
+        and any(seats.overlaps(other) for name, other in arrangement.seats if name != row.component)
+    )
+    middle = sorted(row.quantiles)[len(row.quantiles) // 2]
+    model = "" if kind is None else kind.model or UNNAMED
+    spread = steady_or_spread(row.quantiles)
+    return CallRow(row.component, row.phase, row.rows, model, row.calls, middle, spread, shared)

@@ -1,0 +1,218 @@
+"""Arrangements: which accelerators hold which components, and how far rollouts run ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+# Accelerators of a kind up to which every contiguous range is a candidate, and up to which ranges that begin or end
+# where another one does are; beyond, components hold equal or disjoint ranges of whole nodes.
+_EXHAUSTIVE: Final = 4
+_ALIGNED: Final = 16
+
+
+class Kind(NamedTuple):
+    """Accelerators that are alike: those of one node group.
+
+    Attributes:
+        label: the group.
+        units: their number.
+        per_node: how many of them a node has.
+        model: the model of the accelerator; empty where unknown.
+    """
+
+    label: str
+    units: int
+    per_node: int
+    model: str = ""
+
+
+Device: TypeAlias = "tuple[str, int] | None"
+"""An accelerator by kind and rank; None: a process has none, and shares nothing."""
+
+
+class Seats(NamedTuple):
+    """The accelerators of a component, one for each of its processes: `size` of a kind from `first` on.
+
+    `kind` None: processes without an accelerator.
+    """
+
+    kind: str | None
+    first: int
+    size: int
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The accelerator of each process, by rank."""
+        if self.kind is None:
+            return (None,) * self.size
+        return tuple((self.kind, self.first + rank) for rank in range(self.size))
+
+    def overlaps(self, other: Seats) -> bool:
+        """Return whether both hold an accelerator."""
+        alike = self.kind is not None and self.kind == other.kind
+        return alike and self.first < other.first + other.size and other.first < self.first + self.size
+
+
+def share_one(*several: Seats) -> bool:
+    """Return whether one accelerator holds a process of each."""
+    kinds = {seats.kind for seats in several}
+    first, end = max(seats.first for seats in several), min(seats.first + seats.size for seats in several)
+    return len(kinds) == 1 and None not in kinds and first < end
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """A placement as the model knows it.
+
+    Attributes:
+        seats: the seats of each component, by its name.
+        stages: pipeline stages.
+        staleness: steps that rollouts may run ahead.
+    """
+
+    seats: tuple[tuple[str, Seats], ...]
+    stages: int = 1
+    staleness: int = 0
+
+    def of(self, component: str) -> Seats:
+        """Return the seats of a component."""
+        for name, seats in self.seats:
+            if name == component:
+                return seats
+        raise KeyError(component)
+
+    @property
+    def accelerators(self) -> int:
+        """Number of accelerators that hold a process."""
+        return len({device for _, seats in self.seats for device in seats.devices if device is not None})
+
+    @property
+    def sharing(self) -> bool:
+        """Whether two components share an accelerator."""
+        return any(
+            seats.overlaps(other) for at, (_, seats) in enumerate(self.seats) for _, other in self.seats[at + 1 :]
+        )
+
+
+class Shapes(Protocol):
+    """The counts of processes that a recipe takes."""
+
+    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+        """Return the numbers of processes of a component that are worth trying on a kind, ascending."""
+        ...
+
+    def most_useful(self, component: str, kind: Kind, units: int) -> int:
+        """Return the number of processes, up to `units`, with which the last component is the fastest; 0: none."""
+        ...
+
+
+Legal: TypeAlias = Callable[[Arrangement], bool]
+
+
+def candidates(
+    shapes: Shapes,
+    components: Mapping[str, Sequence[Kind] | Seats],
+    stages: Sequence[int],
+    staleness: Sequence[int],
+    legal: Legal,
+) -> Iterator[Arrangement]:
+    """Yield every arrangement worth judging, alike ones once.
+
+    Args:
+        shapes: counts of processes.
+        components: the kinds that each component may be on, in the order in which a step needs them, the one that
+            trains last; or the seats that it keeps.
+        stages, staleness: the values to be tried.
+        legal: whether the recipe takes an arrangement.
+    """
+    names = list(components)
+    large = any(
+        kind.units > _ALIGNED for kinds in components.values() if not isinstance(kinds, Seats) for kind in kinds
+    )
+    seen: set[object] = set()
+    for seats in _seatings(shapes, components, names, (), large):
+        if not large:
+            signature = _signature(seats)
+            if signature in seen:
+                continue
+            seen.add(signature)
+        for stage in stages:
+            for ahead in staleness:
+                arrangement = Arrangement(tuple(zip(names, seats, strict=True)), stage, ahead)
+                if not (large and ahead and _trainer_shares(seats)) and legal(arrangement):
+                    yield arrangement
+
+
+def _trainer_shares(seats: Sequence[Seats]) -> bool:
+    """Return whether the last component shares accelerators with another one without holding the same ones."""
+    *others, last = seats
+    return any(last.overlaps(other) and last != other for other in others)
+
+
+def _seatings(
+    shapes: Shapes,
+    components: Mapping[str, Sequence[Kind] | Seats],
+    names: Sequence[str],
+    before: tuple[Seats, ...],
+    large: bool,
+) -> Iterator[tuple[Seats, ...]]:
+    if len(before) == len(names):
+        yield before
+        return
+    name, last = names[len(before)], len(before) + 1 == len(names)
+    kinds = components[name]
+    if isinstance(kinds, Seats):
+        yield from _seatings(shapes, components, names, (*before, kinds), large)
+        return
+    for kind in kinds:
+        held = [seats for seats in before if seats.kind == kind.label]
+        choices = _large_seats(shapes, name, kind, held, last) if large else _small_seats(shapes, name, kind, held)
+        for seats in choices:
+            yield from _seatings(shapes, components, names, (*before, seats), large)
+
+
+def _small_seats(shapes: Shapes, name: str, kind: Kind, held: Sequence[Seats]) -> Iterator[Seats]:
+    for count in shapes.counts(name, kind):
+        room = kind.units - count
+        starts = set(range(room + 1))
+        if kind.units > _EXHAUSTIVE:
+            edges = {edge for seats in held for edge in (seats.first, seats.first + seats.size)}
+            starts &= {0} | edges | {edge - count for edge in edges}
+        for first in sorted(starts):
+            yield Seats(kind.label, first, count)
+
+
+def _large_seats(shapes: Shapes, name: str, kind: Kind, held: Sequence[Seats], last: bool) -> Iterator[Seats]:
+    """Yield the seats of others, and free ones behind them; of the last component only its best number of each."""
+    end = max((seats.first + seats.size for seats in held), default=0)
+    if last:
+        for first, units in ((0, kind.units), (end, kind.units - end)) if end else ((0, kind.units),):
+            count = shapes.most_useful(name, kind, units)
+            if count:
+                yield Seats(kind.label, first, count)
+        yield from dict.fromkeys(held)
+        return
+    for count in shapes.counts(name, kind):
+        if end + count <= kind.units:
+            yield Seats(kind.label, end, count)
+        yield from {seats for seats in held if seats.size == count}
+
+
+def _signature(seats: Sequence[Seats]) -> object:
+    """Return what two seatings share that differ in the numbers of alike accelerators alone."""
+    edges: dict[str, set[int]] = {}
+    for held in seats:
+        if held.kind is not None:
+            edges.setdefault(held.kind, set()).update((held.first, held.first + held.size))
+    shift: dict[tuple[str, int], int] = {}
+    for kind, points in edges.items():
+        position, before = 0, None
+        for point in sorted(points):
+            if before is not None and any(
+                held.kind == kind and held.first <= before < held.first + held.size for held in seats
+            ):
+                position += point - before
+            shift[kind, point], before = position, point
+    return tuple((held.kind, held.size, 0 if held.kind is None else shift[held.kind, held.first]) for held in seats)

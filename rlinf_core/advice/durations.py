@@ -1,0 +1,182 @@
+"""Durations of calls by their rows, fitted to what runs recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Final, NamedTuple
+
+# Two sizes that differ less say nothing of a slope.
+_APART: Final = 1.5
+# Calls that vary less count as steady: mean over median of their durations.
+_STEADY: Final = 1.05
+# Of the model itself: the difference to real runs of jobs that it was made from.
+FLOW_ERROR: Final = 0.04
+
+
+class CallRow(NamedTuple):
+    """Recorded calls of one phase.
+
+    Attributes:
+        component, phase: its name, and that of its component: `rollout/policy` of `rollout`.
+        rows: rows of a call, such as environments or tokens; 0: the phase has none.
+        model: model of the accelerator; empty without one.
+        calls: their number.
+        seconds: the median of a call.
+        spread: durations of calls as quantiles at equal distances, relative to the median; empty for steady ones.
+        shared: whether another busy component had the accelerator meanwhile: then a call waited, too.
+    """
+
+    component: str
+    phase: str
+    rows: float
+    model: str
+    calls: int
+    seconds: float
+    spread: tuple[float, ...] = ()
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """Seconds of a call as `fix + slope x rows`, both at least 0.
+
+    Attributes:
+        rows: the smallest and the largest number seen.
+        error: the largest difference between a measured median and the line, relative to it.
+        one_size: whether but one size was seen: then the line is one of many, and `between` gives the extremes.
+        spread: see `CallRow`.
+    """
+
+    fix: float
+    slope: float = 0.0
+    rows: tuple[float, float] = (0.0, math.inf)
+    error: float = 0.0
+    one_size: bool = False
+    spread: tuple[float, ...] = ()
+
+    def at(self, rows: float) -> float:
+        """Return the median of a call with that many rows."""
+        return self.fix + self.slope * rows
+
+    def mean(self, rows: float) -> float:
+        """Return the mean of a call with that many rows."""
+        return self.at(rows) * (fmean(self.spread) if self.spread else 1.0)
+
+    def between(self) -> tuple[Duration, Duration]:
+        """Return the extremes that the record allows: proportional to rows, and the same for any number."""
+        if not self.one_size:
+            return self, self
+        seconds, rows = self.at(self.rows[0]), max(self.rows[0], 1e-9)
+        return replace(self, fix=0.0, slope=seconds / rows), replace(self, fix=seconds, slope=0.0)
+
+    def faster(self, factor: float) -> Duration:
+        """Return the duration on a device that is `factor` times as fast."""
+        return replace(self, fix=self.fix / factor, slope=self.slope / factor)
+
+    def extrapolates(self, rows: float) -> bool:
+        """Return whether that many rows are outside of what was seen."""
+        return not self.rows[0] * 0.99 <= rows <= self.rows[1] * 1.01
+
+
+def fit_duration(rows: Sequence[CallRow]) -> Duration:
+    """Return the line through the medians of one phase on one model of accelerator, by least squares.
+
+    Rows from a shared accelerator are left out where others suffice.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if not rows:
+        raise ValueError("a duration needs at least one recorded row")
+    alone = [row for row in rows if not row.shared]
+    points = alone or list(rows)
+    spread = max((row for row in points), key=lambda row: row.calls).spread
+    sizes = [row.rows for row in points]
+    least, most = min(sizes), max(sizes)
+    if most < _APART * least or least == most:
+        seconds = fmean(row.seconds for row in points)
+        slope = seconds / fmean(sizes) if most else 0.0
+        return Duration(0.0 if most else seconds, slope, (least, most), one_size=most > 0, spread=spread)
+    x, y = fmean(sizes), fmean(row.seconds for row in points)
+    slope = sum((row.rows - x) * (row.seconds - y) for row in points) / sum((size - x) ** 2 for size in sizes)
+    slope = max(0.0, slope)
+    fix = max(0.0, y - slope * x)
+    if fix == 0.0:
+        slope = sum(row.rows * row.seconds for row in points) / sum(size * size for size in sizes)
+    error = max(abs(fix + slope * row.rows - row.seconds) / max(row.seconds, 1e-9) for row in points)
+    return Duration(fix, slope, (least, most), error, spread=spread)
+
+
+def fit_by_model(rows: Iterable[CallRow]) -> dict[str, Duration]:
+    """Return the duration of one phase on each model of accelerator that it was seen on.
+
+    A model with one size only takes the shape of one with several, by the factor between the two where it was seen.
+    """
+    by_model: dict[str, list[CallRow]] = {}
+    for row in rows:
+        by_model.setdefault(row.model, []).append(row)
+    fits = {model: fit_duration(seen) for model, seen in by_model.items()}
+    known = next((fit for fit in fits.values() if not fit.one_size and fit.rows[1]), None)
+    if known is not None:
+        for model, fit in fits.items():
+            if fit.one_size:
+                at = fit.rows[0]
+                shaped = known.faster(known.at(at) / max(fit.at(at), 1e-12))
+                fits[model] = replace(shaped, rows=fit.rows, spread=fit.spread)
+    return fits
+
+
+def steady_or_spread(quantiles: Sequence[float]) -> tuple[float, ...]:
+    """Return quantiles of durations relative to their median; empty where the mean is about the median."""
+    middle = sorted(quantiles)[len(quantiles) // 2] if quantiles else 0.0
+    if middle <= 0 or fmean(quantiles) < _STEADY * middle:
+        return ()
+    return tuple(value / middle for value in quantiles)
+
+
+class Durations(NamedTuple):
+    """Durations of a job's phases: by phase, then by model of accelerator."""
+
+    phases: Mapping[str, Mapping[str, Duration]]
+
+    @classmethod
+    def of(cls, rows: Iterable[CallRow]) -> Durations:
+        """Return the fits of all phases."""
+        by_phase: dict[str, list[CallRow]] = {}
+        for row in rows:
+            by_phase.setdefault(row.phase, []).append(row)
+        return cls({phase: fit_by_model(seen) for phase, seen in by_phase.items()})
+
+    def of_phase(self, phase: str, model: str) -> Duration | None:
+        """Return the duration of a phase on a model; None where it was never seen there."""
+        return self.phases.get(phase, {}).get(model)
+
+    def extremes(self) -> tuple[Durations, Durations]:
+        """Return what phases that were seen in one size can be at the least slope and at the most: see `between`."""
+        pairs = {
+            phase: {model: duration.between() for model, duration in models.items()}
+            for phase, models in self.phases.items()
+        }
+        low, high = (
+            Durations({phase: {model: pair[side] for model, pair in models.items()} for phase, models in pairs.items()})
+            for side in (0, 1)
+        )
+        return low, high
+
+    def one_sized(self) -> list[str]:
+        """Return the phases, and their models, of which one size was seen."""
+        return [
+            phase if not model else f"{phase} on {model}"
+            for phase, models in self.phases.items()
+            for model, duration in models.items()
+            if duration.one_size
+        ]
+
+    @property
+    def error(self) -> float:
+        """The relative error to be expected of a step: of the model, and of the worst fit."""
+        fits = [duration.error for models in self.phases.values() for duration in models.values()]
+        return FLOW_ERROR + max(fits, default=0.0)

@@ -1,0 +1,78 @@
+"""An engine that draws no tokens, and a learner that learns slowly: answers have lengths with a long tail."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from typing import Any
+
+from stand_in_devices import settings, work
+
+
+def _lengths(seed: int, number: int) -> list[int]:
+    """Return lengths of answers, the same for the same request: log-normal, cut."""
+    draws = random.Random(seed)
+    most = settings()["longest"]
+    return [max(2, min(most, int(draws.lognormvariate(2.9, 0.7)))) for _ in range(number)]
+
+
+def draw_by_sleep(module: Any) -> None:
+    """Have the product's own engine sleep for a step of all running answers, instead of drawing."""
+    engine, sequence = module.TorchEngine, module.Sequence
+    begin = engine.__init__
+
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        begin(self, *args, **options)
+        self._rows = []
+
+    def submit(self: Any, request: Any) -> None:
+        seed = zlib.crc32(f"{request.request_id}:{request.params.seed}".encode())
+        for sample, length in enumerate(_lengths(seed, request.group_size)):
+            self._rows.append((request, sample + request.sample_offset, length, []))
+
+    def step(self: Any) -> list[Any]:
+        if not self._rows or self._paused:
+            return []
+        work("draw", len(self._rows))
+        for row in self._rows:
+            row[3].append(self._version)
+        ended = [row for row in self._rows if len(row[3]) >= row[2]]
+        self._rows = [row for row in self._rows if len(row[3]) < row[2]]
+        return [_answer(sequence, *row) for row in ended]
+
+    def pause(self: Any, mode: str) -> list[Any]:
+        done: list[Any] = []
+        while mode == "drain" and self._rows:
+            done += step(self)
+        self._paused = True
+        return done
+
+    engine.__init__, engine.submit, engine.step, engine.pause = init, submit, step, pause
+    engine.unfinished = property(lambda self: len(self._rows))
+    engine.unfinished_answers = lambda self: []
+    engine.continues = False
+
+
+def _answer(sequence: Any, request: Any, sample: int, length: int, versions: list[int]) -> Any:
+    return sequence(
+        request_id=request.request_id,
+        sample=sample,
+        prompt=request.prompt,
+        tokens=tuple(random.randrange(3, 9) for _ in versions),
+        logprobs=(-2.0,) * len(versions),
+        versions=tuple(versions),
+        finish_reason="stop",
+        metadata=request.metadata,
+    )
+
+
+def learn_by_sleep(module: Any) -> None:
+    """Have the learner sleep by the tokens of each micro-batch besides."""
+    learner = module.LanguageLearner
+    loss_of = learner._loss_of
+
+    def slow(self: Any, row: Any, lengths: Any, targets: Any, totals: Any) -> Any:
+        work("learn", int(lengths.sum()))
+        return loss_of(self, row, lengths, targets, totals)
+
+    learner._loss_of = slow

@@ -1,0 +1,132 @@
+"""Predicted against measured steps, on stand-in accelerators: work on one is a sleep while its lock is held.
+
+A sleep takes about as long on a busy machine, so that the flow of the model is what is tested, and not the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from tests.golden.command_line import REPOSITORY
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+# Seconds of a call, fixed and for each row: environments, answers, or tokens.
+WORK = {
+    "env": {"fix": 0.035, "slope": 0.0021},
+    "policy": {"fix": 0.028, "slope": 0.0014},
+    "train": {"fix": 0.035, "slope": 0.0028},
+    "draw": {"fix": 0.025, "slope": 0.0008},
+    "learn": {"fix": 0.025, "slope": 0.0018},
+    "longest": 96,
+}
+CLUSTER = """
+  num_nodes: 1
+  node_groups:
+    - {label: gpu, node_ranks: 0, accelerators: {model: STAND, per_node: 4}}
+"""
+EMBODIED = f"""
+recipe: embodied
+cluster: {CLUSTER}
+  component_placement: {{actor: 0, rollout: 0, env: 0}}
+env:
+  train:
+    {{env_type: "stand_in_job:StandInEnv", total_num_envs: 64, max_episode_steps: 8, max_steps_per_rollout_epoch: 8}}
+actor:
+  model: {{model_type: "stand_in_job:StandInPolicy", hidden_dim: 8}}
+  global_batch_size: 512
+  micro_batch_size: 16
+  fsdp_config: {{sharding_strategy: no_shard}}
+algorithm: {{update_epoch: 1}}
+runner: {{max_steps: 7, val_check_interval: -1, save_interval: -1}}
+"""
+MATH = f"""
+recipe: math
+cluster: {CLUSTER}
+  component_placement: {{actor: 0, rollout: 0, reward: {{node_group: node, placement: 0}}}}
+data: {{type: sums, rollout_batch_size: 16, max_prompt_length: 24}}
+rollout: {{check_logprobs: "off", sampling_params: {{temperature: 1.0, max_new_tokens: 96}}}}
+reward: {{reward_type: "stand_in_job:reward"}}
+algorithm: {{group_size: 4, n_minibatches: 1, kl_beta: 0.0, entropy_bonus: 1.0e-6}}
+actor:
+  warm_start: {{steps: 1}}
+  model: {{hidden_dim: 32, num_layers: 1}}
+  max_tokens_per_micro_batch: 512
+  optim: {{lr: 1.0e-6}}
+  fsdp_config: {{sharding_strategy: no_shard}}
+runner: {{seq_length: 128, max_steps: 7, val_check_interval: -1, save_interval: -1}}
+"""
+# Placements by components, with stages and staleness; runs of the first two are what advice is fitted to.
+OF_EMBODIED = [
+    ({"env": "0", "rollout": "0", "actor": "0"}, 1, 0),
+    ({"env": "0-1", "rollout": "0-1", "actor": "0-1"}, 1, 0),
+    ({"env": "0", "rollout": "1", "actor": "2"}, 2, 1),
+    ({"env": "0", "rollout": "1", "actor": "0-1"}, 2, 0),
+    ({"env": "0-3", "rollout": "0-3", "actor": "0-3"}, 1, 0),
+]
+OF_MATH = [
+    ({"rollout": "0", "actor": "0"}, 1, 0),
+    ({"rollout": "0-1", "actor": "0-1"}, 1, 0),
+    ({"rollout": "0", "actor": "1"}, 1, 1),
+    ({"rollout": "0", "actor": "0-1"}, 1, 0),
+    ({"rollout": "0-1", "actor": "2"}, 1, 1),
+]
+MOST_OFF = 0.10
+TIE = 0.03
+
+
+def rlinf(folder: Path, *words: str) -> str:
+    environ = {name: os.environ[name] for name in ("PATH", "HOME")}
+    environ |= {"PYTHONPATH": f"{STAND_INS}:{REPOSITORY}", "RLINF_REPORT": "0", "RLINF_ADDRESS": "local"}
+    environ |= {"STAND_IN_WORK": json.dumps(WORK), "STAND_IN_LOCKS": str(folder)}
+    command = [sys.executable, "-m", "rlinf_cli", *words]
+    ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    return ended.stdout
+
+
+def overrides_of(place: dict[str, str], stages: int, ahead: int) -> list[str]:
+    words = [f"cluster.component_placement.{name}={json.dumps(ranks)}" for name, ranks in place.items()]
+    return [*words, f"runner.max_staleness={ahead}", *([f"rollout.pipeline_stage_num={stages}"] if stages > 1 else [])]
+
+
+def measured(folder: Path, name: str, words: list[str]) -> tuple[str, float]:
+    """Run a job; return its name, and the mean of its steps but for the first ones and the last."""
+    rlinf(folder, "train", "job.yaml", *words, "runner.logger.log_path=runs", f"runner.logger.experiment_name={name}")
+    (run,) = (folder / "runs").glob(f"{name}-2*")
+    steps: list[Any] = [json.loads(line)["metrics"]["time/step"] for line in (run / "metrics.jsonl").open()]
+    return str(run), mean(steps[2:-1])
+
+
+@pytest.mark.parametrize(("job", "placements"), [(EMBODIED, OF_EMBODIED), (MATH, OF_MATH)], ids=["embodied", "math"])
+def test_steps_are_predicted_and_in_the_right_order(tmp_path: Path, job: str, placements: Any) -> None:
+    (tmp_path / "job.yaml").write_text(job)
+    words = [overrides_of(*placement) for placement in placements]
+    runs, seconds = zip(*(measured(tmp_path, f"p{at}", words[at]) for at in range(len(words))), strict=True)
+    asked = ["inspect", "placement", "job.yaml", "--advise", f"{runs[0]},{runs[1]}", "--json"]
+    predicted = [json.loads(rlinf(tmp_path, *asked, *placed))["now"]["seconds"] for placed in words]
+    table = [f"{p:.2f} predicted, {m:.2f} measured, {p / m - 1:+.1%}" for p, m in zip(predicted, seconds, strict=True)]
+    print("\n".join(table))
+    assert all(abs(p / m - 1) <= MOST_OFF for p, m in zip(predicted, seconds, strict=True)), table
+    pairs = [(a, b) for a in range(len(words)) for b in range(len(words)) if seconds[a] < seconds[b] * (1 - TIE)]
+    assert all(predicted[a] < predicted[b] * (1 + TIE) for a, b in pairs), table
+
+
+def test_the_file_that_is_written_makes_the_job_faster(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(EMBODIED)
+    (one, before), (two, _) = (measured(tmp_path, f"p{at}", overrides_of(*OF_EMBODIED[at])) for at in range(2))
+    rlinf(tmp_path, "inspect", "placement", "job.yaml", "--advise", f"{one},{two}")
+    text = (tmp_path / "advice.yaml").read_text()
+    (tmp_path / "job.yaml").rename(tmp_path / "old.yaml")
+    (tmp_path / "job.yaml").write_text(text.replace("job.yaml", "old.yaml"))
+    _, after = measured(tmp_path, "advised", [])
+    assert before / after >= 1.5, f"{before:.2f} before, {after:.2f} after"

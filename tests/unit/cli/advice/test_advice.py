@@ -1,0 +1,188 @@
+"""`rlinf inspect placement --advise`: from the records of runs to a file that `rlinf train` takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_core.advice.arrangements import Seats
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.unit.cli.conftest import Cli
+
+JOB = """
+recipe: embodied
+cluster:
+  num_nodes: 1
+  component_placement:
+    actor,rollout,env: 0
+  node_groups:
+    - {{label: gpu, node_ranks: 0, accelerators: {{model: {model}, per_node: 4{memory}}}}}
+env: {{train: {{env_type: franka_kin, max_episode_steps: 8, total_num_envs: 64, max_steps_per_rollout_epoch: 8}}}}
+actor: {{global_batch_size: 512, micro_batch_size: 16}}
+algorithm: {{update_epoch: 1}}
+runner: {{max_steps: 5, val_check_interval: -1, save_interval: -1}}
+"""
+# Seconds of a call: fixed, and for each row.
+LINES = {
+    "env/step": ("env", 0.07, 0.0042),
+    "rollout/policy": ("rollout", 0.056, 0.0028),
+    "rollout/values": ("rollout", 0.056, 0.0028),
+    "training/update": ("actor", 0.02, 0.01),
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.format(model="A800", memory=""))
+    return file
+
+
+def record_run(job: Path, name: str, ranks: str, *, processes: int, load: float = 0.5, lines: Any = None) -> Path:
+    """Record a run in which all components were on the same accelerators, in turns."""
+    overrides = [f"cluster.component_placement.{part}={ranks}" for part in ("actor", "rollout", "env")]
+    loaded = load_job(str(job), overrides)
+    loaded.raise_if_bad()
+    settings = RunnerConfig.model_validate({"logger": {"log_path": str(job.parent / "runs"), "experiment_name": name}})
+    folder = RunFolder.create(settings, "embodied")
+    folder.write_config(loaded)
+    size = 64 // processes
+    lines = LINES if lines is None else lines
+    times = {
+        phase: fix + slope * (512 // processes if phase == "training/update" else size)
+        for phase, (_, fix, slope) in lines.items()
+    }
+    rolled = 8 * (times.get("env/step", 0) + times.get("rollout/policy", 0)) + times.get("rollout/values", 0)
+    step = {
+        "time/generate_rollouts": rolled,
+        "time/actor_training": times.get("training/update", 0),
+        "time/sync_weights": 0.01,
+    }
+    step["time/step"] = sum(step.values()) + 0.05
+    written = [{"step": number, "time": 0.0, "metrics": step} for number in range(1, 7)]
+    folder.metrics_file.write_text("".join(f"{json.dumps(line)}\n" for line in written))
+    rows = [
+        {
+            "component": lines[phase][0],
+            "phase": phase,
+            "processes": processes,
+            "rows": 512 // processes if phase == "training/update" else size,
+            "calls": 40,
+            "seconds": 40 * seconds,
+            "slowest": 40 * seconds,
+            "quantiles": [seconds] * 21,
+        }
+        for phase, seconds in times.items()
+    ]
+    (folder.path / "profile.json").write_text(
+        json.dumps({"schema": "rlinf.profile/1", "cpus": 4, "load": load, "rows": rows})
+    )
+    return folder.path
+
+
+def both(job: Path) -> str:
+    return f"{record_run(job, 'one', '0', processes=1)},{record_run(job, 'two', '0-1', processes=2)}"
+
+
+def advice(cli: Cli, job: Path, runs: str, *words: str) -> dict[str, Any]:
+    return json.loads(cli("inspect", "placement", job, "--advise", runs, "--json", *words).out)
+
+
+def test_a_better_placement_becomes_a_file_that_extends_the_job(cli: Cli, job: Path) -> None:
+    runs = both(job)
+    made = advice(cli, job, runs)
+    best = made["best"][0]
+    assert made["proven"]
+    assert made["change_advised"]
+    assert best["components"]["env"] == {"group": "cluster", "ranks": "0-3"}
+    assert made["now"]["seconds"] / best["seconds"] > 1.5
+    changed = load_job("advice.yaml")
+    changed.raise_if_bad()
+    assert changed.world_sizes == {"actor": 4, "rollout": 4, "env": 4}
+    text = cli("inspect", "placement", job, "--advise", runs).out
+    assert "wrote advice.yaml: `rlinf train advice.yaml`" in text
+    # Staleness above the file's is never proposed unasked.
+    assert all(judged["max_staleness"] == 0 for judged in made["best"])
+    assert any(judged["max_staleness"] for judged in advice(cli, job, runs, "--staleness", "1")["best"])
+
+
+def test_today_is_predicted_as_it_was_measured(cli: Cli, job: Path) -> None:
+    now = advice(cli, job, both(job))["now"]
+    measured = 8 * (0.07 + 0.0042 * 64 + 0.056 + 0.0028 * 64) + 0.056 + 0.0028 * 64 + 0.02 + 5.12 + 0.06
+    assert now["seconds"] == pytest.approx(measured, rel=0.01)
+    assert now["low"] < measured < now["high"]
+
+
+def test_nothing_is_changed_where_nothing_is_faster(cli: Cli, job: Path) -> None:
+    runs = both(job)
+    words = [f"cluster.component_placement.{part}=0-3" for part in ("actor", "rollout", "env")]
+    made = advice(cli, job, runs, *words)
+    assert (made["change_advised"], made["patch"]) == (False, None)
+    assert not Path("advice.yaml").exists()
+    assert "nothing to change" in cli("inspect", "placement", job, "--advise", runs, *words).out
+
+
+def test_one_size_gives_an_interval_and_says_how_to_decide(cli: Cli, job: Path) -> None:
+    run = str(record_run(job, "one", "0", processes=1, load=9.0))
+    made = advice(cli, job, run)
+    best = made["best"][0]
+    assert "env/step on A800" in made["one_size"]
+    assert best["high"] / best["low"] > 1.5
+    text = cli("inspect", "placement", job, "--advise", run).out
+    assert "one size was seen of" in text
+    assert "busy machine: load 9 on 4 processors" in text
+    assert "rows of env/step (seen: 64)" in text
+
+
+def test_memory_that_nodes_declare_is_a_hard_limit(cli: Cli, job: Path) -> None:
+    runs = both(job)
+    job.write_text(JOB.format(model="A800", memory=", memory_gib: 1.0e-9"))
+    made = advice(cli, job, runs)
+    assert made["best"] == []
+    assert made["unfit"] == made["legal"] > 0
+
+
+def test_a_component_never_seen_on_an_accelerator_is_refused(cli: Cli, job: Path) -> None:
+    runs = both(job)
+    job.write_text(JOB.format(model="H20", memory=""))
+    ended = cli("inspect", "placement", job, "--advise", runs)
+    assert "`env` on H20 was never seen by these runs" in ended.err
+    assert "`env/step` was recorded on: A800" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--advise", "nowhere"), "there is no run `nowhere`"),
+        (("--advise", "RUN", "cluster.component_placement.env=\"0,2\""), "is not on one range of accelerators"),
+        (("--advise", "RUN", "--patch", "job.yaml"), "the advice is not written over another file"),
+        (("--staleness", "1"), "`--staleness` goes with `--advise`"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_advised_on_is_said(cli: Cli, job: Path, words: tuple[str, ...], message: str) -> None:
+    runs = both(job)
+    ended = cli("inspect", "placement", job, *(runs if word == "RUN" else word for word in words))
+    assert ended.code
+    assert message in ended.err
+
+
+def test_a_run_without_a_record_is_named(cli: Cli, job: Path) -> None:
+    run = record_run(job, "one", "0", processes=1)
+    (run / "profile.json").unlink()
+    ended = cli("inspect", "placement", job, "--advise", str(run))
+    assert "has no record of its calls" in ended.err
+    shutil.copy(job, run / "profile.json")
+    assert "the record of calls cannot be read" in cli("inspect", "placement", job, "--advise", str(run)).err
+
+
+def test_seats_are_written_as_ranks() -> None:
+    from rlinf_cli.advice.advice_patch import ranks_of
+
+    assert [ranks_of(Seats("gpu", 2, size)) for size in (1, 3)] == ["2", "2-4"]

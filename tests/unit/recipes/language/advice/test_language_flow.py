@@ -1,0 +1,93 @@
+"""The loop of answers in virtual time: against arithmetic by hand, and against its own bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recipes.language.advice.language_flow import ANSWER, PAUSE, SCORE, STEP, TURNS, UPDATE, LanguageFlow, flow_of
+from rlinf_core import RLinfError
+from rlinf_core.advice.arrangements import Arrangement, Seats
+from rlinf_core.advice.durations import Duration, Durations
+from rlinf_core.advice.search import Flow
+from rlinf_core.job.load import load_job
+
+GPU = "gpu"
+MODELS = {GPU: "m"}
+
+
+def job_of(*overrides: str) -> LanguageFlow:
+    """Four prompts of two answers each."""
+    sizes = ["data.rollout_batch_size=4", "algorithm.group_size=2", "algorithm.n_minibatches=1"]
+    config: Any = load_job("math_laptop", [*sizes, *overrides]).config
+    return flow_of(config)
+
+
+JOB = job_of()
+SOME: dict[str, list[tuple[float, int]]] = {ANSWER: [(10.0, 3), (40.0, 1)]}
+
+
+def timed(step: tuple[float, float], update: tuple[float, float], score: float = 0.0, sizes: Any = None) -> Flow:
+    phases = {STEP: {"m": Duration(*step)}, UPDATE: {"m": Duration(*update)}, SCORE: {"": Duration(score)}}
+    return JOB.flow(Durations(phases), MODELS, sizes or {ANSWER: [(10.0, 1)]})
+
+
+def arranged(rollout: tuple[int, int], actor: tuple[int, int], ahead: int) -> Arrangement:
+    return Arrangement((("rollout", Seats(GPU, *rollout)), ("actor", Seats(GPU, *actor))), 1, ahead)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "actor", "ahead", "seconds"),
+    [
+        # Ten steps of eight answers, 0.1 + 8 x 0.01 each; then 80 tokens at 0.05.
+        ((0, 1), (1, 1), 0, 1.8 + 4.0),
+        # Two engines have four answers each; two actors 40 tokens.
+        ((0, 2), (0, 2), 0, 1.4 + 2.0),
+        # Behind the training, which is longer.
+        ((0, 1), (1, 1), 1, 4.0),
+    ],
+)
+def test_a_step_takes_what_arithmetic_says(rollout: Any, actor: Any, ahead: int, seconds: float) -> None:
+    flow = timed((0.1, 0.01), (0.0, 0.05))
+    assert flow.simulate(arranged(rollout, actor, ahead)).seconds == pytest.approx(seconds)
+
+
+def test_the_longest_answer_holds_a_step_up() -> None:
+    even, uneven = (timed((0.1, 0.0), (0.0, 0.0), sizes={ANSWER: sizes}) for sizes in ([(16.0, 1)], SOME[ANSWER]))
+    where = arranged((0, 1), (1, 1), 0)
+    assert even.simulate(where).seconds == pytest.approx(1.6)
+    assert uneven.simulate(where).seconds > 2.5
+
+
+line = st.tuples(st.floats(0.01, 0.2), st.floats(0.0, 0.01))
+spans = st.sampled_from([(first, size) for first in range(3) for size in range(1, 4 - first)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(line, line, st.floats(0, 0.05), spans, spans, st.integers(0, 2))
+def test_no_simulation_is_below_its_bound(step: Any, update: Any, score: float, r: Any, a: Any, ahead: int) -> None:
+    flow, where = timed(step, update, score, SOME), arranged(r, a, ahead)
+    assert flow.bound(where) <= flow.simulate(where).seconds * (1 + 1e-9)
+
+
+def test_without_lengths_of_answers_there_is_no_advice() -> None:
+    with pytest.raises(RLinfError, match="no lengths of answers"):
+        JOB.flow(Durations({}), MODELS, {})
+
+
+def test_components_that_the_model_lacks_are_refused() -> None:
+    with pytest.raises(RLinfError, match="component `critic`"):
+        job_of("cluster.component_placement.critic={node_group: node, placement: 0}", "algorithm.adv_type=gae")
+
+
+def test_a_conversation_waits_for_its_tools() -> None:
+    constants = {TURNS: {"": Duration(2.0)}, PAUSE: {"": Duration(3.0)}}
+    phases = {STEP: {"m": Duration(0.1)}, UPDATE: {"m": Duration(0.0)}, **constants}
+    flow = JOB.flow(Durations(phases), MODELS, {ANSWER: [(10.0, 1)]})
+    where = arranged((0, 1), (1, 1), 0)
+    # Twice five tokens, and a tool in between.
+    assert flow.simulate(where).seconds == pytest.approx(2 * 0.5 + 3.0, rel=0.05)
+    assert flow.bound(where) <= 4.0 + 1e-9
