@@ -1,34 +1,8 @@
-"""Actors and rollout workers that would work on the same accelerators at the same time."""
+"""Components on the same accelerators."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from recipes.sections.checks import Report, blame
-from rlinf_core.config.diagnostics import Severity
-
-
-def check_shared_accelerators(config: Any, report: Report) -> None:
-    """Warn where rollouts run ahead on the accelerators that train.
-
-    Args:
-        config: the whole file.
-        report: takes the finding.
-    """
-    placed = config.cluster.component_placement
-    if not config.runner.staleness or not {"actor", "rollout"} <= set(placed):
-        return
-    if share_accelerators(config, "actor", "rollout"):
-        at = ("cluster", "component_placement", "rollout")
-        report(
-            blame(config, at, ("runner", "max_staleness")),
-            "conflicting-settings",
-            "with `runner.max_staleness`, actor and rollout run at the same time; here they share accelerators, which"
-            " must hold both and speed up neither",
-            "give `rollout` its own accelerators, or write `runner.max_staleness: 0` to take turns",
-            about=[("runner", "max_staleness")],
-            severity=Severity.WARNING,
-        )
 
 
 def share_accelerators(config: Any, one: str, other: str) -> bool:

@@ -37,7 +37,7 @@ from recipes.sections.checks import (
 )
 from recipes.sections.imports import check_import, check_own_algorithm
 from recipes.sections.own_options import check_algorithm_options
-from recipes.sections.shared_accelerators import check_shared_accelerators
+from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 
@@ -62,7 +62,6 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
         check_running_statistics(config, report)
     check_intervention(config, world_sizes.get("env"), report)
     _check_staleness(config, report)
-    check_shared_accelerators(config, report)
     _check_schedule(config, report)
     _check_passes(config, report)
     _check_imports(config, report)
@@ -196,7 +195,7 @@ def _check_groups(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
-    """Require shards where they are to be kept in the host's memory."""
+    """Require shards where they are to be kept in the host's memory, and warn of turns that nobody takes."""
     fsdp, alone = config.actor.fsdp_config, world_sizes.get("actor") == 1
     if fsdp.cpu_offload and (alone or fsdp.sharding_strategy == "no_shard"):
         why = "a single actor" if alone else "`sharding_strategy: no_shard`"
@@ -207,6 +206,21 @@ def _check_offload(config: EmbodiedConfig, world_sizes: WorldSizes, report: Repo
             "write `actor.enable_offload: true` instead: the actor leaves its accelerator while others use it",
             about=[("actor", "fsdp_config", "sharding_strategy")],
         )
+
+    sides = ("actor", "rollout")
+    if config.runner.staleness and set(sides) <= set(config.cluster.component_placement):
+        leaves = [name for name in sides if getattr(config, name).enable_offload]
+        if leaves and share_accelerators(config, *sides):
+            at = (leaves[0], "enable_offload")
+            report(
+                blame(config, at, ("runner", "max_staleness")),
+                "conflicting-settings",
+                "with `runner.max_staleness`, actor and rollout run at the same time; here they share accelerators,"
+                " which must hold both: `enable_offload` makes no room",
+                "give `rollout` its own accelerators, or write `runner.max_staleness: 0` to take turns",
+                about=[("runner", "max_staleness")],
+                severity=Severity.WARNING,
+            )
 
 
 def _check_schedule(config: EmbodiedConfig, report: Report) -> None:

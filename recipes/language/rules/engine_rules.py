@@ -9,7 +9,8 @@ from recipes.language.config import LanguageConfig
 from recipes.language.config.engine_facts import BACKENDS, RESERVED_OPTIONS
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import runs_in_this_interpreter
-from recipes.sections.shared_accelerators import check_shared_accelerators
+from recipes.sections.shared_accelerators import share_accelerators
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 
@@ -50,10 +51,28 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
                 f"the recipe sets `{key}` of {backend.name}",
                 "remove it; use `actor.model.precision` and `rollout.tensor_parallel_size`",
             )
-    check_shared_accelerators(config, report)
+    _check_shared_accelerators(config, report)
     _check_logprobs(config, report)
     if backend.name == "server":
         _check_server(config, world_sizes.get("rollout") or 1, report)
+
+
+def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:
+    """Warn of actors and engines that would work on the same accelerators at the same time."""
+    placed = config.cluster.component_placement
+    if not config.runner.max_staleness or not {"actor", "rollout"} <= set(placed):
+        return
+    if share_accelerators(config, "actor", "rollout"):
+        at = ("cluster", "component_placement", "rollout")
+        report(
+            blame(config, at, ("runner", "max_staleness")),
+            "conflicting-settings",
+            "with `runner.max_staleness`, actor and rollout run at the same time; here they share accelerators, which"
+            " must hold both and speed up neither",
+            "give `rollout` its own accelerators, or write `runner.max_staleness: 0` to take turns",
+            about=[("runner", "max_staleness")],
+            severity=Severity.WARNING,
+        )
 
 
 def _check_logprobs(config: LanguageConfig, report: Report) -> None:
