@@ -25,9 +25,7 @@ def changes_of(advice: Advice, arrangement: Arrangement) -> dict[str, Any]:
         now = advice.devices.seats[name]
         if seats == now or seats.kind is None:
             continue
-        changed[f"cluster.component_placement.{name}.placement"] = ranks_of(seats)
-        if seats.kind != now.kind:
-            changed[f"cluster.component_placement.{name}.node_group"] = seats.kind
+        changed[f"cluster.component_placement.{name}"] = {"placement": ranks_of(seats), "node_group": seats.kind}
     return {**changed, **advice.flow.changes(arrangement)}
 
 
@@ -58,7 +56,8 @@ def write_patch(file: Path, base: str, overrides: Sequence[str], changes: Mappin
         about: a line on what it brings.
 
     Raises:
-        RLinfError: another file is in the way, or an override deletes a key, which a file cannot.
+        RLinfError: another file is in the way.
+        ValueError: an override is one that a file cannot have, as it deletes a key.
     """
     lines = [*_extends(file, base), *_tree(overrides, changes)]
     try:
@@ -84,14 +83,13 @@ def _tree(overrides: Sequence[str], changes: Mapping[str, Any]) -> list[str]:
     pairs = [(word.partition("=")[0], word.partition("=")[2]) for word in overrides]
     for key, text in [*pairs, *((key, json.dumps(value)) for key, value in changes.items())]:
         if key.startswith(("~", "+")) or "[" in key or '"' in key:
-            help = "put it into the file, and ask again"
-            raise RLinfError(f"a file that extends another cannot say `{key}`", help=help)
+            raise ValueError(f"a file that extends another cannot have the override `{key}`")
         *parents, last = key.split(".")
         node = tree
         for parent in parents:
             below = node.setdefault(parent, {})
             if not isinstance(below, dict):
-                raise RLinfError(f"`{key}` is below a key that has a value", help="put both into the file")
+                raise ValueError(f"`{key}` changes a part of another override")
             node = cast("dict[str, Any]", below)
         node[last] = text
     return _lines(tree, "")

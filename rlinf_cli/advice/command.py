@@ -46,12 +46,16 @@ def placement_advice(
     words = " ".join((file, *overrides))
     advice = _checked(advice, config_of(file), overrides, assume)
     chosen: Judged | None = advice.change or advice.leaner
-    written = None
+    written, notes = None, ()
     if chosen is not None:
         about = f"{chosen.seconds:.3g} s a step, now {advice.now.seconds:.3g}"
-        write_patch(patch, config_of(file), overrides, changes_of(advice, chosen.ranked.arrangement), about)
-        written = str(patch)
-    return Result(lambda: advice_text(advice, words, written), lambda: advice_record(advice, written))
+        try:
+            write_patch(patch, config_of(file), overrides, changes_of(advice, chosen.ranked.arrangement), about)
+            written = str(patch)
+        except ValueError as error:
+            changed = " ".join(f"'{word}'" for word in as_overrides(advice, chosen.ranked.arrangement))
+            notes = (f"no file was written: {error}; the changes are {changed}",)
+    return Result(lambda: advice_text(advice, words, written), lambda: advice_record(advice, written), notes=notes)
 
 
 def _checked(advice: Advice, file: str, overrides: Sequence[str], assume: Sequence[str] | None) -> Advice:

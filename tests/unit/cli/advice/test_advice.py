@@ -113,6 +113,27 @@ def test_a_better_placement_becomes_a_file_that_extends_the_job(cli: Cli, job: P
     assert any(judged["max_staleness"] for judged in advice(cli, job, runs, "--staleness", "1")["best"])
 
 
+@pytest.mark.parametrize(
+    "word", ["cluster.component_placement.env=0", "cluster.component_placement.env={placement: 0}"]
+)
+def test_overrides_given_are_in_the_file_too(cli: Cli, job: Path, word: str) -> None:
+    assert advice(cli, job, both(job), word, "runner.max_steps=9")["patch"] == "advice.yaml"
+    changed = load_job("advice.yaml")
+    config: Any = changed.config
+    assert (config.runner.max_steps, changed.world_sizes["env"]) == (9, 4)
+
+
+@pytest.mark.parametrize(
+    "word", ["~runner.save_interval", "cluster.component_placement={actor: 0, rollout: 0, env: 0}"]
+)
+def test_what_no_file_can_have_is_said_beside_the_advice(cli: Cli, job: Path, word: str) -> None:
+    ended = cli("inspect", "placement", job, "--advise", both(job), word)
+    assert ended.code == 0
+    assert "as fast as now" in ended.out
+    assert "no file was written" in ended.err
+    assert not Path("advice.yaml").exists()
+
+
 def test_today_is_predicted_as_it_was_measured(cli: Cli, job: Path) -> None:
     now = advice(cli, job, both(job))["now"]
     measured = 8 * (0.07 + 0.0042 * 64 + 0.056 + 0.0028 * 64) + 0.056 + 0.0028 * 64 + 0.02 + 5.12 + 0.06
