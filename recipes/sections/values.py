@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,13 +110,14 @@ class KnownOrOwn:
     """Metadata of a text type: one of our names, or `package.module:name` for something of the user's own.
 
     `others` are names that related projects use, each read as ours; `instead` are such names, each with what there is
-    in its place.
+    in its place; `form` is the regular expression of further names, which are taken as they are.
     """
 
     what: str
     known: tuple[str, ...]
     others: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     instead: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    form: str | None = None
 
     def check(self, text: str) -> str:
         """Return our name for `text`, or `text` where it has the form of an import.
@@ -124,7 +126,7 @@ class KnownOrOwn:
             PydanticCustomError: `unknown-choice`.
         """
         text = self.others.get(text, text)
-        if text in self.known or _is_import(text):
+        if text in self.known or _is_import(text) or (self.form is not None and re.fullmatch(self.form, text)):
             return text
         from rlinf_core.suggest import did_you_mean
 
@@ -137,7 +139,8 @@ class KnownOrOwn:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         own = {"type": "string", "pattern": r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"}
-        return {"anyOf": [{"enum": [*self.known, *self.others]}, own]}
+        formed = [] if self.form is None else [{"type": "string", "pattern": f"^{self.form}$"}]
+        return {"anyOf": [{"enum": [*self.known, *self.others]}, own, *formed]}
 
 
 def _is_import(text: str) -> bool:

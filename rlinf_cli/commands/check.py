@@ -61,7 +61,7 @@ def explain(
     return explained.codes() if topic is None else explained.topic(topic, recipe)
 
 
-@command("rlinf init env cart", "rlinf init lab --name grasping ~/grasping")
+@command("rlinf init env cart", "rlinf init env --gymnasium cart", "rlinf init lab --name grasping ~/grasping")
 def init(
     kind: Annotated[ProjectKind, arg("env|model|reward|recipe|lab")],
     folder: Annotated[Path, arg("FOLDER")] = Path(),
@@ -73,6 +73,7 @@ def init(
             " my_lab.",
         ),
     ] = None,
+    gymnasium: Annotated[bool, opt("--gymnasium", "Write an environment of Gymnasium, with kind env.")] = False,
 ) -> Result:
     """Write a small project of your own, with a test.
 
@@ -82,7 +83,7 @@ def init(
     """
     from rlinf_cli.projects.project_files import next_commands, project_files, write_project
 
-    files = project_files(kind, name)
+    files = project_files(kind, name, gymnasium=gymnasium)
     write_project(folder, files)
     commands = next_commands(files)
     record = {

@@ -44,20 +44,23 @@ class ProjectKind(StrEnum):
         return f"my_{self}"
 
 
-def project_files(kind: ProjectKind, name: str | None = None) -> dict[PurePosixPath, str]:
+def project_files(kind: ProjectKind, name: str | None = None, *, gymnasium: bool = False) -> dict[PurePosixPath, str]:
     """Return the text of each file of a new project by its path.
 
     Args:
         kind: the kind of the project.
         name: the name of its module, of a lab its package; None: `my_KIND`.
+        gymnasium: an environment of Gymnasium, instead of a `VectorEnv`.
 
     Raises:
-        ConfigError: `name` cannot be the name of a module of the user.
+        ConfigError: `name` cannot be the name of a module of the user, or `kind` is no environment of Gymnasium.
     """
     name = kind.word if name is None else name
     _check_name(name)
+    if gymnasium and kind is not ProjectKind.ENV:
+        raise ConfigError("`--gymnasium` is for environments", help="write `rlinf init env --gymnasium`")
     if kind is not ProjectKind.LAB:
-        return _renamed(kind, {kind: name})
+        return _renamed("gymnasium" if gymnasium else kind, {kind: name})
     modules = {part: f"{name}.{part}" for part in ProjectKind if part is not ProjectKind.LAB} | {kind: name}
     package = PurePosixPath(name)
     files: dict[PurePosixPath, str] = {}
@@ -111,7 +114,7 @@ def write_project(folder: Path, files: Mapping[PurePosixPath, str]) -> None:
         raise ConfigError("the project cannot be written", where=str(error.filename or folder), why=why) from error
 
 
-def _renamed(kind: ProjectKind, modules: Mapping[ProjectKind, str]) -> dict[PurePosixPath, str]:
+def _renamed(template: str, modules: Mapping[ProjectKind, str]) -> dict[PurePosixPath, str]:
     """Return the files of a template, with the modules called as in `modules`."""
     names = {part.word: module for part, module in modules.items()}
 
@@ -124,9 +127,9 @@ def _renamed(kind: ProjectKind, modules: Mapping[ProjectKind, str]) -> dict[Pure
 
     words = re.compile(rf"\b(?P<test>test_)?(?P<word>{'|'.join(names)})(?P<suffix>\.(?:py|yaml))?\b")
     return {
-        PurePosixPath(words.sub(rename, template.name)): words.sub(rename, template.read_text(encoding="utf-8"))
-        for template in sorted((_TEMPLATES / kind).iterdir())
-        if template.is_file()
+        PurePosixPath(words.sub(rename, file.name)): words.sub(rename, file.read_text(encoding="utf-8"))
+        for file in sorted((_TEMPLATES / template).iterdir())
+        if file.is_file()
     }
 
 

@@ -67,6 +67,11 @@ class LossInputs:
     value_total: Tensor | float | None = None
     token_total: Tensor | float | None = None
 
+    @property
+    def ratio(self) -> Tensor:
+        """Probability now over probability when the samples were made, with gradients, the shape of `logprobs`."""
+        return (self.logprobs - self.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:

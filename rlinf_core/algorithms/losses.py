@@ -227,6 +227,34 @@ def _policy_loss(
     return Loss(loss, metrics)
 
 
+def as_loss(result: Loss | Tensor, inputs: LossInputs, settings: LossSettings) -> Loss:
+    """Return what a loss function returned as a `Loss`.
+
+    A tensor is one loss for each log-probability. Its mean over those that count is the loss of the policy; bonus of
+    entropy, divergence from the reference, the value loss where there are returns, and metrics are as in
+    `actor_critic`.
+
+    Raises:
+        ValueError: the tensor has another shape than `inputs.logprobs`.
+    """
+    if isinstance(result, Loss):
+        return result
+    if result.shape != inputs.logprobs.shape:
+        raise ValueError(
+            f"a loss of your own returned a tensor {list(result.shape)}; expected {list(inputs.logprobs.shape)}, one"
+            " number for each of `inputs.logprobs`, or a `Loss`"
+        )
+    none = torch.zeros_like(result, dtype=torch.bool)
+    policy = _policy_loss(
+        inputs,
+        settings,
+        inputs.logprobs - inputs.old_logprobs,
+        _asked_correction(inputs, settings),
+        lambda ratio, advantages: (result, none, None),
+    )
+    return policy if inputs.returns is None else _with_values(policy, inputs, settings)
+
+
 def _clip_of(settings: LossSettings) -> _Surrogate:
     """Return PPO's clip by the bounds of the settings."""
 
@@ -251,7 +279,13 @@ def actor_critic(inputs: LossInputs, settings: LossSettings) -> Loss:
     """
     if inputs.values is None or inputs.old_values is None or inputs.returns is None:
         raise ValueError("`loss_type: actor_critic` needs values, old values and returns")
-    policy = actor(inputs, settings)
+    return _with_values(actor(inputs, settings), inputs, settings)
+
+
+def _with_values(policy: Loss, inputs: LossInputs, settings: LossSettings) -> Loss:
+    """Return the loss of a policy plus `value_weight` times the value loss."""
+    if inputs.values is None or inputs.old_values is None or inputs.returns is None:
+        raise ValueError("the value loss needs values, old values and returns")
     value = value_loss(
         inputs.values, inputs.old_values, inputs.returns, settings, inputs.value_mask, inputs.value_total
     )

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
 
-from recipes.embodied.config.env_types import DEFAULT_ENV_TYPE, ENV_TYPES, FORMER_ENV_TYPES, has_ids
+from recipes.embodied.config.env_types import (
+    DEFAULT_ENV_TYPE,
+    ENV_TYPES,
+    FORMER_ENV_TYPES,
+    GYMNASIUM,
+    ID_FORM,
+    has_ids,
+)
 from recipes.embodied.config.intervention_types import ENVIRONMENT, FORMER_SOURCES, JUDGES, NONE, SOURCES
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
 from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.model import several
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
-from rlinf_core.scalars import Bool, Data, Float, Text
+from rlinf_core.scalars import Bool, Data, Float, Text, problem
 
-EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES), instead=FORMER_ENV_TYPES)]
+EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES), instead=FORMER_ENV_TYPES, form=ID_FORM)]
 _TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)
 _SIMULATORS = ", ".join(f"`{known.task}` ({name})" for name, known in ENV_TYPES.items() if known.task)
 _WITH_IDS = " and ".join(name for name in ENV_TYPES if has_ids(name))
@@ -166,7 +175,8 @@ class EnvironmentConfig(ConfigModel):
 
     env_type: EnvTypeName = Field(
         default=DEFAULT_ENV_TYPE,
-        description=f"Kind of environment: {', '.join(ENV_TYPES)}, or `package.module:Class` for your own.",
+        description=f"Kind of environment: {', '.join(ENV_TYPES)}; an id of Gymnasium such as `CartPole-v1`; or"
+        " `package.module:Class` for your own, a `gymnasium.Env` or a `VectorEnv`.",
     )
     task: Text | None = Field(
         default=None,
@@ -222,6 +232,22 @@ class EnvironmentConfig(ConfigModel):
         default_factory=JudgeConfig, description="Judge of episodes: source, options. Default: the environment."
     )
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read_id(cls, written: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Read an id of Gymnasium in `env_type` as the `task` of `gymnasium`."""
+        section = cast("dict[str, Any]", written) if isinstance(written, dict) else {}
+        kind, task = section.get("env_type"), section.get("task")
+        if not isinstance(kind, str) or not re.fullmatch(ID_FORM, kind):
+            return validate(written)
+        if task is not None and str(task) != kind:
+            message = f"`env_type: {kind}` names the task, and `task` is `{task}`"
+            error = problem("conflicting-settings", message, help=f"remove one of the two, or write `task: {kind}`")
+            raise several([(("env_type",), error, kind)])
+        read = validate({**section, "env_type": GYMNASIUM, "task": kind})
+        read.model_fields_set.discard("task")  # the file has no such key to point at
+        return read
+
 
 class RecordedEnvironmentConfig(EnvironmentConfig):
     """Environments of one kind, in which people may take over."""
@@ -266,6 +292,8 @@ def _as_in_training(evaluation: EvalEnvironmentConfig, info: ValidationInfo) -> 
     # A wrong `env.train` has been reported; the evaluation is then judged by itself.
     train: EnvironmentConfig = info.data.get("train") or EnvironmentConfig()
     own = {name: getattr(evaluation, name) for name in evaluation.model_fields_set}
+    if evaluation.task is not None:
+        own["task"] = evaluation.task  # of an id in `env_type`, too
     seed = {"seed": (train.seed + EVAL_SEED_OFFSET) % 2**32}
     values = {name: getattr(train, name) for name in EnvironmentConfig.model_fields}
     # What counts as given is what the file gives to the evaluation itself.

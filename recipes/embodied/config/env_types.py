@@ -147,6 +147,9 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     ),
 }
 DEFAULT_ENV_TYPE: Final = "franka_kin"
+GYMNASIUM: Final = "gymnasium"
+# Ids of Gymnasium end in a version, as `my_package:Lift-v0`; what has none is named as `task`.
+ID_FORM: Final = r"([A-Za-z_][\w.]*:)?([\w-]+/)?[\w.-]+-v\d+"
 # Former ones, each with what there is in its place.
 FORMER_ENV_TYPES: Final[Mapping[str, str]] = {
     "gymnasium_vector": "write `env_type: gymnasium`, which steps the same ids, without `vectorization_mode`",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
 from rlinf_core import ConfigError
@@ -37,7 +37,8 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
     """Return a batch of environments.
 
     Args:
-        env_type: a kind of ours, a registered one, or `package.module:Class` of your own.
+        env_type: a kind of ours, a registered one, or `package.module:Class` of your own: a `VectorEnv`, or a
+            `gymnasium.Env`.
 
     Raises:
         MissingPackageError: the kind's package is not installed.
@@ -52,7 +53,13 @@ def env_class(env_type: str) -> type[VectorEnv]:
     Raises: as `make_env`.
     """
     check_package(env_type)
-    return _ENVS.get(env_type)
+    target: type[object] = _ENVS.get(env_type)
+    gymnasium = sys.modules.get("gymnasium")  # imported with a class of it
+    if gymnasium is not None and isinstance(target, type) and issubclass(target, gymnasium.Env):
+        from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import env_of_class
+
+        return env_of_class(env_type)
+    return cast("type[VectorEnv]", target)
 
 
 def check_package(env_type: str) -> None:

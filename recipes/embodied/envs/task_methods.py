@@ -167,6 +167,11 @@ class TaskMethods(ABC):
         return None
 
     @property
+    def mapping(self) -> str | None:
+        """How a simulator's own observations and actions become ours, in words; None: they are ours."""
+        return None
+
+    @property
     def start_faults(self) -> list[str] | None:
         """Differences of the first stored start of each task from the task's own description; None: starts are
         drawn."""

@@ -22,7 +22,8 @@ from recipes.training.optim.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError, Updater, first_nonfinite
 from rlinf_core import ConfigError, Loss, LossInputs, LossSettings
-from rlinf_core.algorithms.aggregation import denominator
+from rlinf_core.algorithms.aggregation import broadcast_trailing, denominator
+from rlinf_core.algorithms.losses import as_loss
 from rlinf_core.algorithms.options import checked_options
 from rlinf_core.algorithms.registry import get_policy_loss
 from rlinf_core.worker.timer import timer
@@ -214,21 +215,20 @@ class Learner:
         entropy = sum_to_level(evaluated.entropy, algorithm.entropy_type)
         if not algorithm.entropy_bonus:
             entropy = entropy.detach()  # a metric only
-        loss = self._loss(
-            LossInputs(
-                logprobs=sum_to_level(evaluated.logprobs, algorithm.logprob_type),
-                old_logprobs=tensors["old_logprobs"],
-                advantages=tensors["advantages"],
-                entropy=entropy,
-                mask=tensors.get("mask"),
-                values=values,
-                old_values=tensors.get("old_values"),
-                returns=tensors.get("returns"),
-                value_mask=tensors.get("value_mask"),
-                **totals,
-            ),
-            self._settings,
+        logprobs = sum_to_level(evaluated.logprobs, algorithm.logprob_type)
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=tensors["old_logprobs"],
+            advantages=broadcast_trailing(tensors["advantages"], logprobs.shape),
+            entropy=entropy,
+            mask=tensors.get("mask"),
+            values=values,
+            old_values=tensors.get("old_values"),
+            returns=tensors.get("returns"),
+            value_mask=tensors.get("value_mask"),
+            **totals,
         )
+        loss = as_loss(self._loss(inputs, self._settings), inputs, self._settings)
         return loss if self._data is None else self._with_demonstrations(loss, self._data, len(part))
 
     def _with_demonstrations(self, policy_loss: Loss, data: ImitationData, rows: int) -> Loss:

@@ -273,7 +273,10 @@ class EnvWorker(ComparingWorker):
         """Return the environments of a section, after their stored starts were compared."""
         staged = StagedEnvironments(self._config, environments, self, layout, training=training)
         section = "env.train" if training else "env.eval"
-        compare_starts(self._contact, section, environments.env_type, staged.batches[0].start_faults)
+        first = staged.batches[0]
+        compare_starts(self._contact, section, environments.env_type, first.start_faults)
+        if training and first.mapping is not None:
+            self.log_on_first_rank("spaces of `%s`: %s", environments.task or environments.env_type, first.mapping)
         return staged
 
     def first_pictures(self) -> dict[str, Thumbnails]:

@@ -18,6 +18,7 @@ from recipes.training.typed_tensors import floats, integers
 from recipes.training.updater import Figures, UntrainedError, Updater
 from rlinf_core import Loss, LossInputs, LossSettings, value_loss
 from rlinf_core.algorithms.aggregation import denominator
+from rlinf_core.algorithms.losses import as_loss
 from rlinf_core.config.sections.values import LossAggregation
 from rlinf_core.worker.timer import timer
 
@@ -300,15 +301,9 @@ class LanguageLearner(AnswerLearner):
         if comparable is not None and self._updates == 0:
             gap = (logprobs.detach() - inputs["old_logprobs"])[comparable].cpu()
             self.differences = torch.cat((self.differences, gap))
-        return self._loss(
-            LossInputs(
-                logprobs=logprobs,
-                entropy=None if entropy is None else padded(entropy, lengths),
-                **inputs,
-                **totals,
-            ),
-            self._loss_settings,
-        )
+        entropies = None if entropy is None else padded(entropy, lengths)
+        samples = LossInputs(logprobs=logprobs, entropy=entropies, **inputs, **totals)
+        return as_loss(self._loss(samples, self._loss_settings), samples, self._loss_settings)
 
 
 class ValueLearner(AnswerLearner):

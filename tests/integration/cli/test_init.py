@@ -39,11 +39,11 @@ def test_recipe_of_one_s_own_trains_two_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ProjectKind)
-def test_project_passes_its_tests_and_trains(kind: ProjectKind, tmp_path: Path) -> None:
-    work(tmp_path, "rlinf_cli", "init", kind, "--name", "project")
+@pytest.mark.parametrize(("kind", "options"), [*((kind, ()) for kind in ProjectKind), ("env", ("--gymnasium",))])
+def test_project_passes_its_tests_and_trains(kind: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    work(tmp_path, "rlinf_cli", "init", kind, *options, "--name", "project")
     work(tmp_path, "pytest", "-q", "-p", "no:cacheprovider")
     jobs = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
-    assert len(jobs) == (5 if kind is ProjectKind.LAB else 1)
+    assert len(jobs) == (5 if kind == ProjectKind.LAB else 1)
     for job in jobs:
         expect_two_steps(tmp_path, job)

@@ -16,6 +16,7 @@ from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
 from rlinf_core.algorithms.losses import (
     actor,
     actor_critic,
+    as_loss,
     cispo,
     clipped_policy_losses,
     clipped_value_loss,
@@ -155,6 +156,19 @@ def test_actor_critic_adds_the_value_loss() -> None:
     assert weighted.item() == pytest.approx((alone.loss + 0.25 * losses.mean()).item(), abs=1e-12)
     with pytest.raises(ValueError, match="old values"):
         actor_critic(replace(b, old_values=None), SETTINGS)
+
+
+def test_losses_as_a_tensor_are_a_loss_with_the_rest_of_actor_critic() -> None:
+    plain = replace(SETTINGS, clip_ratio_low=9.0, clip_ratio_high=9.0, clip_ratio_c=None)
+    expected, b = actor_critic(batch(3), plain), batch(3)
+    result = as_loss(-b.ratio * b.advantages, b, plain)
+    torch.testing.assert_close(result.loss, expected.loss)
+    assert result.metrics.keys() == expected.metrics.keys()
+    assert as_loss(expected, b, plain) is expected
+    alone = replace(b, values=None, old_values=None, returns=None)
+    torch.testing.assert_close(as_loss(-b.ratio * b.advantages, alone, plain).loss, actor(alone, plain).loss)
+    with pytest.raises(ValueError, match=r"a tensor \[\]; expected \[8, 3\]"):
+        as_loss((-b.ratio * b.advantages).mean(), b, plain)
 
 
 def test_the_first_step_follows_the_policy_gradient() -> None:

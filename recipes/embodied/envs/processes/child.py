@@ -85,6 +85,7 @@ class SimulatorProcess:
             "num_tasks": facts.num_tasks,
             "control_hz": facts.control_hz,
             "start_faults": facts.start_faults,
+            "mapping": facts.mapping,
         }
 
     def _map(self, size: int, count: int, chunk: int) -> None:

@@ -128,6 +128,7 @@ class SimulatorProcesses:
             made[0]["num_tasks"],
             made[0]["control_hz"],
             None if made[0]["start_faults"] is None else list(dict.fromkeys(faults)),
+            made[0]["mapping"],
         )
         self._texts = np.array([""] * count)
         # Processes whose environments have changed since the last observation.

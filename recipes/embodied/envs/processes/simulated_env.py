@@ -92,6 +92,11 @@ class SimulatedEnv(VectorEnv):
         """See `VectorEnv`."""
         return self._simulators.facts.start_faults
 
+    @property
+    def mapping(self) -> str | None:
+        """See `VectorEnv`."""
+        return self._simulators.facts.mapping
+
     def first_starts(self) -> list[dict[str, int]]:
         """See `VectorEnv`; `number` counts modulo the length of the task's list."""
         numbers = self._begun[:, 1].tolist()

@@ -85,6 +85,7 @@ class SimulationBatch:
             len(names),
             first.control_hz,
             list(dict.fromkeys(faulty)) if first.stored_starts else None,
+            first.mapping,
         )
         self._rows: list[Row] = [{}] * len(tasks)
         # Observations of a class that is checked together.

@@ -63,6 +63,7 @@ class Simulation(ABC):
         options_model: pydantic model of `env.train.options`; None: they are checked by the simulator.
         max_episode_steps: the task's own limit; None: it has none.
         control_hz: actions in a simulated second; None: not known.
+        mapping: how the simulator's own observations and actions become ours, in words; None: they are ours.
         stored_starts: how many starts of the task are states that its makers stored, which another physics may not
             hold; the constructor begins the first of them. 0: the simulator draws its starts itself.
     """
@@ -70,6 +71,7 @@ class Simulation(ABC):
     options_model: ClassVar[type[BaseModel] | None] = None
     max_episode_steps: int | None = None
     control_hz: float | None = None
+    mapping: str | None = None
     stored_starts: int = 0
 
     @classmethod
@@ -221,6 +223,7 @@ class BatchFacts(NamedTuple):
         num_tasks: tasks of the set; 1 where the name was that of a task.
         control_hz: the control rate that all of them have; None: not known.
         start_faults: how the first stored start of a task differs from its description; None: no start is stored.
+        mapping: see `Simulation`.
     """
 
     spec: EnvSpec
@@ -229,6 +232,7 @@ class BatchFacts(NamedTuple):
     num_tasks: int
     control_hz: float | None = None
     start_faults: list[str] | None = None
+    mapping: str | None = None
 
 
 class Outcomes(NamedTuple):

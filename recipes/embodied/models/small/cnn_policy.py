@@ -12,7 +12,7 @@ from recipes.embodied.envs.env_spec import EnvSpec, ImageShape
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.heads import OrthogonalLinear
-from recipes.embodied.models.small.feature_policy import FeaturePolicy
+from recipes.embodied.models.small.feature_policy import SeparateNetworks
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SMALLEST_IMAGE, _SMALLEST_OF_MNIH = 15, 36
 SCALED_IMAGES: Final = {"resized": None, "mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0], "scale": 1 / 255}
 
 
-class CnnPolicy(FeaturePolicy):
+class CnnPolicy(SeparateNetworks):
     """Three convolutions for each camera as in Mnih et al., "Human-level control through deep reinforcement learning"
     (2015), for images below 36 pixels small ones; then one hidden layer of `hidden_dim`; for actions and for values.
     """

@@ -1,7 +1,8 @@
-"""Base of `mlp_policy` and `cnn_policy`: a policy and a value function on features of an observation."""
+"""Policies by features of an observation, for which heads of actions and values are supplied."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,22 +19,37 @@ if TYPE_CHECKING:
 
 
 class FeaturePolicy(BasePolicy):
-    """Separate networks for actions and for values.
+    """Actions and values by one layer each from the features of a subclass: its `features`.
 
-    Values are one for each action of a chunk (V = C). A subclass hands in the networks from `inputs` to features.
+    Values are one for each action of a chunk (V = C), where `add_value_head` is true.
+
+    Args:
+        config: the section `actor.model`.
+        spec: the spec of the environment.
+        width: F, the number of features.
     """
 
     loads_model_path = False
 
-    def __init__(
-        self, config: EmbodiedModelConfig, spec: EnvSpec, actor: nn.Module, critic: nn.Module, features: int
-    ) -> None:
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec, width: int) -> None:
         super().__init__()
-        self.actor = actor
-        self.head = action_head(features, config.num_action_chunks, spec)
+        self._make_heads(config, spec, width)
+
+    def _make_heads(self, config: EmbodiedModelConfig, spec: EnvSpec, width: int) -> None:
+        self.head = action_head(width, config.num_action_chunks, spec)
         self.critic: nn.Module | None = None
         if config.add_value_head:
-            self.critic = nn.Sequential(critic, OrthogonalLinear(features, config.num_action_chunks, 1.0))
+            self.critic = OrthogonalLinear(width, config.num_action_chunks, 1.0)
+
+    @abstractmethod
+    def features(self, inputs: Inputs) -> Tensor:
+        """Return features float [n, F] of the inputs, with gradients: `states` [n, S], `images.CAMERA` uint8."""
+
+    def _values(self, inputs: Inputs, features: Tensor | None = None) -> Tensor | None:
+        """Return values [n, C], of the features where they are at hand; None without a value head."""
+        if self.critic is None:
+            return None
+        return self.critic(self.features(inputs) if features is None else features)
 
     def prepare(self, observations: Observation) -> Inputs:
         """See `BasePolicy`; states are normalized."""
@@ -55,26 +71,49 @@ class FeaturePolicy(BasePolicy):
         inputs = dict(observations)
         if STATES in inputs:
             inputs[STATES] = self.normalization.normalized_states(inputs[STATES])
-        return self.normalization.actions_of(self.head.likeliest(self.features_of(inputs, self.actor)))
-
-    def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:
-        """Return features of the inputs by `network`, [n, F]."""
-        return network(inputs["states"])
+        return self.normalization.actions_of(self.head.likeliest(self.features(inputs)))
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
         """See `BasePolicy`."""
-        actions, logprobs = self.head.draw(self.features_of(inputs, self.actor), greedy, generator)
-        return PolicyOutput(actions, logprobs, None if self.critic is None else self.features_of(inputs, self.critic))
+        features = self.features(inputs)
+        actions, logprobs = self.head.draw(features, greedy, generator)
+        return PolicyOutput(actions, logprobs, self._values(inputs, features))
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """See `BasePolicy`."""
-        logprobs, entropy = self.head(self.features_of(inputs, self.actor), actions)
-        return ActionEval(logprobs, entropy, None if self.critic is None else self.features_of(inputs, self.critic))
+        features = self.features(inputs)
+        logprobs, entropy = self.head(features, actions)
+        return ActionEval(logprobs, entropy, self._values(inputs, features))
 
     @torch.no_grad()
     def values(self, inputs: Inputs) -> Tensor:
         """See `BasePolicy`."""
-        if self.critic is None:
+        values = self._values(inputs)
+        if values is None:
             raise ValueError("the model has no value head: `actor.model.add_value_head` is false")
-        return self.features_of(inputs, self.critic)
+        return values
+
+
+class SeparateNetworks(FeaturePolicy):
+    """Separate networks for actions and for values, which a subclass hands in: from `inputs` to features."""
+
+    def __init__(
+        self, config: EmbodiedModelConfig, spec: EnvSpec, actor: nn.Module, critic: nn.Module, width: int
+    ) -> None:
+        BasePolicy.__init__(self)
+        self.actor = actor
+        self._make_heads(config, spec, width)
+        if self.critic is not None:
+            self.critic = nn.Sequential(critic, self.critic)
+
+    def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:
+        """Return features of the inputs by `network`, [n, F]."""
+        return network(inputs[STATES])
+
+    def features(self, inputs: Inputs) -> Tensor:
+        """See `FeaturePolicy`."""
+        return self.features_of(inputs, self.actor)
+
+    def _values(self, inputs: Inputs, features: Tensor | None = None) -> Tensor | None:
+        return None if self.critic is None else self.features_of(inputs, self.critic)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.heads import hidden_layers
-from recipes.embodied.models.small.feature_policy import FeaturePolicy
+from recipes.embodied.models.small.feature_policy import SeparateNetworks
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
 
 
-class MlpPolicy(FeaturePolicy):
+class MlpPolicy(SeparateNetworks):
     """Two hidden layers of `hidden_dim` each, for actions and for values."""
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:

@@ -542,6 +542,18 @@ class TestImports:
         assert "no_such" in diagnostics[2]
         assert findings(LAPTOP + text.format("CartPole-v1", "{}")) == []
 
+    @pytest.mark.parametrize("task", ["CartPole-v1", "own_ids:Slide-v3", "phys2d/CartPole-v1"])
+    def test_an_id_is_an_env_type(self, task: str) -> None:
+        env = load_job("laptop", (f"env.train.env_type={task}", "env.train.task=null"), environ={}).config.env
+        assert {(env.train.env_type, env.train.task), (env.eval.env_type, env.eval.task)} == {("gymnasium", task)}
+        other = (f"env.eval.env_type={task}", "env.eval.task=null")
+        assert load_job("laptop", other, environ={}).config.env.eval.task == task
+
+    def test_an_id_beside_another_task_is_refused(self, findings: Any) -> None:
+        text = LAPTOP + "env: {train: {env_type: CartPole-v1, task: Acrobot-v1}}\n"
+        assert ("conflicting-settings", "CartPole-v1") in findings(text)
+        assert findings(text.replace("Acrobot", "CartPole")) == []
+
     @pytest.mark.parametrize(
         ("env", "where"),
         [("{env_type: franka_kin}", "franka_kin"), ("{env_type: gymnasium, task: CartPole-v1}", "CartPole-v1")],

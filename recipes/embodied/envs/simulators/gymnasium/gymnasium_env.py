@@ -41,7 +41,7 @@ _EXTRAS: Final = {
 
 
 class GymnasiumSimulation(CheapSimulation):
-    """An environment of Gymnasium; `options` are arguments of `gymnasium.make`.
+    """An environment of Gymnasium, by its id or its class; `options` are arguments of `gymnasium.make`.
 
     Success is what an environment reports as `is_success` or `success`.
     """
@@ -61,6 +61,7 @@ class GymnasiumSimulation(CheapSimulation):
         self.control_hz = self.env.metadata.get("render_fps")
         self._reads = Reader(task, self.env.observation_space)
         self._writes = Writer(task, self.env.action_space)
+        self.mapping = f"{self._reads.mapping}; {self._writes.mapping}"
         self._current: Any = None
 
     @property
@@ -122,30 +123,46 @@ class GymnasiumSimulation(CheapSimulation):
 
 
 class GymnasiumEnv(SimulatedEnv):
-    """`task` is the id, `options` are arguments of `gymnasium.make`.
+    """`task` is the id, or the class as `package.module:Class`; `options` are arguments of `gymnasium.make`.
 
     Observations that are images (uint8 [H, W, 3], [3, H, W], or grey) become `images.CAMERA`: of a dictionary the
     camera has the name of its part, `arm.wrist` in a nested one, a bare image that of the main camera. A text becomes
     `instructions`; everything else becomes `states`, with the parts of a dictionary or tuple one after the other, and a
     choice as a vector of zeros with a one. Continuous actions are stretched from -1..1 to the bounds of the environment
     where there are two; whole numbers each get an equal part of -1..1.
-    `max_episode_steps` is by default the limit that the id brings.
+    `max_episode_steps` is by default the limit that the id brings; a class brings none.
     """
 
     simulation: ClassVar[str] = f"{__name__}:GymnasiumSimulation"
     processes: ClassVar[int] = 0
 
     def __init__(self, settings: EnvSettings) -> None:
-        if settings.task is None:
+        if settings.task is None and not self.default_task:
             raise ConfigError("`env_type: gymnasium` needs a task", help="add `task: CartPole-v1`, or another id")
+        if settings.task is not None and self.default_task:
+            raise ConfigError(
+                f"`env_type: {self.default_task}` is a class of Gymnasium, which has no `task: {settings.task}`",
+                where="env.task",
+                help="remove `task`; arguments of the constructor are `options`",
+            )
         super().__init__(settings)
 
 
+def env_of_class(target: str) -> type[GymnasiumEnv]:
+    """Return the environments of a subclass of `gymnasium.Env`, named as `package.module:Class`."""
+    return type(GymnasiumEnv.__name__, (GymnasiumEnv,), {"default_task": target})
+
+
 def registered(task: str) -> Any:
-    """Return the registry entry of an id; for `module:id`, the module, which registers it, is imported first."""
+    """Return the registry entry of an id, or one made for a class or function of a module.
+
+    Args:
+        task: the id; `module:id`, where the module, which registers it, is imported first; or `module:Class`.
+    """
     module, _, name = task.rpartition(":")
-    if module:
-        import_module(module)
+    owner = import_module(module) if module else None
+    if name not in gymnasium.registry and callable(made := getattr(owner, name, None)):
+        return gymnasium.envs.registration.EnvSpec(name, entry_point=made)
     return gymnasium.spec(name)
 
 

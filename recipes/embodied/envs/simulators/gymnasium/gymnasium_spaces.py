@@ -110,6 +110,14 @@ class Reader:
             self._low = (low - _ROUNDING * np.abs(low)).astype(np.float32)
             self._high = (high + _ROUNDING * np.abs(high)).astype(np.float32)
 
+    @property
+    def mapping(self) -> str:
+        """What becomes of the parts of an observation, in words."""
+        states = [f"{part.name or 'the observation'}{_size_in_words(part.space)}" for part in self._states]
+        kinds = [f"states [{self.state_size}] = {' + '.join(states)}"] if states else []
+        kinds += [f"{key} = {part.name or 'the observation'}" for key, (part, _) in self._pictures.items()]
+        return ", ".join([*kinds, *([f"{INSTRUCTIONS} = {self.instruction}"] if self.instruction else [])])
+
     def check(self, observation: Any) -> None:
         """Check that an observation is of the space.
 
@@ -259,6 +267,15 @@ class Writer:
             tuple(bound if abs(bound) < _NO_BOUND else None for bound in bounds.tolist()) for bounds in (low, high)
         )
 
+    @property
+    def mapping(self) -> str:
+        """What an action is made from, in words."""
+        if self.num_choices is not None:
+            return f"actions = one of {self.num_choices} choices"
+        bounded = None not in self.low and None not in self.high
+        stretched = ", -1..1 stretched to the bounds of the space" if bounded else ""
+        return f"actions = {self.size} number{'s' if self.size > 1 else ''}{stretched}"
+
     def __call__(self, actions: Array) -> Any:
         """Return actions [n, A] for `step`: within the space, and integers for integer spaces."""
         native = native_actions(actions, self.low, self.high, chooses=self.num_choices is not None, whole=self.whole)
@@ -363,6 +380,12 @@ def _is_whole(value: Any) -> bool:
 
 def _length(space: spaces.Space[Any]) -> int:
     return int(space.n) if isinstance(space, spaces.Discrete) else math.prod(space.shape or (1,))
+
+
+def _size_in_words(space: spaces.Space[Any]) -> str:
+    if isinstance(space, spaces.Discrete):
+        return f" [{space.n}, a one among zeros]"
+    return f" {list(space.shape or ())}"
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

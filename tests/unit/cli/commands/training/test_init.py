@@ -55,11 +55,19 @@ def test_pytest_is_installed_first_where_it_is_missing(monkeypatch: pytest.Monke
     assert next_commands(project_files(ProjectKind.ENV))[:2] == ["pip install pytest", "pytest"]
 
 
-@pytest.mark.parametrize("kind", ProjectKind)
-def test_readme_of_each_kind_begins_with_three_commands(kind: ProjectKind) -> None:
-    commands = next_commands(project_files(kind))
+@pytest.mark.parametrize(("kind", "gymnasium"), [*((kind, False) for kind in ProjectKind), (ProjectKind.ENV, True)])
+def test_readme_of_each_kind_begins_with_three_commands(kind: ProjectKind, gymnasium: bool) -> None:
+    commands = next_commands(project_files(kind, gymnasium=gymnasium))
     assert commands[0] == "pytest"
     assert [line.split("rlinf ")[1].split()[0] for line in commands[1:]] == ["validate", "train"]
+
+
+def test_environment_of_gymnasium_is_a_project_of_its_own(cli: Cli, tmp_path: Path) -> None:
+    assert cli("init", "env", "--gymnasium", tmp_path, "--name", "cart").code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "cart.py", "cart.yaml", "test_cart.py"}
+    assert "(gymnasium.Env[" in (tmp_path / "cart.py").read_text(encoding="utf-8")
+    ended = cli("init", "lab", "--gymnasium", tmp_path / "lab")
+    assert (ended.code, (tmp_path / "lab").exists()) == (2, False)
 
 
 def test_files_as_json(cli: Cli, tmp_path: Path) -> None:

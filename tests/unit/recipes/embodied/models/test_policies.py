@@ -18,6 +18,7 @@ from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model, register_model
+from recipes.embodied.models.small.feature_policy import FeaturePolicy
 from rlinf_core.errors import ConfigError
 
 STATES = EnvSpec(state_size=5, action_size=3)
@@ -40,7 +41,26 @@ def observe(spec: EnvSpec, count: int = 6) -> Observation:
     return result
 
 
-CASES = [("mlp_policy", STATES), ("mlp_policy", CHOICES), ("cnn_policy", IMAGES), ("cnn_policy", BLIND)]
+class Wide(FeaturePolicy):
+    """A policy of a user's own: features, for which heads are supplied."""
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+        super().__init__(config, spec, width=8)
+        self.trunk = nn.Sequential(nn.Linear(spec.state_size, 8), nn.SiLU())
+
+    def features(self, inputs: Inputs) -> Tensor:
+        return self.trunk(inputs["states"])
+
+
+OWN = f"{__name__}:Wide"
+CASES = [
+    (OWN, STATES),
+    (OWN, CHOICES),
+    ("mlp_policy", STATES),
+    ("mlp_policy", CHOICES),
+    ("cnn_policy", IMAGES),
+    ("cnn_policy", BLIND),
+]
 
 
 @pytest.mark.parametrize(("name", "spec"), CASES)

@@ -56,6 +56,43 @@ def toy_id() -> Any:
     del gymnasium.registry["RlinfToy-v0"]
 
 
+def test_a_class_is_an_environment_by_itself() -> None:
+    settings = EnvSettings(num_envs=2, options={"goal": 3.0}, max_episode_steps=9)
+    env = make_env(f"{__name__}:Toy", settings)
+    assert set(env.reset()) == {"images.camera", "images.wrist", "instructions", "states"}
+    result = env.step(np.full((2, 1, 2), -0.4, np.float32))  # 3 of 0 to 10, the goal
+    assert result.terminations.all()
+    same = make_env("gymnasium", EnvSettings(num_envs=2, task=f"{__name__}:Toy", options={"goal": 3.0}))
+    assert np.array_equal(same.reset()["states"], make_env(f"{__name__}:Toy", settings).reset()["states"])
+    with pytest.raises(ConfigError, match="has no `task: CartPole-v1`"):
+        make_env(f"{__name__}:Toy", EnvSettings(num_envs=2, task="CartPole-v1"))
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'goals'"):
+        make_env(f"{__name__}:Toy", EnvSettings(num_envs=2, options={"goals": 3.0}))
+
+
+@pytest.mark.parametrize(
+    ("task", "processes", "mapping"),
+    [
+        (
+            f"{__name__}:Toy",
+            0,
+            "states [7] = arm.joints [2, 2] + tool [3, a one among zeros], images.camera = camera,"
+            " images.wrist = wrist, instructions = words; actions = 2 numbers",
+        ),
+        ("CartPole-v1", 1, "states [4] = the observation [4]; actions = one of 2 choices"),
+        (
+            "Pendulum-v1",
+            0,
+            "states [3] = the observation [3]; actions = 1 number, -1..1 stretched to the bounds of the space",
+        ),
+    ],
+)
+def test_an_environment_says_what_becomes_of_its_spaces(task: str, processes: int, mapping: str) -> None:
+    env = make_env("gymnasium", EnvSettings(num_envs=1, task=task, num_processes=processes))
+    assert env.mapping == mapping
+    env.close()
+
+
 def test_choices_and_states() -> None:
     env = make_env("gymnasium", EnvSettings(num_envs=3, task="CartPole-v1", max_episode_steps=500))
     assert (env.spec.state_size, env.spec.action_size, env.spec.num_choices) == (4, 1, 2)
