@@ -28,7 +28,7 @@ VLM: Final = (
     *VISION,
     "env.train.total_num_envs=32",
     "actor.global_batch_size=200",
-    "actor.model={model_type: vlm_policy, hidden_dim: 64, options: {action_bins: 16, max_prompt_tokens: 4}}",
+    "actor.model={model_type: openvla, hidden_dim: 64, options: {prompt: '{instruction}', max_prompt_tokens: 4}}",
 )
 FLOW: Final = ("laptop", "actor.model.model_type=flow_policy")
 WIDE: Final = ("actor.model={hidden_dim: 1024, num_layers: 3}", "actor.warm_start.steps=2")

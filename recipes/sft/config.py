@@ -13,9 +13,8 @@ from recipes.embodied.models.folder_facts import STEERED, check_model_folder
 from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments
-from recipes.embodied.rules.inference_rules import check_inference
 from recipes.embodied.rules.lerobot_rules import check_lerobot
-from recipes.embodied.rules.option_rules import check_model_options
+from recipes.embodied.rules.option_rules import check_ensemble, check_model_options
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -106,7 +105,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     check_model_folder(config, report)
     _check_policy(config, report)
     check_lerobot(config, report)
-    check_inference(config, report)
+    check_ensemble(config, report)
     if not config.data.train_data_paths:
         report(
             ("data", "train_data_paths"),

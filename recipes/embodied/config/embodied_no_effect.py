@@ -26,6 +26,7 @@ from rlinf_core.config.model import WorldSizes
 
 # Policies without a model of transformers in them.
 SMALL_MODELS: Final = ("mlp_policy", "cnn_policy", "flow_policy", "squashed_policy", "steered_policy")
+_OPENVLA: Final = ("openvla", "openvla_oft")
 # The components that evaluate in recipe `sft`.
 _EVALUATING: Final = ("rollout", "env")
 
@@ -75,7 +76,7 @@ _OF_BOTH: Final = (
         ("actor.model.is_lora", "actor.model.lora"),
         _is_small,
         "its layers are so small that all of them are trained",
-        "remove it; `vlm_policy` trains adapters",
+        "remove it; `openvla` trains adapters",
         because=("actor.model.model_type",),
         severity=Severity.ERROR,
     ),
@@ -89,7 +90,7 @@ _OF_BOTH: Final = (
     ),
     IgnoredKeys(
         ("actor.model.hidden_dim", "actor.model.options.num_layers", "actor.model.options.patch_size"),
-        lambda config, sizes: config.actor.model.model_type == "vlm_policy" and config.actor.model.model_path,
+        lambda config, sizes: config.actor.model.model_type in _OPENVLA and config.actor.model.model_path,
         "`model_path` names a model, which fixes the sizes",
         because=("actor.model.model_path",),
     ),

@@ -109,36 +109,23 @@ class JudgeConfig(ConfigModel):
     )
 
 
-def _needs_chunking(chunking: str, key: str, why: str) -> IgnoredKeys:
-    """Return the rule of a key that changes nothing with other ways to join chunks."""
-    return IgnoredKeys(
-        (key,),
-        lambda inference, sizes: inference.chunking != chunking,
-        f"{why}: `chunking` is not {chunking}",
-        f"remove it, or write `chunking: {chunking}`",
-        because=("chunking",),
-    )
-
-
 class InferenceConfig(ConfigModel):
-    """The time that a policy takes to compute a chunk of actions, emulated."""
+    """The joining of the chunks that a policy predicts."""
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        _needs_chunking("ensemble", "ensemble_coefficient", "no predictions are averaged"),
-        _needs_chunking("real_time", "guidance", "nothing is guided"),
+        IgnoredKeys(
+            ("ensemble_coefficient",),
+            lambda inference, sizes: inference.chunking != "ensemble",
+            "no predictions are averaged: `chunking` is not ensemble",
+            "remove it, or write `chunking: ensemble`",
+            because=("chunking",),
+        ),
     )
 
-    delay: NonNegativeInt = Field(
-        default=0, description="Steps of control that pass from an observation to the actions that answer it."
-    )
-    chunking: Literal["wait", "switch", "real_time", "ensemble"] = Field(
+    chunking: Literal["wait", "ensemble"] = Field(
         default="wait",
-        description="What the arm does meanwhile: wait (it stands still), switch (the rest of the chunk before, then"
-        " the new one), real_time (the same, and the new chunk continues the one before, arXiv 2506.07339); or,"
-        " without delay, ensemble (each action is a mean over the chunks that predict it, arXiv 2304.13705).",
-    )
-    guidance: PositiveFloat = Field(
-        default=5.0, description="Largest strength with which real_time draws a chunk to the one before, beta."
+        description="What is carried out: wait, each chunk after the one before; ensemble, of each action the mean over"
+        " the chunks that predict it (arXiv 2304.13705).",
     )
     ensemble_coefficient: Float = Field(
         default=0.01, description="Decay (m) of ensemble: the i-th oldest prediction of a step weighs exp(-m i)."
@@ -279,8 +266,7 @@ class EvalEnvironmentConfig(EnvironmentConfig):
 
     inference: InferenceConfig = Field(
         default_factory=InferenceConfig,
-        description="Emulated delay of the policy in evaluations and videos, and temporal ensembling: delay, chunking,"
-        " guidance.",
+        description="Temporal ensembling in evaluations and videos: chunking, ensemble_coefficient.",
     )
 
 

@@ -17,33 +17,6 @@ class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class VlmOptions(_Options):
-    """Options of `vlm_policy`.
-
-    Attributes:
-        decoding: parallel: all tokens of a chunk in one pass; autoregressive: each token sees those before it.
-        action_bins: values that a number of an action can take, from -1 to 1 in even steps; the last tokens of the
-            vocabulary stand for them.
-        prompt: the text before the actions; `{instruction}` stands for what the environment says.
-        max_prompt_tokens: room for the prompt, in tokens; shorter ones are padded.
-        use_states: give the model the environment's states, too, as one more embedding.
-        value_gradient: let the loss of values train the layers below the value head, which actions come from, too.
-        num_layers: the number of layers of the model that is built without `model_path`, in language and in vision.
-        patch_size: pixels by which that model divides images.
-        trust_remote_code: run the code in the folder `model_path`, where its model is not one of transformers.
-    """
-
-    decoding: Literal["parallel", "autoregressive"] = "parallel"
-    action_bins: Annotated[int, Field(ge=2)] = 32
-    prompt: str = "{instruction}"
-    max_prompt_tokens: _Count = 32
-    use_states: bool = True
-    value_gradient: bool = True
-    num_layers: _Count = 2
-    patch_size: _Count = 8
-    trust_remote_code: bool = False
-
-
 class FlowOptions(_Options):
     """Options of `flow_policy`.
 
@@ -235,7 +208,6 @@ MODEL_OPTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "flow_policy": FlowOptions,
     "squashed_policy": SquashedOptions,
     "steered_policy": SteeredOptions,
-    "vlm_policy": VlmOptions,
     "pi0": Pi0Options,
     "pi05": Pi05Options,
     "smolvla": SmolVlaOptions,

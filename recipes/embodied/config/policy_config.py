@@ -17,12 +17,13 @@ from rlinf_core import Count, JobConfig, RunnerConfig
 from rlinf_core.config.sections.values import NonNegativeFloat, OptionalPath, PositiveFloat, Precision
 from rlinf_core.scalars import Bool, Data, Text
 
-MODEL_TYPES = (*SMALL_MODELS, "vlm_policy", "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "lerobot")
+MODEL_TYPES = (*SMALL_MODELS, "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "lerobot")
 _PI0 = "write `pi0` or `pi05`: they load folders of HuggingFace, lerobot and openpi's PyTorch (docs/models.md)"
 # Models of related projects, each with what there is in its place.
 OTHER_MODELS = {
     "openvla-oft": "write `openvla_oft`",
     **dict.fromkeys(("openpi", "pi0_5", "pi0.5"), _PI0),
+    "vlm_policy": "write `openvla`, or `openvla_oft`, which reads a chunk in one pass: both spell actions as tokens",
     "gr00t": "write `pi0` or `smolvla`, which also use flow matching; its own weights cannot be loaded",
 }
 
@@ -34,7 +35,7 @@ class EmbodiedModelConfig(ModelConfig):
         default="mlp_policy",
         description="Policy: mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching),"
         " squashed_policy (either, for SAC and TD3), steered_policy (a trained one by diffusion or flow, for DSRL),"
-        " vlm_policy, openvla, openvla_oft, pi0, pi05 and smolvla (images and an instruction), lerobot (ACT,"
+        " openvla, openvla_oft, pi0, pi05 and smolvla (images and an instruction), lerobot (ACT,"
         " diffusion and other policies of lerobot), or `package.module:Class`, a subclass of BasePolicy.",
     )
     options: dict[str, Data] = Field(

@@ -39,10 +39,7 @@ SHARDS: Final = "actor"
 FROZEN: Final = "frozen.json"
 STEERED: Final = "steered_policy"
 # What config.json may call a folder's architecture, as `model_type` in transformers' words or `type` in lerobot's.
-# `vlm_policy` takes those with one picture to one row of `pixel_values`, and a causal language model behind a
-# projection.
 ARCHITECTURES: Final = {
-    "vlm_policy": ("llava", "internvl", "mistral3"),
     "pi0": ("pi0", "openpi"),
     "pi05": ("pi05", "openpi"),
     "smolvla": ("smolvla",),

@@ -29,7 +29,6 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
         "flow_policy": "recipes.embodied.models.flow.flow_policy:FlowPolicy",
         "squashed_policy": "recipes.embodied.models.small.squashed_policy:SquashedPolicy",
         "steered_policy": "recipes.embodied.models.small.steered_policy:SteeredPolicy",
-        "vlm_policy": "recipes.embodied.models.vla.vlm_policy:VlmPolicy",
         "pi0": "recipes.embodied.models.vla.pi0_policy:Pi0Policy",
         "pi05": "recipes.embodied.models.vla.pi05_policy:Pi05Policy",
         "smolvla": "recipes.embodied.models.vla.smolvla_policy:SmolVlaPolicy",

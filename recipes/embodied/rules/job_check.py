@@ -21,11 +21,10 @@ from recipes.embodied.models.folder_facts import STEERED, check_model_folder
 from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of, has_no_limit
-from recipes.embodied.rules.inference_rules import check_inference
 from recipes.embodied.rules.intervention_rules import check_intervention
 from recipes.embodied.rules.lerobot_rules import check_lerobot
 from recipes.embodied.rules.off_policy_rules import check_off_policy
-from recipes.embodied.rules.option_rules import check_model_options, check_running_statistics
+from recipes.embodied.rules.option_rules import check_ensemble, check_model_options, check_running_statistics
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
     Report,
@@ -51,7 +50,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_load_path(config, config.env.train, report)
     check_model_folder(config, report)
     check_lerobot(config, report)
-    check_inference(config, report)
+    check_ensemble(config, report)
     _check_demonstrations(config, report)
     _check_offload(config, world_sizes, report)
     if is_off_policy(config.algorithm.loss_type):

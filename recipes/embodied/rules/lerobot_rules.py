@@ -14,7 +14,7 @@ from rlinf_core.process.requirements import absence, install_command, missing_mo
 
 # The package that a model needs besides torch.
 _PACKAGES: Final = {
-    **dict.fromkeys(("vlm_policy", "pi0", "pi05", "openvla", "openvla_oft"), "transformers"),
+    **dict.fromkeys(("pi0", "pi05", "openvla", "openvla_oft"), "transformers"),
     **dict.fromkeys(("smolvla", "lerobot"), "lerobot"),
 }
 _TYPE: Final[Path] = ("actor", "model", "model_type")

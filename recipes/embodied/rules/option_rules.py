@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.config.model_options import MODEL_OPTIONS
-from recipes.embodied.models.folder_facts import published_horizon
+from recipes.embodied.config.model_options import MODEL_OPTIONS, RANDOM_LEROBOT
+from recipes.embodied.models.folder_facts import lerobot_type, published_horizon
 from recipes.sections.checks import Report, blame
 from recipes.sections.own_options import check_options, check_values
 from rlinf_core import options_model
@@ -47,6 +47,48 @@ def _check_horizon(config: PolicyJob, report: Report) -> None:
         f" `options: {{action_horizon: {model.num_action_chunks}}}`",
         about=[("actor", "model", "model_path")],
     )
+
+
+_ENSEMBLE: Path = ("env", "eval", "inference", "chunking")
+# By flow matching, with a horizon that may be longer than what is carried out.
+_FLOWS = ("flow_policy", "pi0", "pi05", "smolvla")
+
+
+def check_ensemble(config: PolicyJob, report: Report) -> None:
+    """Report a policy of which no step is predicted twice, or whose predictions have no mean."""
+    if config.env.eval.inference.chunking != "ensemble":
+        return
+    model = config.actor.model
+    if model.options.get("relative_actions"):
+        report(
+            _ENSEMBLE,
+            "conflicting-settings",
+            "temporal ensembling needs absolute actions: those of two chunks are relative to different states",
+            "remove it",
+            about=[("actor", "model", "options", "relative_actions")],
+        )
+    published = published_horizon(model.model_path) if model.model_path else None
+    is_own = ":" in model.model_type
+    horizon = model.options.get("action_horizon") or published or (None if is_own else model.num_action_chunks)
+    is_act = model.model_type == "lerobot" and lerobot_type(model) in (None, *RANDOM_LEROBOT)
+    if model.model_type not in _FLOWS and not is_own and not is_act:
+        report(
+            _ENSEMBLE,
+            "conflicting-settings",
+            f"`chunking: ensemble` needs a policy that predicts more than is carried out, and `{model.model_type}`"
+            " does not",
+            f"use lerobot's `act`, or one of {', '.join(f'`{name}`' for name in _FLOWS)}, or remove it",
+            about=[("actor", "model", "model_type")],
+        )
+    elif isinstance(horizon, int) and horizon <= model.num_action_chunks and not is_act:
+        report(
+            _ENSEMBLE,
+            "conflicting-settings",
+            f"`chunking: ensemble` averages predictions of a step, but all {horizon} actions of a chunk are carried out"
+            " before the next one",
+            "write `num_action_chunks: 1`, as in ACT, with `options: {action_horizon: ...}`",
+            about=[("actor", "model", "num_action_chunks")],
+        )
 
 
 _NORMALIZE: Path = ("algorithm", "normalize_observations")

@@ -21,7 +21,7 @@ from recipes.embodied.loop.worker_layout import actor_ranks, make_routes, trajec
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.workers.delayed_inference import DelayedInference
+from recipes.embodied.workers.temporal_ensembling import GreedyActing
 from recipes.training.arrays import Array
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import keep_freed_memory, release_host_memory
@@ -129,7 +129,7 @@ class MultiStepRolloutWorker(ComparingWorker):
         finished: dict[int, RolloutChunks] = {}
         inference = self._config.env.eval.inference
         executed = self._config.actor.model.num_action_chunks
-        acting = {stage: DelayedInference(policy, inference, executed) for stage in shares} if not training else {}
+        acting = {stage: GreedyActing(policy, inference, executed) for stage in shares} if not training else {}
         # The env workers say in their first messages how many chunks follow; their last answer needs no action.
         chunk = chunks = 0
         while shares and chunk <= chunks:

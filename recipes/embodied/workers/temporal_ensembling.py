@@ -1,4 +1,4 @@
-"""Temporal ensembling: each action is the mean of what several chunks say of its step.
+"""Greedy actions of evaluations, each by temporal ensembling the mean of what several chunks say of its step.
 
 Zhao et al. 2023, "Learning fine-grained bimanual manipulation with low-cost hardware" (arXiv 2304.13705, algorithm 2):
 the i-th oldest of the predictions of a step weighs exp(-m i).
@@ -6,10 +6,45 @@ the i-th oldest of the predictions of a step weighs exp(-m i).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from recipes.embodied.learning.policy_precision import output_in_float32
+from recipes.training.arrays import Array
+
+if TYPE_CHECKING:
+    from recipes.embodied.config.env_config import InferenceConfig
+    from recipes.embodied.models.base_policy import BasePolicy, Inputs
+
+
+class GreedyActing:
+    """Greedy actions of a policy, as chunks or as means over the chunks that predict them.
+
+    Args:
+        policy: the policy.
+        config: the section `env.eval.inference`.
+        executed: C, `actor.model.num_action_chunks`.
+    """
+
+    def __init__(self, policy: BasePolicy, config: InferenceConfig, executed: int) -> None:
+        self._policy = policy
+        ensembles = config.chunking == "ensemble"
+        self._ensemble = TemporalEnsemble(executed, config.ensemble_coefficient) if ensembles else None
+
+    def act(self, inputs: Inputs, begun: NDArray[np.bool_] | None = None) -> Array:
+        """Return the actions of the next steps, [n, C, A].
+
+        Args:
+            inputs: the inputs of `prepare`.
+            begun: bool [n], environments whose episode has just begun; None: none but the first time.
+        """
+        if self._ensemble is None:
+            return self._policy.to_env(output_in_float32(self._policy.act(inputs, greedy=True)).actions)
+        return self._policy.to_env(self._ensemble.add(self._policy.predicted(inputs).float(), begun))
 
 
 class TemporalEnsemble:

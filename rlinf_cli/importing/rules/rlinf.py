@@ -29,7 +29,7 @@ _ENVIRONMENTS: Final = {
 # What names of the original's real tasks begin with where a single Franka arm does them.
 _FRANKA_TASKS: Final = ("Franka", "PegInsertion", "Charger", "Bottle")
 # Policies that need images, and simulators that render none by default.
-_SEEING: Final = ("cnn_policy", "vlm_policy", "openvla", "openvla_oft", "pi0")
+_SEEING: Final = ("cnn_policy", "openvla", "openvla_oft", "pi0")
 _BLIND: Final = ("metaworld", "robosuite", "gymnasium_robotics", "maniskill")
 
 

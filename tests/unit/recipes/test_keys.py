@@ -30,10 +30,10 @@ DSRL: Final = (
 OWN_LOSS: Final = "algorithm.loss_type=tests.unit.recipes.embodied.learning.test_learner:root_of_zero"
 # In files of both recipes of policies, and of both of language models.
 POLICY: Final[tuple[tuple[str, ...], ...]] = (
-    ("actor.optim.lr_scheduler=cosine", "actor.model.model_type=vlm_policy", "actor.model.is_lora=true"),
-    ("env.train.judge.source=keys", "env.eval.judge.source=keys", "actor.model.model_type=vlm_policy"),
+    ("actor.optim.lr_scheduler=cosine", "actor.model.model_type=openvla", "actor.model.is_lora=true"),
+    ("env.train.judge.source=keys", "env.eval.judge.source=keys", "actor.model.model_type=openvla"),
     ("env.train.video_cfg.save_video=true", "runner.logger.logger_backends=[tensorboard]"),
-    ("env.eval.video_cfg.save_video=true", "actor.model.model_type=vlm_policy", "actor.model.lora={rank: 4}"),
+    ("env.eval.video_cfg.save_video=true", "actor.model.model_type=openvla", "actor.model.lora={rank: 4}"),
     ("env.train.intervention.source=scripted", "env.train.env_type=metaworld", "env.eval.env_type=metaworld"),
     ("cluster.component_placement.actor={node_group: node, placement: 0:0-1}",),
 )
@@ -67,11 +67,10 @@ LANGUAGE: Final[tuple[tuple[str, ...], ...]] = (
 )
 # Further files of each recipe, overrides of its shortest configuration, in which keys of special cases have an effect.
 PROFILED: Final = ("runner.profiler.first_step=2",)
-DELAYED: Final = (
+ENSEMBLE: Final = (
     "actor.model={model_type: flow_policy, num_action_chunks: 4, options: {action_horizon: 9}}",
-    "env.eval.inference={chunking: real_time, delay: 2}",
+    "env.eval.inference.chunking=ensemble",
 )
-ENSEMBLE: Final = (DELAYED[0], "env.eval.inference.chunking=ensemble")
 SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
     "embodied": (
         *POLICY,
@@ -83,10 +82,9 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         ("algorithm.loss_type=iql", SAC[1]),
         (OWN_LOSS,),
         PROFILED,
-        DELAYED,
         ENSEMBLE,
     ),
-    "sft": (*POLICY, PROFILED, DELAYED, ENSEMBLE),
+    "sft": (*POLICY, PROFILED, ENSEMBLE),
     "sft_chat": (
         PROFILED,
         ("actor.model.is_lora=true", "runner.logger.logger_backends=[tensorboard]"),

@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.flow.flow_matching import FlowSde, OneStepSde, Velocity, flow_matching_losses
-from recipes.embodied.models.flow.real_time_chunking import guided
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
@@ -90,12 +89,6 @@ class FlowMatchingPolicy(BasePolicy):
     def from_noise(self, inputs: Inputs, noise: Tensor) -> Tensor:
         """See `BasePolicy`: the end of the flow from that noise, [n, H, M]."""
         return self.sde.follow(self.velocity_of(self.see(inputs), inputs), noise)
-
-    @torch.no_grad()
-    def continued(self, inputs: Inputs, target: Tensor, weights: Tensor, most: float) -> Tensor:
-        """Return chunks [n, H, M] of the greedy flow that continue others; see `real_time_chunking.guided`."""
-        velocity = guided(self.velocity_of(self.see(inputs), inputs), target, weights, most)
-        return self.sde.follow(velocity, torch.zeros_like(target))
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
         """See `BasePolicy`."""

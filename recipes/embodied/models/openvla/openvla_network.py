@@ -56,7 +56,7 @@ class Projector(nn.Module):
 
 
 class OpenVlaNetwork(nn.Module):
-    """The network. It has the methods of `VisionLanguageModel`.
+    """The network, with the methods that a `TokenPolicy` calls.
 
     Args:
         shape: its sizes.

@@ -40,9 +40,8 @@ class Resizing:
     rounds: bool = False
 
 
-# By what wrote a folder; `stretched` is for the models that learn here from the first.
+# By what wrote a folder.
 RESIZINGS: Final[Mapping[str, Resizing]] = {
-    "stretched": Resizing("bicubic", "stretch"),
     "transformers": Resizing("bicubic", "end"),
     "lerobot": Resizing("bilinear", "centre"),
     "openpi": Resizing("triangle", "centre", rounds=True),
@@ -78,7 +77,7 @@ class ImagePipeline:
     """
 
     size: tuple[int, int]
-    resizing: str = "stretched"
+    resizing: str = "transformers"
     mean: tuple[float, ...] = _HALF
     deviation: tuple[float, ...] = _HALF
 

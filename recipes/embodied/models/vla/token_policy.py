@@ -26,7 +26,7 @@ class TokenPolicy(BasePolicy):
     A subclass makes the model, and says what is read before the actions.
 
     Attributes:
-        vlm: the model; a `VisionLanguageModel`, or what has its methods.
+        vlm: the model, such as an `OpenVlaNetwork`.
         tokenizer: its tokenizer.
         critic: the value head; None: there is none.
     """

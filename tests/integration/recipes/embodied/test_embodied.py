@@ -152,14 +152,14 @@ def test_resumed_run_equals_the_whole_across_passes(train: Train) -> None:
                 "actor.model.num_action_chunks=2",
                 "actor.model.options={action_horizon: 4}",
                 "algorithm.logprob_type=token_level",
-                "env.eval.inference={chunking: real_time, delay: 2}",
+                "env.eval.inference.chunking=ensemble",
                 "runner.val_check_interval=1",
                 "runner.max_steps=2",
             ),
             marks=pytest.mark.nightly,
         ),
     ],
-    ids=["passes", "gymnasium", "openvla", "openvla_oft", "real_time"],
+    ids=["passes", "gymnasium", "openvla", "openvla_oft", "ensemble"],
 )
 def test_every_mode_trains(train: Train, overrides: tuple[str, ...]) -> None:
     """Two stages are those of `spanning`, and GRPO is learned by in `test_embodied_learns`."""

@@ -20,8 +20,6 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.imitation import ImitationData
-from recipes.embodied.models.flow.flow_matching import FlowSde
-from recipes.embodied.models.flow.real_time_chunking import guided, overlap_weights
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.temporal_ensembling import TemporalEnsemble
@@ -187,43 +185,6 @@ def check_density() -> None:
     assert all(name.startswith("model.vae_encoder") for name in dead), dead
 
 
-def check_real_time() -> None:
-    """Guided flows are lerobot's, where the velocity's own derivative is left out, as lerobot leaves it out."""
-    from lerobot.configs import RTCAttentionSchedule
-    from lerobot.policies.rtc import RTCConfig, RTCProcessor
-
-    horizon, executed, delay, steps = 16, 5, 3, 10
-    for most in (5.0, 10.0):
-        theirs = RTCProcessor(RTCConfig(True, RTCAttentionSchedule.EXP, most, horizon - executed))
-        generator = torch.Generator().manual_seed(0)
-        x, before = (torch.randn(N, horizon, ACTIONS, generator=generator) for _ in range(2))
-        matrix = torch.randn(horizon * ACTIONS, horizon * ACTIONS, generator=generator) / 8
-
-        def velocity(points: torch.Tensor, time: torch.Tensor, matrix: torch.Tensor = matrix) -> torch.Tensor:
-            """Without a derivative."""
-            moved = (points.detach().flatten(1) @ matrix).view_as(points)
-            return moved.tanh() * (1 + time.view(-1, 1, 1))
-
-        weights = overlap_weights(horizon, executed, delay).expand(N, -1)
-        target = torch.cat((before[:, executed:], torch.zeros(N, executed, ACTIONS)), dim=1)
-        ours = FlowSde(steps, 0.5).follow(guided(velocity, target, weights, most), x)
-        end = x
-        for step in range(steps):
-            # They count time from 1, which is noise, to 0, and velocities point to noise.
-            noisy = 1 - step / steps
-            moving = theirs.denoise_step(
-                end,
-                before[:, executed:],
-                delay,
-                torch.tensor(noisy),
-                lambda points, noisy=noisy: -velocity(points, torch.full((N,), 1 - noisy)),
-            )
-            end = end - moving / steps
-        away = float((end - ours).abs().max())
-        assert away < 1e-5, away
-        print("real time", most, away)
-
-
 def check_windows(folder: Path) -> None:
     """Windows of demonstrations are those of lerobot's `delta_timestamps`, at both ends of an episode, too."""
     from lerobot_sets import LeRobotDataset
@@ -281,7 +242,6 @@ if __name__ == "__main__":
     for name in SIZES:
         check_folder(name, made / name)
     check_density()
-    check_real_time()
     check_ensemble()
     check_steering(made / "steered")
     check_windows(made / "set")

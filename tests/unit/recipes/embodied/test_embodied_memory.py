@@ -46,7 +46,7 @@ def test_weights_and_states_are_counted_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "cameras"),
-    [("mlp_policy", {}), ("cnn_policy", {"main": (64, 64, 3)}), ("vlm_policy", {"main": (32, 32, 3)})],
+    [("mlp_policy", {}), ("cnn_policy", {"main": (64, 64, 3)}), ("openvla", {"main": (32, 32, 3)})],
 )
 def test_parameters_equal_those_of_the_built_policy(kind: str, cameras: Any) -> None:
     spec = EnvSpec(STATES, ACTIONS, cameras=cameras, has_instructions=True)
@@ -89,7 +89,7 @@ def test_precision_halves_the_weights_that_act() -> None:
 
 
 def test_adapters_alone_are_trained() -> None:
-    model = "actor.model={model_type: vlm_policy, hidden_dim: 32}"
+    model = "actor.model={model_type: openvla, hidden_dim: 32}"
     actor = parts("actor", *VISION, model, "actor.model.is_lora=true")
     assert 0 < actor["gradients"] < actor["weights"]
 
@@ -112,7 +112,7 @@ def test_convolutions_shrink_the_image_step_by_step() -> None:
 
 
 def test_checkpointing_holds_less_of_a_large_policy() -> None:
-    model = "actor.model={model_type: vlm_policy, hidden_dim: 64, options: {num_layers: 4}}"
+    model = "actor.model={model_type: openvla, hidden_dim: 64, options: {num_layers: 4}}"
     kept, again = (
         parts("actor", *VISION, model, f"actor.fsdp_config.gradient_checkpointing={value}")["activations"]
         for value in ("false", "true")
@@ -125,7 +125,7 @@ def test_checkpointing_holds_less_of_a_large_policy() -> None:
     [
         ("actor.model.model_type=flow_policy",),
         (*VISION, "env.train.options={image_size: 64}", "actor.model.model_type=cnn_policy"),
-        (*VISION, "actor.model.model_type=vlm_policy"),
+        (*VISION, "actor.model.model_type=openvla"),
         (*VISION, "actor.model.model_type=pi0"),
     ],
 )
@@ -196,7 +196,7 @@ def test_an_environment_that_cannot_be_made_is_named() -> None:
         environment_spec(environments(env_type="franka_kin", task="juggle"))
 
 
-@pytest.mark.parametrize("kind", ["vlm_policy", "pi0"])
+@pytest.mark.parametrize("kind", ["openvla", "pi0"])
 def test_a_folder_needs_no_weights(kind: str, tmp_path: Path) -> None:
     spec = EnvSpec(STATES, ACTIONS, cameras={"main": (32, 32, 3)}, has_instructions=True)
     model = {"model_type": kind, "hidden_dim": 32, "options": {"num_layers": 3}}
@@ -214,7 +214,7 @@ def test_a_folder_needs_no_weights(kind: str, tmp_path: Path) -> None:
 
 def test_a_folder_elsewhere_has_no_forecast() -> None:
     with pytest.raises(ConfigError, match="not known") as info:
-        forecasts(*VISION, "actor.model={model_type: vlm_policy, model_path: /not/here}")
+        forecasts(*VISION, "actor.model={model_type: openvla, model_path: /not/here}")
     assert "`/not/here` is not on this machine" in (info.value.why or "")
 
 

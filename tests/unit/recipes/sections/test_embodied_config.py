@@ -691,16 +691,16 @@ def test_vision_language_policy_takes_adapters_and_options(findings: Any) -> Non
     model = """
 actor:
   model:
-    model_type: vlm_policy
+    model_type: openvla
     model_path: /models/vla
     lora: {rank: 4}
     trainable: ["critic.*"]
-    options: {action_bins: %s}
+    options: {max_prompt_tokens: %s}
   fsdp_config: {gradient_checkpointing: true}
 env: {train: {env_type: franka_vision}}
 """
     assert findings(LAPTOP + model % 16) == [NO_FOLDER]
-    assert findings(LAPTOP + model % 1) == [NO_FOLDER, ("bad-value", "1")]
+    assert findings(LAPTOP + model % 0) == [NO_FOLDER, ("bad-value", "0")]
 
 
 @pytest.mark.parametrize(

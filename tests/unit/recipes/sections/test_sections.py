@@ -163,7 +163,7 @@ class TestEnv:
         inputs = {"total_num_envs": 3, "max_episode_steps": 500}
         own = {"seed": 7 + EVAL_SEED_OFFSET, "rollout_epoch": 1, "group_size": 1}
         common = {name: value for name, value in section.train.model_dump().items() if name != "intervention"}
-        inference = {"delay": 0, "chunking": "wait", "guidance": 5.0, "ensemble_coefficient": 0.01}
+        inference = {"chunking": "wait", "ensemble_coefficient": 0.01}
         assert section.eval.model_dump() == {**common, **own, **inputs, "inference": inference}
         assert section.eval.model_fields_set == set(inputs)
 

@@ -145,7 +145,7 @@ def test_weights_sent_follow_those_trained() -> None:
     assert {weight.dtype for weight in state.policy.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("model_type", ["pi0", "vlm_policy"])
+@pytest.mark.parametrize("model_type", ["pi0", "openvla"])
 def test_policies_of_pictures_are_trained_in_fp32(model_type: str) -> None:
     pytest.importorskip("transformers", reason="the extra `language` is not installed")
     options = {"pi0": {"num_layers": 1, "max_prompt_tokens": 7, "steps": 2}}.get(model_type, {})

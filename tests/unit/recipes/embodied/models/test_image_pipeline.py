@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,12 +91,34 @@ def test_images_of_transformers_are_padded_at_the_end(shape: tuple[int, int]) ->
 def test_colours_are_those_of_the_settings(tmp_path: Path) -> None:
     images = ImagePipeline((8, 8), "openpi", (0.1, 0.2, 0.3), (0.5, 0.25, 1.0))
     images.save(tmp_path)
-    assert ImagePipeline.load(str(tmp_path), (8, 8), "stretched") == images
+    assert ImagePipeline.load(str(tmp_path), (8, 8), "transformers") == images
     output = images.pixels(torch.full((1, 8, 8, 3), 51, dtype=torch.uint8))
     torch.testing.assert_close(output[0, :, 0, 0], torch.tensor([0.2, 0.0, -0.1]))
+
+
+CLIP: dict[str, Any] = {"image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]}
+HALVES: dict[str, Any] = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+
+@pytest.mark.parametrize(
+    ("files", "scale"),
+    [
+        ({"preprocessor_config.json": CLIP}, CLIP),
+        ({"processor_config.json": {"image_processor": CLIP, "patch_size": 14}}, CLIP),
+        ({"processor_config.json": CLIP}, CLIP),
+        ({"preprocessor_config.json": CLIP, "processor_config.json": {"image_processor": None}}, CLIP),
+        ({"processor_config.json": {"patch_size": 14}}, HALVES),
+        ({}, HALVES),
+    ],
+)
+def test_colours_are_those_of_the_folders_processor(files: Any, scale: dict[str, Any], tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    images = ImagePipeline.load(str(tmp_path), (8, 8), "transformers")
+    assert (images.mean, images.deviation) == (tuple(scale["image_mean"]), tuple(scale["image_std"]))
 
 
 def test_unknown_ways_to_resize_are_refused(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0, 0, 0], "resizing": "folded"}')
     with pytest.raises(ConfigError, match="resizes images as `folded`"):
-        ImagePipeline.load(str(tmp_path), (8, 8), "stretched")
+        ImagePipeline.load(str(tmp_path), (8, 8), "transformers")

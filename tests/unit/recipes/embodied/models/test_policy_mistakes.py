@@ -74,7 +74,8 @@ CASES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "pi0_transformers": ("pi0", pi0),
     "openvla": ("openvla", openvla_folder.write),
     "openvla_oft": ("openvla_oft", openvla_folder.write),
-    "vlm_saved": ("vlm_policy", lambda folder: built(folder, model_type="vlm_policy", hidden_dim=32)),
+    "openvla_saved": ("openvla", lambda folder: built(folder, model_type="openvla", hidden_dim=32)),
+    "pi0_saved": ("pi0", lambda folder: built(folder, model_type="pi0", hidden_dim=32, options={"num_layers": 1})),
     "mlp_saved": ("mlp_policy", lambda folder: built(folder, model_type="mlp_policy")),
 }
 
@@ -170,12 +171,17 @@ def test_published_folders_with_mistakes(
         ("pi05_lerobot", "config.json", {"num_inference_steps": "10"}, "`num_inference_steps`"),
         ("pi0_transformers", "processor_config.json", {"state_std": [-1.0] * 10}, "a standard deviation is -1.0"),
         ("pi0_transformers", "config.json", {"vlm_config": {"output_hidden_states": "0"}}, "`output_hidden_states`"),
-        ("vlm_saved", "backbone/config.json", {"text_config": {"num_hidden_layers": 2**31}}, "`num_hidden_layers`"),
+        (
+            "openvla_saved",
+            "backbone/config.json",
+            {"sizes": {"text": {"num_hidden_layers": 2**31}}},
+            "num_hidden_layers",
+        ),
         ("pi0_transformers", "tokenizer_config.json", {"bos_token": "<begin>"}, "the tokenizer is of another model"),
         ("pi0_transformers", "tokenizer_config.json", {"pad_token": None}, "`pad_token`"),
         ("openvla", "tokenizer_config.json", {"bos_token": None}, "`bos_token`"),
         ("openvla", "config.json", {"text_config": {"num_attention_heads": 0.5}}, "num_attention_heads"),
-        ("vlm_saved", "backbone/preprocessor_config.json", {"image_std": [0.0, 0.5, 0.5]}, "`image_std`"),
+        ("pi0_saved", "backbone/preprocessor_config.json", {"image_std": [0.0, 0.5, 0.5]}, "`image_std`"),
     ],
 )
 def test_what_was_wrong_is_named(

@@ -36,6 +36,6 @@ def test_two_ranks_learn_what_one_learns(shared: dict[str, Any], name: str) -> N
 
 
 def test_layers_of_both_models_are_gathered_by_themselves(shared: dict[str, Any]) -> None:
-    # Three layers that see and three that read; in pi0 three of the expert, and five parts of each that reads.
-    assert shared["vlm_policy"]["blocks"] == 6
+    # Three layers that read and three of each tower; in pi0 three of the expert, and five parts of each that reads.
+    assert shared["openvla"]["blocks"] == 9
     assert shared["pi0"]["blocks"] == 3 + 3 + 3 * 5

@@ -24,11 +24,7 @@ from rlinf_core import load_job
 ROWS = 4
 _SMALL: Mapping[str, Any] = {"num_layers": 3, "max_prompt_tokens": 6}
 CASES: Mapping[str, Mapping[str, Any]] = {
-    "vlm_policy": {"model": {"model_type": "vlm_policy", "hidden_dim": 32, "options": {**_SMALL, "action_bins": 16}}},
-    "vlm_policy, layers computed again": {
-        "model": {"model_type": "vlm_policy", "hidden_dim": 32, "options": {**_SMALL, "action_bins": 16}},
-        "again": True,
-    },
+    "openvla": {"model": {"model_type": "openvla", "hidden_dim": 32, "options": {**_SMALL, "max_prompt_tokens": 32}}},
     "pi0": {"model": {"model_type": "pi0", "hidden_dim": 64, "options": {**_SMALL, "steps": 2}}},
     "pi0, computed again": {
         "model": {"model_type": "pi0", "hidden_dim": 64, "options": {**_SMALL, "steps": 2}},

@@ -142,9 +142,9 @@ def test_exports_clip_and_scale_as_environments(kind: str, tmp_path: Path) -> No
 
 
 def test_a_vision_language_policy_has_no_graph(tmp_path: Path) -> None:
-    config = trained(tmp_path / "global_step_1", WORDS, model_type="vlm_policy")
+    config = trained(tmp_path / "global_step_1", WORDS, model_type="openvla")
     for kind in ("torchscript", "onnx"):
-        with pytest.raises(ConfigError, match="`VlmPolicy` cannot be exported as a tensor graph"):
+        with pytest.raises(ConfigError, match="`OpenVlaPolicy` cannot be exported as a tensor graph"):
             export(config, tmp_path / "global_step_1", tmp_path / kind, kind)
         assert not (tmp_path / kind).exists()
     export(config, tmp_path / "global_step_1", tmp_path / "safe", "safetensors")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.env_config import InferenceConfig
-from recipes.embodied.workers.delayed_inference import DelayedInference
-from recipes.embodied.workers.temporal_ensembling import TemporalEnsemble
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.registry import make_model
+from recipes.embodied.workers.temporal_ensembling import GreedyActing, TemporalEnsemble
 from rlinf_cli.lint.load import load_with_lint
-from tests.unit.recipes.embodied.workers.test_real_time_chunking import inputs, policy_of
 
 N, HORIZON, LOOKS = 2, 7, 9
 
@@ -36,11 +38,14 @@ def test_actions_are_weighted_means_of_all_predictions(executed: int, coefficien
 
 
 def test_a_flow_policy_acts_by_its_chunks_mean() -> None:
-    policy = policy_of()
-    executed = policy.shape[0]
+    model = {"model_type": "flow_policy", "hidden_dim": 16, "num_action_chunks": 4, "options": {"action_horizon": 9}}
+    policy: Any = make_model(EmbodiedModelConfig.model_validate(model), EnvSpec(5, 2))
+    executed, generator = 4, np.random.default_rng(0)
     config = InferenceConfig.model_validate({"chunking": "ensemble", "ensemble_coefficient": 0.0})
-    acting = DelayedInference(policy, config, executed)
-    seen = [inputs(policy, seed) for seed in (0, 1)]
+    acting = GreedyActing(policy, config, executed)
+    seen = [policy.prepare({"states": generator.normal(size=(3, 5)).astype(np.float32)}) for _ in range(2)]
+    plain = GreedyActing(policy, InferenceConfig(), executed)
+    np.testing.assert_array_equal(plain.act(seen[0]), policy.to_env(policy.act(seen[0], greedy=True).actions))
     first, second = (policy.predicted(item) for item in seen)
     np.testing.assert_allclose(acting.act(seen[0]), policy.to_env(first), atol=1e-6)
     expected = (first[:, executed : 2 * executed] + second[:, :executed]) / 2
@@ -56,6 +61,5 @@ def test_predictions_need_a_mean() -> None:
     flow = "actor.model={model_type: flow_policy, options: {action_horizon: 9}}"
     assert reported(flow) == []
     assert any("predicts more than is carried out" in message for message in reported())
-    assert any("that are there at once" in message for message in reported(flow, "env.eval.inference.delay=2"))
     whole = "actor.model={model_type: flow_policy, num_action_chunks: 5, options: {action_horizon: 5}}"
     assert any("all 5 actions of a chunk are carried out" in message for message in reported(whole))

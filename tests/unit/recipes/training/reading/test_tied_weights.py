@@ -14,7 +14,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from recipes.embodied.models.vla.vision_language import built_backbone, load_backbone, shaped_backbone
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.models.load_model import hollow_causal, load_model
 from recipes.language.models.policy import LanguagePolicy, ValueModel
@@ -127,15 +126,6 @@ def test_critics_freeze_an_output_layer_of_its_own(tmp_path: Path) -> None:
         for model in (load_model(folder), hollow_causal(folder)):
             head: Any = ValueModel(model).causal.get_output_embeddings()
             assert head.weight.requires_grad == trains
-
-
-def test_backbones_of_robot_policies_are_told_apart_alike(tmp_path: Path) -> None:
-    model = built_backbone(40, width=32, layers=1, image_size=8, patch_size=4)
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "tie_word_embeddings": True}))
-    assert not is_tied(load_backbone(str(tmp_path)))
-    assert not is_tied(shaped_backbone(str(tmp_path)))
 
 
 def test_other_engines_take_the_weights_by_any_of_their_names(tmp_path: Path) -> None:

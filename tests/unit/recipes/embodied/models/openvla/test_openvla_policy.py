@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +225,80 @@ def test_one_is_built_without_a_folder() -> None:
     output = policy.act(policy.prepare(seen()), greedy=True)
     assert output.actions.shape == (N, CHUNK, ACTIONS)
     assert policy.vlm.dino.embeddings.patch_embeddings.num_patches == 16  # 28 pixels in patches of 8
+
+
+def chances(policy: Any, rows: dict[str, Any] | None = None) -> torch.Tensor:
+    actions = torch.zeros(N, CHUNK, ACTIONS, dtype=torch.int64)
+    return policy(policy.prepare(rows or seen()), actions).logprobs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_sees_and_reads_and_padding_changes_nothing(kind: str) -> None:
+    policy, rows = made(kind, None), seen()
+    before = chances(policy)
+    for name, value in (("images.main", 255 - rows["images.main"]), ("instructions", np.array(["lift it"] * N))):
+        assert (chances(policy, {**rows, name: value}) - before).abs().max() > 1e-6, name
+    longer = made(kind, None, options={"max_prompt_tokens": 80})
+    torch.testing.assert_close(chances(longer), before, atol=1e-5, rtol=0)
+    with pytest.raises(ConfigError, match="`max_prompt_tokens: 64`"):
+        policy.prepare({**rows, "instructions": np.array(["xyzzy" * 13] * N)})
+    halved = made(kind, None).to(torch.bfloat16)
+    torch.testing.assert_close(chances(halved).float(), before, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_values_train_the_layers_below_them_where_that_is_wanted(trained: bool) -> None:
+    policy = made("openvla", None, options={"value_gradient": trained})
+    inputs = policy.prepare(seen())
+    policy(inputs, policy.act(inputs).actions).values.sum().backward()
+    touched = {name for name, weight in policy.named_parameters() if weight.grad is not None and weight.grad.any()}
+    assert any(name.startswith("critic.") for name in touched)
+    assert any(not name.startswith("critic.") for name in touched) == trained
+
+
+def test_checkpointed_activations_give_the_same_gradients() -> None:
+    gradients: list[torch.Tensor] = []
+    for again in (False, True):
+        policy = made("openvla", None)
+        if again:
+            policy.checkpoint_activations()
+        chances(policy).sum().backward()
+        gradients.append(policy.vlm.base.model.layers[0].self_attn.q_proj.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
+def test_weights_are_frozen_by_their_names() -> None:
+    policy = made("openvla", None, trainable=["critic.*"])
+    trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
+    assert trained == {"critic.0.weight", "critic.0.bias", "critic.2.weight", "critic.2.bias"}
+    with pytest.raises(ConfigError, match="matches `expert"):
+        made("openvla", None, trainable=["expert.*"])
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="images"):
+        make_model(config_of("openvla", None), EnvSpec(4, 2))
+    save_policy(made("openvla", None), config_of("openvla", None), SPEC, tmp_path)
+    wider = replace(SPEC, cameras={"main": (40, 40, 3)})
+    other = make_model(config_of("openvla", tmp_path), wider)  # resized as at first
+    assert other.vlm.dino.embeddings.patch_embeddings.num_patches == 16
+    small = config_of("mlp_policy", tmp_path)
+    with pytest.raises(ConfigError, match="another policy"):
+        make_model(small, EnvSpec(4, 2))
+    (tmp_path / "policy.json").unlink()
+    with pytest.raises(ConfigError, match="holds no policy"):
+        make_model(small, EnvSpec(4, 2))
+
+
+def test_adapters_are_put_on_what_was_trained_without(tmp_path: Path) -> None:
+    policy = made("openvla", None)
+    save_policy(policy, config_of("openvla", None), SPEC, tmp_path)
+    adapted = made("openvla", tmp_path, lora={"rank": 2})
+    assert any("lora_A" in name for name, weight in adapted.named_parameters() if weight.requires_grad)
+    inputs = policy.prepare(seen())
+    output, theirs = policy.act(inputs, greedy=True), adapted.act(inputs, greedy=True)
+    assert torch.equal(output.actions, theirs.actions)
+    torch.testing.assert_close(output.logprobs, theirs.logprobs)
 
 
 def test_a_camera_is_chosen_by_name(folder: Path) -> None:
