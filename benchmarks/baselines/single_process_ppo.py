@@ -28,7 +28,7 @@ from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.learning.batch import bootstrap_rewards
-from recipes.embodied.learning.reductions import sum_to_level
+from recipes.embodied.learning.trajectory import sum_to_level
 from recipes.embodied.models.base_policy import BasePolicy, Inputs
 from recipes.embodied.models.registry import make_model
 from recipes.training.typed_tensors import explained_variance

@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Rows
-from recipes.demonstrations.ends import ends_of
-from recipes.demonstrations.flags import truths
-from recipes.demonstrations.hdf5_attributes import Attributes
-from recipes.demonstrations.hdf5_contents import check_contents, check_numbers, take_column
+from recipes.demonstrations.ends import ends_of, truths
+from recipes.demonstrations.hdf5_contents import Attributes, check_contents, check_numbers, take_column
 from recipes.demonstrations.names import END_ROLES, Flip, Role, column_of, is_depth
 from recipes.training.arrays import Array
 from rlinf_core.foreign.budget import Budget, OverBudgetError

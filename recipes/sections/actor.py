@@ -190,3 +190,14 @@ class ActorConfig(ConfigModel):
         default=None, description="Folder for checkpoints. Default: `checkpoints` in the run folder."
     )
     fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
+
+
+class RolloutConfig(ConfigModel):
+    """Settings of every rollout. Recipes add those of their engines."""
+
+    group_name: Text = Field(
+        default="RolloutGroup", description="Name of the worker group, by which other components address it."
+    )
+    enable_offload: Bool = Field(
+        default=False, description="Offload the policy from its accelerators while other components use them."
+    )

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from recipes.demonstrations.column_statistics import Statistics
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Demonstrations
-from recipes.demonstrations.ends import Ends, ends_of
-from recipes.demonstrations.flags import truths
+from recipes.demonstrations.ends import Ends, ends_of, truths
 from recipes.demonstrations.lerobot.episode_list import Episode, check_places, read_episodes
 from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera
 from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows

@@ -7,13 +7,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.config.camera_config import CameraOptions
 from rlinf_core.errors import RuntimeFailure
+
+# A buffer is not older than this, in seconds; a greater age is one of another clock.
+_OLDEST: Final = 2.0
+
+
+def taken_at(device_time: float, arrived: float) -> float:
+    """Return when a frame was taken, on `time.monotonic`.
+
+    Args:
+        device_time: the time by the device's clock.
+        arrived: the arrival time of the frame, used where the device's time is later, or far earlier.
+    """
+    return device_time if arrived - _OLDEST <= device_time <= arrived else arrived
 
 
 class CameraError(RuntimeFailure):

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
-from recipes.embodied.cameras.device_time import taken_at
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup, taken_at
 
 
 class RealsenseCamera(CameraDriver):

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup
-from recipes.embodied.cameras.device_time import taken_at
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup, taken_at
 
 # Links of devices, whose names hold the serial numbers that USB cameras report.
 BY_ID: Final = Path("/dev/v4l/by-id")

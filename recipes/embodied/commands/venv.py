@@ -22,7 +22,7 @@ Folder = Annotated[Path | None, opt("--path DIR", "Folder of it. Default: ~/.rli
 @command("rlinf venv list", app=app, name="list")
 def list_() -> Result:
     """List the simulators that get their own interpreter."""
-    from recipes.embodied.envs.simulators.package_versions import LOCKS
+    from recipes.embodied.envs.simulators.packages import LOCKS
     from recipes.embodied.interpreters.locked_venvs import DEFAULT_FOLDER, simulators
 
     records = [

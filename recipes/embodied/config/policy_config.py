@@ -10,8 +10,14 @@ from pydantic import Field
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.config.embodied_no_effect import SMALL_MODELS
 from recipes.embodied.config.env_config import EnvSection
-from recipes.sections.actor import ActorConfig, FsdpConfig, MixedPrecisionConfig, ModelConfig, OptimConfig
-from recipes.sections.rollout import RolloutConfig
+from recipes.sections.actor import (
+    ActorConfig,
+    FsdpConfig,
+    MixedPrecisionConfig,
+    ModelConfig,
+    OptimConfig,
+    RolloutConfig,
+)
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import Count, JobConfig, RunnerConfig
 from rlinf_core.config.sections.values import NonNegativeFloat, OptionalPath, PositiveFloat, Precision

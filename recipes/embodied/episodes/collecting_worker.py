@@ -10,7 +10,7 @@ from recipes.embodied.config.env_config import InterventionConfig
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.envs.simulators.package_versions import versions_of
+from recipes.embodied.envs.simulators.packages import versions_of
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector, Keep
 from recipes.embodied.loop.frames import FrameRecorder
 from recipes.embodied.loop.protocols import Layout

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_types import ENV_TYPES, has_setup, is_simulator
-from recipes.embodied.envs.simulators.package_versions import LOCKS
+from recipes.embodied.envs.simulators.packages import LOCKS
 from recipes.embodied.interpreters.simulators_at_once import ProbeRequest
 from recipes.embodied.rules.env_rules import facts_of
 from rlinf_core import ConfigError, RLinfError

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from recipes.embodied.envs.faults.fault_lines import RENDERING_HELP
-from recipes.embodied.envs.simulators.package_versions import versions_of
+from recipes.embodied.envs.simulators.packages import versions_of
 from recipes.embodied.interpreters.simulators_at_once import ProbeRequest, describe_fault, simulators_at_once, stepped
 
 # That one operation may take: robosuite compiles itself in its first step.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.embodied.config.env_types import ENV_TYPES
-from recipes.embodied.envs.simulators.package_versions import versions_of
+from recipes.embodied.envs.simulators.packages import versions_of
 from recipes.embodied.interpreters.locked_venvs import NOT_PASSED, SetupError
 from rlinf_core import ConfigError
 from rlinf_core.foreign.strict_json import load_json_object

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from recipes.embodied.config.intervention_types import SOURCES
-from recipes.embodied.interventions.device_packages import missing_package
-from recipes.embodied.interventions.intervention import InterventionSource, Steerable
+from recipes.embodied.config.intervention_types import JUDGES, SOURCES
+from recipes.embodied.interventions.devices.event_device import missing_package
+from recipes.embodied.interventions.intervention import InterventionSource, Steerable, SuccessJudge, Verdict
+from recipes.embodied.interventions.source_options import KeysOptions
+from recipes.training.arrays import Array
 from rlinf_core.algorithms.options import checked_options
 from rlinf_core.process.requirements import missing_modules
 from rlinf_core.registry import Registry
@@ -35,3 +37,45 @@ def open_source(name: str, env: Steerable, options: Mapping[str, Any]) -> Interv
         raise missing_package(name, source.install)
     made = _SOURCES.get(name)
     return made(env, checked_options(made, options, "env.train.intervention.options"))
+
+
+_JUDGES: Registry[type[SuccessJudge]] = Registry("judge", {name: known.target for name, known in JUDGES.items()})
+
+
+class KeysJudge(SuccessJudge):
+    """A person who watches and presses a key for success or failure."""
+
+    options_model = KeysOptions
+
+    def __init__(self, env: Steerable, options: KeysOptions) -> None:
+        super().__init__(env, options)
+        self._device: InterventionSource | None = None
+
+    def judge(self, observations: Mapping[str, Array]) -> dict[int, Verdict]:
+        """See `SuccessJudge`."""
+        if self.env.intervention is not None and self.env.intervention.judges:
+            return {}  # that source's own verdicts count
+        if self._device is None:
+            self._device = open_source(self.options.device, self.env, self.options.options)
+        reading = self._device.read()
+        return {} if reading is None else reading.verdicts
+
+    def close(self) -> None:
+        """See `SuccessJudge`."""
+        if self._device is not None:
+            self._device.close()
+
+
+def open_judge(name: str, env: Steerable, options: Mapping[str, Any]) -> SuccessJudge:
+    """Return a judge of a batch of environments.
+
+    Args:
+        name: one of ours, or `package.module:Class` of your own.
+        env: the batch.
+        options: the options by name.
+
+    Raises:
+        ConfigError: there is no such judge, or an option is wrong.
+    """
+    made = _JUDGES.get(name)
+    return made(env, checked_options(made, options, "env.train.judge.options"))

@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedAlgorithmConfig
-from recipes.embodied.learning.reductions import fold_chunks, leading, rewards_to_level, sum_to_level, unfold_chunks
-from recipes.embodied.learning.running_states import alone
-from recipes.embodied.learning.trajectory import RolloutChunks
+from recipes.embodied.learning.running_returns import alone
+from recipes.embodied.learning.trajectory import (
+    RolloutChunks,
+    fold_chunks,
+    leading,
+    rewards_to_level,
+    sum_to_level,
+    unfold_chunks,
+)
 from recipes.embodied.models.base_policy import Inputs
 from recipes.training.typed_tensors import explained_variance
 from rlinf_core import AdvantageSettings, Trajectories, get_advantage

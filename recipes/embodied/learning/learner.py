@@ -15,7 +15,7 @@ from torch import Tensor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.learning.batch import Samples
 from recipes.embodied.learning.policy_precision import computing, evaluation_in_float32
-from recipes.embodied.learning.reductions import leading, sum_to_level
+from recipes.embodied.learning.trajectory import leading, sum_to_level
 from recipes.sections.own_options import own_names, refuse_unknown_options
 from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.optim.optimizer import of_values

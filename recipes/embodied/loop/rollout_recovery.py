@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 from recipes.embodied.config import EmbodiedConfig, resets_each_pass
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
+from recipes.embodied.loop.env_errors import SuspectedEpisodes
 from recipes.embodied.loop.protocols import EnvGroup, Layout, RolloutGroup
-from recipes.embodied.loop.suspected_episodes import SuspectedEpisodes
 from rlinf_core import Relaunching, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import Dead

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MODELS: Registry[type[BasePolicy]] = Registry(
     "model_type",
     {
-        "mlp_policy": "recipes.embodied.models.small.mlp_policy:MlpPolicy",
+        "mlp_policy": "recipes.embodied.models.small.feature_policy:MlpPolicy",
         "cnn_policy": "recipes.embodied.models.small.cnn_policy:CnnPolicy",
         "flow_policy": "recipes.embodied.models.flow.flow_policy:FlowPolicy",
         "squashed_policy": "recipes.embodied.models.small.squashed_policy:SquashedPolicy",

@@ -22,15 +22,13 @@ from recipes.embodied.config.off_policy_settings import (
     ONLINE,
     buffer_rows,
 )
-from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
-from recipes.embodied.envs.observation_keys import STATES
+from recipes.embodied.envs.env_spec import STATES, EnvSpec, learned_spec
 from recipes.embodied.learning.data_reading import first_pictures
-from recipes.embodied.learning.running_states import check_running, with_states
+from recipes.embodied.learning.running_returns import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutChunks, joined
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import load_normalization, write_description
+from recipes.embodied.models.policy_folder import load_normalization, load_trained, write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.embodied.off_policy.algorithm import TransitionTensors
@@ -45,8 +43,7 @@ from recipes.embodied.off_policy.sources import (
     transition_spec,
     transition_steps,
 )
-from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.mixture import ReplayMixture
+from recipes.embodied.replay.buffer import ReplayBuffer, ReplayMixture
 from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.workers.actor_base import BaseActor, memory
 from recipes.training.arrays import read_arrays

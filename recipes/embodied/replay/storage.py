@@ -6,6 +6,7 @@ share a folder. Pages that the kernel keeps in memory are a cache, which it give
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -14,9 +15,29 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.embodied.replay.disk import disk_error, take_room
 from recipes.embodied.replay.replay_types import Arrays, ColumnSpec, ReplayError
 from recipes.training.arrays import Array
+from rlinf_core.foreign.write_fault import write_fault
+
+
+def take_room(file: int, size: int) -> None:
+    """Preallocate disk space for a file of `size` bytes where possible; larger files are unchanged.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if os.fstat(file).st_size >= size:
+        return
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
+
+
+def disk_error(message: str, folder: Path, error: OSError, help: str) -> ReplayError:
+    """Return the error of a folder that cannot be written."""
+    return ReplayError(message, where=str(folder), why=write_fault(folder, error), help=help)
 
 
 def made_column(rows: int, column: ColumnSpec, folder: Path | None) -> Array:

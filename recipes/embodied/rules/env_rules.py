@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,18 +22,70 @@ from recipes.embodied.config.env_types import (
     is_robot,
     is_simulator,
 )
-from recipes.embodied.envs.observation_keys import STATES, camera_of
+from recipes.embodied.envs.env_spec import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
 from recipes.embodied.rules.camera_rules import check_cameras, robot_options
-from recipes.embodied.rules.env_probe import EnvFacts, env_facts
 from recipes.embodied.rules.intervention_rules import check_judge
 from recipes.sections.checks import Report, blame
-from recipes.sections.imports import check_import, runs_in_this_interpreter
+from recipes.sections.imports import check_import, missing_module, runs_in_this_interpreter
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import NodeGroup
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.registry import import_target
+
+if TYPE_CHECKING:
+    from recipes.embodied.envs.env_spec import EnvSpec
+
+
+class EnvFacts(NamedTuple):
+    """Properties of an environment that other keys of a file have to fit.
+
+    Attributes:
+        has_states: its observations have `states`; None: not known.
+        has_images: its observations have images of some camera; None: not known.
+        max_episode_steps: its own limit; None: not known, or it has none.
+        problem: why it cannot be made, if it cannot.
+        help: what to do about that.
+        spec: the spec of its observations and actions; None: not known, sizes that are not known: 0.
+        control_hz: actions in a second; None: not known.
+    """
+
+    has_states: bool | None = None
+    has_images: bool | None = None
+    max_episode_steps: int | None = None
+    problem: str | None = None
+    help: str | None = None
+    spec: EnvSpec | None = None
+    control_hz: float | None = None
+
+
+def env_facts(env_type: str, task: str, options: Mapping[str, Any]) -> EnvFacts:
+    """Make an environment that is cheap to make, and return its description."""
+    return _made(env_type, task, json.dumps(dict(options), sort_keys=True, default=str))
+
+
+@lru_cache(maxsize=16)
+def _made(env_type: str, task: str, options: str) -> EnvFacts:
+    from recipes.embodied.envs.env_spec import EnvSettings
+    from recipes.embodied.envs.registry import make_env
+    from rlinf_core import ConfigError
+
+    if task.rpartition(":")[0]:
+        missing = missing_module(task)
+        return EnvFacts(problem=None if missing is None else f"`{task}` cannot be made: {missing}")
+    try:
+        env = make_env(env_type, EnvSettings(num_envs=1, task=task, options=json.loads(options)))
+    except ConfigError as error:
+        return EnvFacts(problem=error.message, help=error.help)
+    except Exception as error:  # noqa: BLE001 - a simulator may raise anything
+        return EnvFacts(problem=f"`{task}` cannot be made: {type(error).__name__}: {error}")
+    try:
+        spec = env.spec
+        limit, rate = env.max_episode_steps, env.control_hz
+        return EnvFacts(spec.state_size > 0, bool(spec.cameras), limit, spec=spec, control_hz=rate)
+    finally:
+        env.close()
 
 
 def episode_limit(config: PolicyJob, environments: EnvironmentConfig) -> int | None:

@@ -22,9 +22,13 @@ from recipes.embodied.rules.checkpoint_rules import check_load_path
 from recipes.embodied.rules.data_rules import check_data
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of, has_no_limit
 from recipes.embodied.rules.intervention_rules import check_intervention
-from recipes.embodied.rules.lerobot_rules import check_lerobot
 from recipes.embodied.rules.off_policy_rules import check_off_policy
-from recipes.embodied.rules.option_rules import check_ensemble, check_model_options, check_running_statistics
+from recipes.embodied.rules.option_rules import (
+    check_ensemble,
+    check_lerobot,
+    check_model_options,
+    check_running_statistics,
+)
 from recipes.sections.algorithm import ADVANTAGES
 from recipes.sections.checks import (
     Report,

@@ -18,9 +18,9 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.policy_precision import acting_types
 from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.loop.worker_layout import make_routes, trajectory_key
+from recipes.embodied.loop.routing import make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.embodied.models.checkpoint_weights import keep_loaded
+from recipes.embodied.models.policy_folder import keep_loaded
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import release_host_memory
 from recipes.training.initial.weight_sources import WeightSource

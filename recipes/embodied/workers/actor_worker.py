@@ -11,13 +11,11 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.config.batch_sizes import batch_sizes
-from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.envs.observation_keys import STATES
+from recipes.embodied.envs.env_spec import STATES, EnvSpec
 from recipes.embodied.learning.batch import build_samples, mean_reward
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.learner import Learner
-from recipes.embodied.learning.running_returns import RunningReturns
-from recipes.embodied.learning.running_states import check_running, with_states
+from recipes.embodied.learning.running_returns import RunningReturns, check_running, with_states
 from recipes.embodied.learning.trajectory import joined
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.actor_base import memory

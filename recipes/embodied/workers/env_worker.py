@@ -15,20 +15,25 @@ from recipes.embodied.config.env_config import EnvironmentConfig, InterventionCo
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.env_spec import EnvError, EnvSettings, EnvSpec, Observation, StepResult
+from recipes.embodied.envs.env_spec import (
+    INSTRUCTIONS,
+    EnvError,
+    EnvSettings,
+    EnvSpec,
+    Observation,
+    StepResult,
+    camera_of,
+)
 from recipes.embodied.envs.env_state import State, pack, unpack
-from recipes.embodied.envs.observation_keys import INSTRUCTIONS, camera_of
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.simulators.stored_starts import compare_starts
-from recipes.embodied.interventions.judges import open_judge
-from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.envs.simulators.packages import compare_starts
+from recipes.embodied.interventions.registry import open_judge, open_source
 from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, sliced, stacked
+from recipes.embodied.loop.episode_figures import EpisodeSums, Sums
 from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.loop.routing import Routes
-from recipes.embodied.loop.worker_layout import make_routes
+from recipes.embodied.loop.routing import Routes, make_routes
 from recipes.embodied.models.folder_facts import observed_steps
-from recipes.embodied.workers.episode_stats import EpisodeSums, Sums
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.finite import NonFiniteError
 from recipes.training.host_memory import keep_freed_memory

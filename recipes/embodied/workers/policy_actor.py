@@ -13,9 +13,8 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.policy_folder import load_normalization, write_description
+from recipes.embodied.models.policy_folder import load_normalization, load_trained, write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.actor_base import BaseActor, JobT
 from recipes.training.host_memory import keep_freed_memory

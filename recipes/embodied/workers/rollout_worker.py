@@ -16,8 +16,7 @@ from recipes.embodied.learning.policy_precision import acting_type, computing, o
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
 from recipes.embodied.loop.env_messages import CHUNKS, FAILED, stacked
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.loop.routing import Routes, Share
-from recipes.embodied.loop.worker_layout import actor_ranks, make_routes, trajectory_key
+from recipes.embodied.loop.routing import Routes, Share, actor_ranks, make_routes, trajectory_key
 from recipes.embodied.models.base_policy import BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.registry import make_model

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from recipes.sections.rollout import RolloutConfig
+from recipes.sections.actor import RolloutConfig
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
 from rlinf_core.config.sections.values import (
     NonNegativeFloat,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recipes.sections.data_files import EVALUATION, TRAINING, files_of_part
+from recipes.sections.values import EVALUATION, TRAINING, files_of_part
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from recipes.embodied.envs.env_spec import EnvError
 from recipes.embodied.envs.faults.fault_lines import known_fault
 from rlinf_core import RLinfError
 from rlinf_core.errors import RuntimeFailure
@@ -147,3 +148,13 @@ class RepeatingSimulator(ABC):
         at = position(error)
         raised = f"{type(error).__name__}: {error}{f' at {at}' if at else ''}"
         return f"the simulator of `{task}` raised {raised} ({place}, {doing})"
+
+
+# Starts that are tried in the place of one whose reset raises.
+MOST_STARTS: Final = 6
+
+
+def env_error(episode: str, error: SimulatorError, *, began: bool = True) -> EnvError:
+    """Return the record of an error that came twice."""
+    cause = error.__cause__
+    return EnvError(episode, " ".join(error.message.split()), (cause and position(cause)) or "", began)

@@ -28,13 +28,14 @@ from recipes.embodied.envs.env_spec import (
     Transition,
 )
 from recipes.embodied.envs.env_state import observation_digest
-from recipes.embodied.envs.faults.env_errors import MOST_STARTS, env_error
 from recipes.embodied.envs.faults.repeating import (
     MOST_REPEATED,
+    MOST_STARTS,
     FaultLog,
     RaisedTwiceError,
     RepeatingSimulator,
     SimulatorError,
+    env_error,
 )
 from recipes.embodied.envs.first_step import check_transition
 from recipes.embodied.envs.running import RunningEpisodes

@@ -9,13 +9,14 @@ from copy import copy
 from typing import Any, Final
 
 from recipes.embodied.envs.env_spec import EnvError
-from recipes.embodied.envs.faults.env_errors import MOST_STARTS, env_error
 from recipes.embodied.envs.faults.repeating import (
     MOST_REPEATED,
+    MOST_STARTS,
     FaultLog,
     RaisedTwiceError,
     RepeatingSimulator,
     SimulatorError,
+    env_error,
 )
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start, start_name
 

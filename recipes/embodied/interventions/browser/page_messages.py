@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from recipes.embodied.interventions.devices.gamepad import pad_axes
-from recipes.embodied.interventions.devices.key_bindings import MOVES, key_axes
+from recipes.embodied.interventions.devices.keyboard import MOVES, key_axes
 from recipes.embodied.interventions.intervention import Axes, Verdict
 from recipes.embodied.interventions.person import Controls
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object

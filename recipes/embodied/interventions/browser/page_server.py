@@ -28,8 +28,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from recipes.embodied.interventions.browser.exhibit import Exhibit, age_of, jpeg
-from recipes.embodied.interventions.browser.operator_desk import DeskTakenError, OperatorDesk
+from recipes.embodied.interventions.browser.operator_desk import DeskTakenError, Exhibit, OperatorDesk, age_of, jpeg
 from recipes.embodied.interventions.browser.page_messages import (
     MAX_MESSAGE,
     BadMessageError,

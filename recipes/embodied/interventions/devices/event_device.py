@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
-from recipes.embodied.interventions.device_packages import missing_package
 from recipes.embodied.interventions.intervention import InterventionError
+from rlinf_core import ConfigError
+
+
+def missing_package(source: str, package: str) -> ConfigError:
+    """Return the error about a missing device package in this interpreter."""
+    return ConfigError(
+        f"`source: {source}` needs the package `{package}`, which `{sys.executable}` does not have",
+        help=f"run `{sys.executable} -m pip install {package}` on the node that the device is attached to",
+    )
+
 
 _KEY, _AXIS = 1, 3  # types of events, of linux/input-event-codes.h
 _GAMEPAD_BUTTON: Final = 0x130  # BTN_SOUTH, which every gamepad has

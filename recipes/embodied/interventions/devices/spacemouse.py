@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from recipes.embodied.interventions.device_packages import missing_package
+from recipes.embodied.interventions.devices.event_device import missing_package
 from recipes.embodied.interventions.intervention import InterventionError, Steerable
 from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.source_options import SpaceMouseOptions

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.envs.env_spec import EnvSpec, ImageShape
-from recipes.embodied.envs.observation_keys import STATES, image_key
+from recipes.embodied.envs.env_spec import STATES, EnvSpec, ImageShape, image_key
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.heads import OrthogonalLinear
 from recipes.embodied.models.small.feature_policy import SeparateNetworks

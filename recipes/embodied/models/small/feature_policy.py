@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.envs.env_spec import EnvSpec, Observation
-from recipes.embodied.envs.observation_keys import STATES
+from recipes.embodied.envs.env_spec import STATES, EnvSpec, Observation
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.heads import OrthogonalLinear, action_head
+from recipes.embodied.models.heads import OrthogonalLinear, action_head, hidden_layers
 from recipes.training.arrays import Array
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedModelConfig
@@ -117,3 +117,14 @@ class SeparateNetworks(FeaturePolicy):
 
     def _values(self, inputs: Inputs, features: Tensor | None = None) -> Tensor | None:
         return None if self.critic is None else self.features_of(inputs, self.critic)
+
+
+class MlpPolicy(SeparateNetworks):
+    """Two hidden layers of `hidden_dim` each, for actions and for values."""
+
+    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
+        if not spec.state_size:
+            raise ConfigError("`mlp_policy` needs states, but the environment has images", help="use `cnn_policy`")
+        width = config.hidden_dim
+        networks = (hidden_layers(spec.state_size, width) for _ in range(2))
+        super().__init__(config, spec, next(networks), next(networks), width)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recipes.embodied.models.vla.flow_vla import ReadObservation
 from recipes.embodied.models.vla.vision_language import initialize_narrow
-from recipes.training.huggingface import require_transformers
+from recipes.training.huggingface import require_transformers, transformer_layers
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
@@ -277,3 +279,43 @@ def paligemma_config(shape: Pi05Shape) -> Any:
         "vision_use_head": False,
     }
     return PaliGemmaConfig(text_config=text, vision_config=vision, projection_dim=sizes.width)
+
+
+def read_prefix(vlm: Any, images: Sequence[Tensor], tokens: Tensor, mask: Tensor) -> ReadObservation:
+    """Let a PaliGemma of transformers read images and a prompt; all of it sees all of it.
+
+    Args:
+        vlm: the model without a head for words.
+        images: the images of each camera, float [n, 3, H, W].
+        tokens: the tokens of the prompt, int64 [n, T].
+        mask: which of them are not padding, bool [n, T].
+    """
+    dtype = next(vlm.vision_tower.parameters()).dtype
+    words = vlm.get_input_embeddings()(tokens)
+    seen = [vlm.get_image_features(image.to(dtype)).pooler_output.to(words.dtype) for image in images]
+    embedded = torch.cat((*seen, words), dim=1)
+    mask = torch.cat((mask.new_ones((len(mask), embedded.shape[1] - mask.shape[1])), mask), dim=1)
+    output = vlm(
+        inputs_embeds=embedded,
+        attention_mask=mask.long(),
+        position_ids=mask.long().cumsum(dim=1) - 1,
+        token_type_ids=torch.zeros_like(mask, dtype=torch.long),
+        use_cache=True,
+    )
+    weights = (mask / mask.sum(dim=1, keepdim=True))[..., None].to(output.last_hidden_state.dtype)
+    memory = tuple((layer.keys, layer.values) for layer in output.past_key_values.layers)
+    return ReadObservation((output.last_hidden_state * weights).sum(dim=1), memory, mask)
+
+
+def reading_blocks(policy: nn.Module, vlm: Any) -> list[nn.Module]:
+    """Return the parts of a policy whose shards are gathered one at a time, see `BasePolicy.blocks`.
+
+    Layers that read leave keys and values in a memory, and not in what they return: gradients come to their projections
+    by another way than through the layer, so that these are parts by themselves.
+    """
+    reading = list(vlm.language_model.layers)
+    parts = [layer for layer in transformer_layers(policy) if all(layer is not other for other in reading)]
+    for layer in reading:
+        attention = layer.self_attn
+        parts += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, layer.mlp]
+    return parts

@@ -31,9 +31,15 @@ from recipes.embodied.models.vla.flow_vla import (
     check_observations,
 )
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
-from recipes.embodied.models.vla.paligemma import read_prefix, reading_blocks
 from recipes.embodied.models.vla.pi05_folder import load_network, shape_of_folder
-from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, Pi05Shape, initialize_built
+from recipes.embodied.models.vla.pi05_network import (
+    GemmaSizes,
+    Pi05Network,
+    Pi05Shape,
+    initialize_built,
+    read_prefix,
+    reading_blocks,
+)
 from recipes.embodied.models.vla.vision_language import load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.huggingface import with_lora

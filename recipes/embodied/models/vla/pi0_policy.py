@@ -29,8 +29,8 @@ from recipes.embodied.models.vla.flow_vla import (
     check_observations,
 )
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
-from recipes.embodied.models.vla.paligemma import read_prefix, reading_blocks
 from recipes.embodied.models.vla.pi0_backbone import built_pi0, load_pi0, shaped_pi0
+from recipes.embodied.models.vla.pi05_network import read_prefix, reading_blocks
 from recipes.embodied.models.vla.vision_language import image_size, load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.huggingface import with_lora

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from recipes.embodied.robots.controller.arm import Arm
-from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
+from recipes.embodied.robots.controller.simulated_arm import SimulatedCameras
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import VELOCITY_MAX
 from recipes.embodied.robots.wire_protocol import (

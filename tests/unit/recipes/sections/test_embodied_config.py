@@ -353,7 +353,7 @@ NO_FOLDER = ("unusable-path", "/models/vla")
 
 
 def test_a_model_of_your_own_is_told_where_weights_are(findings: Any) -> None:
-    own = "recipes.embodied.models.small.mlp_policy:MlpPolicy"
+    own = "recipes.embodied.models.small.feature_policy:MlpPolicy"
     model = f"actor: {{model: {{model_type: '{own}', model_path: /models/vla, is_lora: true, lora_rank: 8}}}}\n"
     assert findings(LAPTOP + model) == [NO_FOLDER]
 

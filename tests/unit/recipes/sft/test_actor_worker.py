@@ -12,8 +12,8 @@ import torch
 
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.models.checkpoint_weights import load_trained
 from recipes.embodied.models.normalization import Normalization
+from recipes.embodied.models.policy_folder import load_trained
 from recipes.embodied.models.registry import make_model
 from recipes.training.finite import NonFiniteError
 from rlinf_core import CheckpointError

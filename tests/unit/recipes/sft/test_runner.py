@@ -1,4 +1,4 @@
-"""The loop of recipe `sft`, `recipes.sft.sft_runner`: what it asks of which workers."""
+"""The loop of recipe `sft`, `recipes.sft.sft_program`: what it asks of which workers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.orientation import PicturesShown, thumbnails
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.sft import sft_runner as module
+from recipes.sft import sft_program as module
 from recipes.sft.config import SftConfig
-from recipes.sft.sft_runner import SftRunner
+from recipes.sft.sft_program import SftRunner
 from rlinf_core import Channel
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
@@ -94,7 +94,7 @@ def loop(
 ) -> Iterator[Callable[..., Loop]]:
     create = Channel.create
     monkeypatch.setattr(module.Channel, "create", lambda name: create(name, local=True))
-    for word in ("recipes.sft.sft_runner", "rlinf_core.runners.runner", "recipes.training.comparing_worker"):
+    for word in ("recipes.sft.sft_program", "rlinf_core.runners.runner", "recipes.training.comparing_worker"):
         monkeypatch.setattr(f"{word}.wait_together", lambda *calls: [call.wait() for call in calls])
     records: list[RunRecord] = []
 

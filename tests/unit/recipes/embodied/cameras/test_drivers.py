@@ -13,9 +13,8 @@ from PIL import Image
 
 from recipes.demonstrations.pictures import write_video
 from recipes.embodied.cameras import v4l2
-from recipes.embodied.cameras.camera import CameraError, CameraSetup
+from recipes.embodied.cameras.camera import CameraError, CameraSetup, taken_at
 from recipes.embodied.cameras.camera_set import fitted, middle
-from recipes.embodied.cameras.device_time import taken_at
 from recipes.embodied.cameras.realsense import RealsenseCamera
 from recipes.embodied.cameras.recorded import RecordedCamera
 from recipes.embodied.cameras.v4l2 import V4l2Camera

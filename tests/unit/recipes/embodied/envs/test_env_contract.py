@@ -20,9 +20,9 @@ from recipes.embodied.envs.env_spec import (
     IntArray,
     Observation,
     Transition,
+    image_key,
 )
 from recipes.embodied.envs.env_state import State
-from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.registry import MissingPackageError, make_env
 from recipes.embodied.envs.starts import Starts
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.envs.simulators.package_versions import DISTRIBUTIONS, LOCKS, versions_of
+from recipes.embodied.envs.simulators.packages import DISTRIBUTIONS, LOCKS, versions_of
 from recipes.embodied.interpreters import locked_venvs
 from recipes.embodied.interpreters.locked_venvs import (
     Made,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.envs.processes import rendering_device
-from recipes.embodied.envs.processes.rendering_device import egl_devices, render_on_own_accelerator
+from recipes.embodied.envs.processes import child
+from recipes.embodied.envs.processes.child import egl_devices, render_on_own_accelerator
 from recipes.embodied.interpreters.simulator_probe import look
 from recipes.embodied.interpreters.simulators_at_once import ProbeRequest, simulators_at_once
 
@@ -107,7 +107,7 @@ def test_a_process_renders_on_the_accelerator_of_its_worker(monkeypatch: pytest.
             monkeypatch.setenv(name, value or "")
             if value is None:
                 monkeypatch.delenv(name)
-        monkeypatch.setattr(rendering_device, "egl_devices", lambda: devices)
+        monkeypatch.setattr(child, "egl_devices", lambda: devices)
         render_on_own_accelerator()
         return os.environ.get("MUJOCO_EGL_DEVICE_ID")
 

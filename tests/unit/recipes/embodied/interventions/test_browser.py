@@ -19,7 +19,7 @@ from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.browser import browser_source
 from recipes.embodied.interventions.browser.browser_source import BrowserSource
-from recipes.embodied.interventions.browser.exhibit import jpeg
+from recipes.embodied.interventions.browser.operator_desk import jpeg
 from recipes.embodied.interventions.intervention import InterventionError
 from recipes.embodied.interventions.registry import open_source
 from tests.waiting import until

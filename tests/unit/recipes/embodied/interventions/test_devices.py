@@ -32,8 +32,7 @@ from recipes.embodied.interventions.devices.gamepad import (
     GamepadSource,
     GamepadState,
 )
-from recipes.embodied.interventions.devices.key_bindings import controls_of
-from recipes.embodied.interventions.devices.keyboard import KeyboardSource, Terminal
+from recipes.embodied.interventions.devices.keyboard import KeyboardSource, Terminal, controls_of
 from recipes.embodied.interventions.devices.spacemouse import SpaceMouseSource, SpaceMouseState
 from recipes.embodied.interventions.intervention import STILL, HandMotion, InterventionError
 from recipes.embodied.interventions.person import Controls, Engagement, PersonSource

@@ -11,8 +11,7 @@ from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.real.so101 import SO101Driver
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.intervention import InterventionError, SuccessJudge
-from recipes.embodied.interventions.judges import open_judge
-from recipes.embodied.interventions.registry import open_source
+from recipes.embodied.interventions.registry import open_judge, open_source
 from recipes.embodied.interventions.source_options import LeaderOptions
 from recipes.embodied.robots.leader import LeaderSource
 from rlinf_core import ConfigError
@@ -131,7 +130,7 @@ def test_keys_judge_beside_a_leader_without_keys(env: Any, monkeypatch: pytest.M
             pass
 
     monkeypatch.setattr(
-        "recipes.embodied.interventions.judges.open_source", lambda name, *_: opened.append(name) or Keys()
+        "recipes.embodied.interventions.registry.open_source", lambda name, *_: opened.append(name) or Keys()
     )
     judge: SuccessJudge = open_judge("keys", env, {})
     assert judge.judge({}) == {}

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedAlgorithmConfig
 from recipes.embodied.learning.batch import Samples, build_samples
-from recipes.embodied.learning.reductions import unfold_chunks
-from recipes.embodied.learning.trajectory import RolloutChunks
+from recipes.embodied.learning.trajectory import RolloutChunks, unfold_chunks
 from rlinf_core.algorithms.advantages import gae_advantages, group_advantages
 
 STEPS, BATCH, CHUNK, SIZE = 3, 4, 2, 5

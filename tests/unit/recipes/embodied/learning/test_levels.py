@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recipes.embodied.learning.reductions import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
+from recipes.embodied.learning.trajectory import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
 
 
 def test_levels_sum_over_tokens_and_actions() -> None:

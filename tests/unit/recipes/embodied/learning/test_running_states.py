@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.learning.running_states import check_running, with_states
+from recipes.embodied.learning.running_returns import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.normalization import Normalization, Statistics

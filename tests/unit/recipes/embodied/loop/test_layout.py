@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes.embodied.loop.worker_layout import actor_ranks, trajectory_key
+from recipes.embodied.loop.routing import actor_ranks, trajectory_key
 
 
 def test_rollouts_on_their_way_have_keys_of_their_own() -> None:

@@ -12,7 +12,7 @@ import pytest
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.names import Flip
 from recipes.demonstrations.orientation import PicturesShown, Thumbnails, thumbnails
-from recipes.embodied.loop.picture_check import check_orientation
+from recipes.embodied.loop.data_check import check_orientation
 from rlinf_core.runners.storage.first_contact import read_comparisons
 from tests.unit.recipes.demonstrations.scenes import scenes
 

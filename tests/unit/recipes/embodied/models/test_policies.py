@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.env_spec import EnvSpec, Observation
-from recipes.embodied.envs.observation_keys import image_key
+from recipes.embodied.envs.env_spec import EnvSpec, Observation, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model, register_model
@@ -253,7 +252,7 @@ class TinyVla(BasePolicy):
 
 def test_a_vision_language_action_model_fits() -> None:
     """Tokens are drawn one by one, evaluated in one pass, learned from, and become actions of the environment."""
-    from recipes.embodied.learning.reductions import sum_to_level
+    from recipes.embodied.learning.trajectory import sum_to_level
     from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
     from rlinf_core.algorithms.registry import get_policy_loss
 

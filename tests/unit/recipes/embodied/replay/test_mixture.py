@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.mixture import ReplayMixture
+from recipes.embodied.replay.buffer import ReplayBuffer, ReplayMixture
 from recipes.embodied.replay.replay_types import ColumnSpec, ReplayError, Transitions, TransitionSpec
 
 SPEC = TransitionSpec({"states": ColumnSpec((1,), "float32")}, ColumnSpec((1,), "float32"))

