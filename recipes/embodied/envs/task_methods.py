@@ -167,7 +167,7 @@ class TaskMethods(ABC):
 
     @property
     def mapping(self) -> str | None:
-        """How a simulator's own observations and actions become ours, in words; None: they are ours."""
+        """The way from a simulator's own observations and actions to ours, in words; None: they are ours."""
         return None
 
     @property

@@ -158,7 +158,7 @@ def test_actor_critic_adds_the_value_loss() -> None:
         actor_critic(replace(b, old_values=None), SETTINGS)
 
 
-def test_losses_as_a_tensor_are_a_loss_with_the_rest_of_actor_critic() -> None:
+def test_a_tensor_of_losses_gets_the_rest_of_actor_critic() -> None:
     plain = replace(SETTINGS, clip_ratio_low=9.0, clip_ratio_high=9.0, clip_ratio_c=None)
     expected, b = actor_critic(batch(3), plain), batch(3)
     result = as_loss(-b.ratio * b.advantages, b, plain)

@@ -1,4 +1,4 @@
-"""What policies on vision-language models share: tokenizers, prompts, fresh weights and sizes of images."""
+"""Tokenizers, prompts, fresh weights and sizes of images of policies on vision-language models."""
 
 # transformers has few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false

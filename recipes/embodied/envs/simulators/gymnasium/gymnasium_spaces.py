@@ -120,7 +120,7 @@ class Reader:
 
     @property
     def mapping(self) -> str:
-        """What becomes of the parts of an observation, in words."""
+        """The parts of an observation that our observations are made of, in words."""
         states = [f"{part.name or 'the observation'}{_size_in_words(part.space)}" for part in self._states]
         kinds = [f"states [{self.state_size}] = {' + '.join(states)}"] if states else []
         kinds += [f"{key} = {part.name or 'the observation'}" for key, (part, _) in self._pictures.items()]
@@ -277,7 +277,7 @@ class Writer:
 
     @property
     def mapping(self) -> str:
-        """What an action is made from, in words."""
+        """The numbers or choices of an action, in words."""
         if self.num_choices is not None:
             return f"actions = one of {self.num_choices} choices"
         bounded = None not in self.low and None not in self.high
