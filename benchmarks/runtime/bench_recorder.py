@@ -28,8 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from benchmarks.meter import cpu_seconds
 from benchmarks.table import Result, run_parts
-from recipes.embodied.loop.filming_runner import FilmedEnv
-from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedRollout
+from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedEnv, EmbodiedRollout
 from recipes.language.loop.protocols import ReasoningActor, ReasoningReward, ReasoningRollout
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
@@ -70,7 +69,7 @@ RECIPES: Final = {
         {
             "ACTOR": WorkerReference(f"{_WORKERS}:SwitchedActor", EmbodiedActor, "actor"),
             "ROLLOUT": WorkerReference(f"{_WORKERS}:SwitchedRollout", EmbodiedRollout, "rollout"),
-            "ENV": WorkerReference(f"{_WORKERS}:SwitchedEnv", FilmedEnv, "env"),
+            "ENV": WorkerReference(f"{_WORKERS}:SwitchedEnv", EmbodiedEnv, "env"),
         },
         (
             *("env.train.task=reach", "env.train.total_num_envs=8", "env.train.max_episode_steps=25"),

@@ -9,8 +9,7 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.batch_sizes import divides_among
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.loop.embodied_runner import EmbodiedRunner
-from recipes.embodied.loop.filming_runner import FilmedEnv, FilmingRunner
-from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedRollout
+from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedEnv, EmbodiedRollout
 from recipes.embodied.models.folder_facts import require_model_folder
 from rlinf_core import Cluster, HybridComponentPlacement, Job, run_job
 from rlinf_core.runners.events import Listener
@@ -32,7 +31,7 @@ OFF_POLICY_ACTOR = WorkerReference[EmbodiedActor](
 OFF_POLICY_ROLLOUT = WorkerReference[EmbodiedRollout](
     "recipes.embodied.off_policy.off_policy_rollout:OffPolicyRolloutWorker", EmbodiedRollout, "rollout"
 )
-ENV = WorkerReference[FilmedEnv]("recipes.embodied.workers.env_worker:EnvWorker", FilmedEnv, "env")
+ENV = WorkerReference[EmbodiedEnv]("recipes.embodied.workers.env_worker:EnvWorker", EmbodiedEnv, "env")
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:
@@ -56,5 +55,4 @@ def launch(config: EmbodiedConfig, cluster: Cluster, record: RunRecord) -> Embod
         },
         channels=[EmbodiedRunner.channel_name(config.actor.group_name)],
     )
-    loop = FilmingRunner if config.env.eval.video_cfg.save_video else EmbodiedRunner
-    return loop(config, actor=actor, rollout=rollout, env=env, record=record, trajectories=trajectories)
+    return EmbodiedRunner(config, actor=actor, rollout=rollout, env=env, record=record, trajectories=trajectories)

@@ -11,8 +11,8 @@ from recipes.embodied.episodes.collecting_worker import CollectingEnvWorker
 from recipes.embodied.loop.data_check import check_data_facts, check_orientation
 from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.episode_figures import episode_means
-from recipes.embodied.loop.filming_runner import EvaluationVideos
 from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.videos import EvaluationVideos
 from recipes.embodied.models.folder_facts import require_model_folder
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.sft.config import SftConfig, evaluates

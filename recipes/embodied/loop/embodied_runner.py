@@ -26,6 +26,7 @@ from recipes.embodied.loop.protocols import (
     RolloutGroup,
 )
 from recipes.embodied.loop.rollout_recovery import RolloutRecovery
+from recipes.embodied.loop.videos import EvaluationVideos
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle, mean_over_ranks
 from rlinf_core.foreign.files import read_bounded
@@ -82,6 +83,7 @@ class EmbodiedRunner(RolloutRunner):
         self._trajectories = trajectories
         self._told_of_episodes = False
         self._environments = cfg.env
+        self._videos = EvaluationVideos(cfg, env, self.record)
         self._noted: set[str] = set()
         # Episodes that were left out, and that ended in training.
         self._failed = self._ended = 0
@@ -204,7 +206,9 @@ class EmbodiedRunner(RolloutRunner):
 
         episodes, _ = self._recovery.evaluation(act)
         self._note_first_step("env.eval")
-        return self._episode_figures("eval", episodes, self._environments.eval)
+        figures = self._episode_figures("eval", episodes, self._environments.eval)
+        self._videos.write(step)
+        return figures
 
     def _episode_figures(
         self, namespace: str, episodes: Sequence[EpisodeSums], of: EnvironmentConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -11,10 +12,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.pictures import write_video
+from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.base import SUCCESS
 from recipes.embodied.loop.frames import EpisodeFrames, selected
+from rlinf_core.runners.record import RunRecord
 
+LOGGER: Final = logging.getLogger("rlinf")
 # Ways of ending that get a video: the most frequent ones.
 MOST_KINDS: Final = 6
 _TILE_HEIGHT: Final = 128  # pixels, of smaller pictures that are enlarged
@@ -22,6 +27,42 @@ _BORDER: Final = 4
 _RUNNING, _SOLVED, _NOT_SOLVED = (255, 255, 255), (40, 170, 70), (215, 50, 45)
 # Seconds for which the end of the longest episode stays.
 _STILL: Final = 0.5
+
+
+class EvaluationVideos:
+    """The videos of a run's evaluations, configured by `env.eval.video_cfg`.
+
+    Args:
+        config: the whole file.
+        env: the env workers, which have just evaluated.
+        record: the record of the run.
+    """
+
+    def __init__(self, config: PolicyJob, env: Any, record: RunRecord) -> None:
+        self._video, self._env_type = config.env.eval.video_cfg, config.env.eval.env_type
+        self._env, self._record = env, record
+        # Every reason for missing videos is logged once.
+        self._warned: set[str] = set()
+
+    def write(self, step: int) -> None:
+        """Write the videos of the evaluation after a step; failures do not stop the run."""
+        if not self._video.save_video:
+            return
+        by_rank: list[list[EpisodeFrames] | None] = self._env.recorded_episodes().wait()
+        if all(films is None for films in by_rank):
+            self._warn(nothing_to_see(self._env_type))
+            return
+        recorded_episodes = sorted((film for films in by_rank for film in films or ()), key=lambda film: film.env)
+        folder = Path(self._video.video_base_dir or self._record.folder.path / "videos")
+        try:
+            write_videos(recorded_episodes, folder, self._video.fps, self._video.episodes, f"step-{step:06d}-")
+        except (DatasetError, OSError) as error:
+            self._warn(str(error))
+
+    def _warn(self, reason: str) -> None:
+        if reason not in self._warned:
+            self._warned.add(reason)
+            LOGGER.warning("videos not written: %s", reason)
 
 
 def write_videos(
