@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from recipes.embodied.models.folder_facts import TELLING_LAYERS
-from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Shape
+from recipes.embodied.models.vla.pi05_network import GemmaSizes, PiShape
 from recipes.sections.model_folders import SETTINGS, whole_number
 from recipes.training.huggingface import check_folder, first_line
 from recipes.training.reading.tensor_files import stored_shapes
@@ -57,7 +57,7 @@ def translated(name: str) -> str | None:
     return name
 
 
-def shape_of_folder(folder: str, kind: str) -> Pi05Shape:
+def shape_of_folder(folder: str, kind: str) -> PiShape:
     """Return the sizes of the `pi0` or `pi05` in a folder of lerobot or openpi, by the shapes of its weights.
 
     Raises:
@@ -135,7 +135,7 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {ours: shape for name, shape in stored if (ours := translated(name)) is not None}
 
 
-def _shape(about: Mapping[str, Any], shapes: Shapes) -> Pi05Shape:
+def _shape(about: Mapping[str, Any], shapes: Shapes) -> PiShape:
     patches = shapes[f"{_VISION}.embeddings.patch_embedding.weight"]
     expert = _gemma(shapes, _EXPERT)
     kept: dict[str, Any] = {
@@ -145,7 +145,7 @@ def _shape(about: Mapping[str, Any], shapes: Shapes) -> Pi05Shape:
     }
     if _STEPS in about:
         kept["steps"] = whole_number(about, _STEPS, MOST_STEPS)
-    return Pi05Shape(
+    return PiShape(
         language=_gemma(shapes, _TEXT),
         expert=expert,
         vision=(
@@ -175,10 +175,10 @@ def _share(about: Mapping[str, Any], name: str) -> float:
     return number
 
 
-def _published_shape(about: Mapping[str, Any]) -> Pi05Shape:
+def _published_shape(about: Mapping[str, Any]) -> PiShape:
     """Return the sizes that settings name, for a forecast where there are no weights."""
     language, expert = (about[f"{name}_variant"] for name in ("paligemma", "action_expert"))
-    return Pi05Shape(
+    return PiShape(
         language=_VARIANTS[language],
         expert=_VARIANTS[expert],
         vision=_SO400M,

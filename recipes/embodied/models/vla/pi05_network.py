@@ -19,6 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_options import Pi0Options
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.vla.flow_vla import ReadObservation
 from recipes.embodied.models.vla.vision_language import initialize_narrow
 from recipes.training.huggingface import require_transformers, transformer_layers
@@ -27,6 +30,8 @@ from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 KIND: Final = "pi05"
+# Width of a head of a model that is built.
+_HEAD: Final = 32
 _ROTATION: Final = 10_000.0
 _EPSILON: Final = 1e-6
 # Keys and values of a layer.
@@ -45,8 +50,8 @@ class GemmaSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Pi05Shape:
-    """Sizes of a pi0.5, and how it was trained.
+class PiShape:
+    """Sizes of a pi0 or pi0.5, and how it was trained.
 
     Attributes:
         language: the sizes of the Gemma that reads.
@@ -83,7 +88,7 @@ class Pi05Shape:
         (folder / "config.json").write_text(json.dumps({"model_type": KIND, **asdict(self)}, indent=1) + "\n")
 
     @classmethod
-    def load(cls, folder: Path) -> Pi05Shape:
+    def load(cls, folder: Path) -> PiShape:
         """Return the shape that `save` wrote into a folder.
 
         Raises:
@@ -104,7 +109,7 @@ class Pi05Shape:
 class Pi05Network(nn.Module):
     """PaliGemma, expert, and the projections of actions and time, with fresh weights."""
 
-    def __init__(self, shape: Pi05Shape) -> None:
+    def __init__(self, shape: PiShape) -> None:
         super().__init__()
         self.shape = shape
         config = paligemma_config(shape)
@@ -252,7 +257,7 @@ def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     return (x.float() * rotation[0] + turned * rotation[1]).to(x.dtype)
 
 
-def paligemma_config(shape: Pi05Shape) -> Any:
+def paligemma_config(shape: PiShape) -> Any:
     """Return the configuration of the PaliGemma of transformers."""
     require_transformers()
     from transformers import PaliGemmaConfig
@@ -319,3 +324,31 @@ def reading_blocks(policy: nn.Module, vlm: Any) -> list[nn.Module]:
         attention = layer.self_attn
         parts += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, layer.mlp]
     return parts
+
+
+def built_shape(config: EmbodiedModelConfig, options: Pi0Options, spec: EnvSpec, vocabulary: int) -> PiShape:
+    """Return the sizes of a small model, whose expert is half as wide as the model that reads.
+
+    Raises:
+        ConfigError: they do not divide.
+    """
+    width, patch = config.hidden_dim, options.patch_size
+    largest = max(max(height, width) for height, width, _ in spec.cameras.values())
+    if width % _HEAD:
+        raise ConfigError(
+            "the sizes of the vision-language model do not divide evenly",
+            why=f"hidden_dim {width} / {_HEAD} = {width / _HEAD:g}",
+            help=f"write a `hidden_dim` that is a multiple of {_HEAD}",
+        )
+    layers, heads = options.num_layers, width // _HEAD
+    return PiShape(
+        language=GemmaSizes(width, 2 * width, layers, heads, _HEAD),
+        expert=GemmaSizes(width // 2, width, layers, heads, _HEAD),
+        vision=(width, 2 * width, layers, heads),
+        image=-(-largest // patch) * patch,
+        patch=patch,
+        vocabulary=vocabulary,
+        actions=spec.action_size,
+        horizon=options.action_horizon or config.num_action_chunks,
+        steps=4,
+    )

@@ -33,9 +33,9 @@ from recipes.embodied.models.vla.flow_vla import (
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from recipes.embodied.models.vla.pi05_folder import load_network, shape_of_folder
 from recipes.embodied.models.vla.pi05_network import (
-    GemmaSizes,
     Pi05Network,
-    Pi05Shape,
+    PiShape,
+    built_shape,
     initialize_built,
     read_prefix,
     reading_blocks,
@@ -44,9 +44,7 @@ from recipes.embodied.models.vla.vision_language import load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.huggingface import with_lora
 from recipes.training.without_memory import are_shapes_only
-from rlinf_core import ConfigError
 
-_HEAD: Final = 32
 _BINS: Final = 256
 _LORA_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -67,9 +65,9 @@ class Pi05Policy(FlowVlaPolicy):
         inner = str(Path(str(folder)) / BACKBONE) if is_own else folder
         words = load_policy_tokenizer(inner)
         if inner is None:
-            shape = _built_shape(config, options, spec, len(words))
+            shape = built_shape(config, options, spec, len(words))
         else:
-            shape = Pi05Shape.load(Path(inner)) if is_own else shape_of_folder(inner, "pi05")
+            shape = PiShape.load(Path(inner)) if is_own else shape_of_folder(inner, "pi05")
         shape = replace(shape, horizon=options.action_horizon or shape.horizon)
         network = Pi05Network(shape)
         if inner is None:
@@ -149,31 +147,3 @@ def spelled_states(states: NDArray[np.float32], room: int) -> list[str]:
     padded = np.pad(states, ((0, 0), (0, max(0, room - states.shape[1]))))
     parts = np.digitize(padded, np.linspace(-1, 1, _BINS + 1)[:-1]) - 1
     return [" ".join(map(str, row)) for row in parts.tolist()]
-
-
-def _built_shape(config: EmbodiedModelConfig, options: Pi05Options, spec: EnvSpec, vocabulary: int) -> Pi05Shape:
-    """Return the sizes of a small model, whose expert is half as wide as the model that reads.
-
-    Raises:
-        ConfigError: they do not divide.
-    """
-    width, patch = config.hidden_dim, options.patch_size
-    largest = max(max(height, width) for height, width, _ in spec.cameras.values())
-    if width % _HEAD:
-        raise ConfigError(
-            "the sizes of the vision-language model do not divide evenly",
-            why=f"hidden_dim {width} / {_HEAD} = {width / _HEAD:g}",
-            help=f"write a `hidden_dim` that is a multiple of {_HEAD}",
-        )
-    layers, heads = options.num_layers, width // _HEAD
-    return Pi05Shape(
-        language=GemmaSizes(width, 2 * width, layers, heads, _HEAD),
-        expert=GemmaSizes(width // 2, width, layers, heads, _HEAD),
-        vision=(width, 2 * width, layers, heads),
-        image=-(-largest // patch) * patch,
-        patch=patch,
-        vocabulary=vocabulary,
-        actions=spec.action_size,
-        horizon=options.action_horizon or config.num_action_chunks,
-        steps=4,
-    )

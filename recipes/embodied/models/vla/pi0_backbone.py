@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.embodied.models.published_statistics import layout_of
 from recipes.embodied.models.vla.pi05_folder import MOST_STEPS, load_network, shape_of_folder
-from recipes.embodied.models.vla.pi05_network import paligemma_config
+from recipes.embodied.models.vla.pi05_network import PiShape, paligemma_config
 from recipes.embodied.models.vla.vision_language import initialize_narrow
 from recipes.sections.model_folders import SETTINGS, read_object, whole_number
 from recipes.training.huggingface import (
@@ -29,7 +29,6 @@ from rlinf_core.foreign.strict_json import load_json_object
 if TYPE_CHECKING:
     from transformers import PI0ForConditionalGeneration
 
-HEAD = 32
 # Beginnings of names in `pi05_folder`, and those of transformers.
 _OPENPI = (
     ("vlm.", "model.vlm."),
@@ -39,71 +38,15 @@ _OPENPI = (
 )
 
 
-def built_pi0(
-    vocabulary: int, image_token: int, *, width: int, layers: int, image: int, patch: int, chunk: int, sizes: Any
-) -> PI0ForConditionalGeneration:
-    """Return a pi0 with fresh weights: a SigLIP, a Gemma `width` wide, and an expert half as wide.
+def built_pi0(shape: PiShape, states: int, image_token: int) -> PI0ForConditionalGeneration:
+    """Return a pi0 with fresh weights.
 
     Args:
-        vocabulary: tokens.
-        image_token: the one that stands for a patch of an image.
-        width: a multiple of 32, which is the width of a head.
-        layers: the number of layers of each of the three.
-        image: height and width of images, in pixels.
-        patch: height and width of a patch, in pixels.
-        chunk: actions of a chunk.
-        sizes: numbers of a state and of an action.
-
-    Raises:
-        ConfigError: the sizes do not divide.
+        shape: its sizes.
+        states: numbers of a state.
+        image_token: the token that stands for a patch of an image.
     """
-    require_transformers()
-    from transformers import PI0Config, PI0ForConditionalGeneration
-
-    if width % HEAD or image % patch:
-        raise ConfigError(
-            "the sizes of the vision-language model do not divide evenly",
-            why=f"hidden_dim {width} / {HEAD} = {width / HEAD:g}, image {image} / patch_size {patch} ="
-            f" {image / patch:g}",
-            help=f"write a `hidden_dim` that is a multiple of {HEAD}, and a `patch_size` that divides the image size",
-        )
-    text: dict[str, Any] = {
-        "model_type": "gemma",
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": width // HEAD,
-        "num_key_value_heads": 1,
-        "head_dim": HEAD,
-        "vocab_size": vocabulary,
-    }
-    vision: dict[str, Any] = {
-        "model_type": "siglip_vision_model",
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": width // HEAD,
-        "image_size": image,
-        "patch_size": patch,
-        "vision_use_head": False,
-    }
-    vlm = {
-        "model_type": "paligemma",
-        "text_config": text,
-        "vision_config": vision,
-        "projection_dim": width,
-        "image_token_id": image_token,
-    }
-    states, actions = sizes
-    config = PI0Config(
-        vlm_config=vlm,
-        dit_config={**text, "hidden_size": width // 2, "intermediate_size": width},
-        chunk_size=chunk,
-        max_state_dim=states,
-        max_action_dim=actions,
-        num_inference_steps=4,
-    )
-    model = PI0ForConditionalGeneration(config)
+    model = _pi0_of(shape, states, shape.vocabulary, image_token_id=image_token)
     initialize_narrow(model)
     return model
 
@@ -114,35 +57,39 @@ def openpi_pi0(folder: str) -> PI0ForConditionalGeneration:
     Raises:
         ConfigError: there is none.
     """
-    require_transformers()
-    from transformers import PI0Config, PI0ForConditionalGeneration
-
     about = read_object(Path(folder) / SETTINGS)
     if layout_of(about) == "lerobot":
         check_pi0(folder)
     shape = shape_of_folder(folder, "pi0")
-    vlm = paligemma_config(shape).to_dict()
+    # lerobot may leave room for more numbers of a state than of an action; the expert reads no words.
+    model = _pi0_of(shape, int(about.get("max_state_dim", shape.actions)), 1)
+    if not are_shapes_only():
+        load_network(model, folder, _OPENPI, "model.dit.embed_tokens.weight")
+    return model
+
+
+def _pi0_of(shape: PiShape, states: int, words: int, **reading: int) -> PI0ForConditionalGeneration:
+    """Return the model of some sizes, whose expert knows so many words; `reading` are settings of its PaliGemma."""
+    vlm = {**paligemma_config(shape).to_dict(), **reading}
+    from transformers import PI0Config, PI0ForConditionalGeneration
+
     expert = {
         **vlm["text_config"],
         "hidden_size": shape.expert.width,
         "intermediate_size": shape.expert.hidden,
-        "vocab_size": 1,  # it reads no words
+        "vocab_size": words,
     }
     config = PI0Config(
         vlm_config=vlm,
         dit_config=expert,
         chunk_size=shape.horizon,
-        # lerobot may leave room for more numbers of a state than of an action.
-        max_state_dim=int(about.get("max_state_dim", shape.actions)),
+        max_state_dim=states,
         max_action_dim=shape.actions,
         num_inference_steps=shape.steps,
         time_sampling_scale=shape.scale,
         time_sampling_offset=shape.offset,
     )
-    model = PI0ForConditionalGeneration(config)
-    if not are_shapes_only():
-        load_network(model, folder, _OPENPI, "model.dit.embed_tokens.weight")
-    return model
+    return PI0ForConditionalGeneration(config)
 
 
 def load_pi0(folder: str) -> PI0ForConditionalGeneration:

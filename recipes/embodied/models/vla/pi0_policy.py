@@ -30,7 +30,7 @@ from recipes.embodied.models.vla.flow_vla import (
 )
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
 from recipes.embodied.models.vla.pi0_backbone import built_pi0, load_pi0, shaped_pi0
-from recipes.embodied.models.vla.pi05_network import read_prefix, reading_blocks
+from recipes.embodied.models.vla.pi05_network import built_shape, read_prefix, reading_blocks
 from recipes.embodied.models.vla.vision_language import image_size, load_policy_tokenizer
 from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.training.huggingface import with_lora
@@ -139,16 +139,7 @@ def _model(
 ) -> Any:
     """Return the model that `actor.model` describes, loaded from a folder or built from scratch."""
     if folder is None:
-        largest = max(max(height, width) for height, width, _ in spec.cameras.values())
-        return built_pi0(
-            len(words),
-            words.convert_tokens_to_ids("<image>"),
-            width=config.hidden_dim,
-            layers=options.num_layers,
-            image=-(-largest // options.patch_size) * options.patch_size,
-            patch=options.patch_size,
-            chunk=options.action_horizon or config.num_action_chunks,
-            sizes=(max(1, spec.state_size), spec.action_size),
-        )
+        shape = built_shape(config, options, spec, len(words))
+        return built_pi0(shape, max(1, spec.state_size), words.convert_tokens_to_ids("<image>"))
     # Weights of a policy follow, with its value head.
     return shaped_pi0(folder) if is_own else load_pi0(folder)

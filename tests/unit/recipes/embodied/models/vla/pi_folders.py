@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, Pi05Shape
+from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, PiShape
 
 ROOM, HORIZON = 5, 6
 # SigLIP's 16 heads cannot be seen in the shapes of weights.
-SHAPE: Final = Pi05Shape(
+SHAPE: Final = PiShape(
     language=GemmaSizes(32, 48, 2, 4, 8),
     expert=GemmaSizes(16, 24, 2, 4, 8),
     vision=(32, 40, 2, 16),

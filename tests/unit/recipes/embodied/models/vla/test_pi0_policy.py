@@ -19,7 +19,7 @@ from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
-from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, Pi05Shape
+from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, PiShape
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.embodied.models.vla.pi_folders import write_openpi
 
@@ -264,7 +264,7 @@ def test_pytorch_folders_of_openpi_are_read(tmp_path: Path) -> None:
     """The weights, statistics and images of openpi, by whose shapes the sizes are known; and saved as a policy."""
     source, seen = make(), environment()[1]
     language, expert = GemmaSizes(64, 128, 1, 2, 32), GemmaSizes(32, 64, 1, 2, 32)
-    network = Pi05Network(Pi05Shape(language, expert, (64, 128, 1, 16), 32, 8, len(source.tokenizer), 10, CHUNK))
+    network = Pi05Network(PiShape(language, expert, (64, 128, 1, 16), 32, 8, len(source.tokenizer), 10, CHUNK))
     weights = network.state_dict()
     kept = {name: weight for name, weight in weights.items() if "dense" not in name and "time" not in name}
     norms = [name for name in weights if name.endswith("dense.weight")]
