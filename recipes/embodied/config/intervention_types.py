@@ -41,7 +41,7 @@ SOURCES: Final[Mapping[str, SourceType]] = {
     "gamepad": _source("devices.gamepad", "Gamepad", modules=("evdev",), install="evdev"),
     "spacemouse": _source("devices.spacemouse", "SpaceMouse", modules=("hid",), install="hidapi"),
     "leader": SourceType(
-        "recipes.embodied.robots.leader:LeaderSource",
+        "recipes.embodied.robots.so101_bus:LeaderSource",
         f"{_OPTIONS}:LeaderOptions",
         modules=("lerobot",),
         install="lerobot[feetech]",

@@ -21,7 +21,7 @@ from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.frames import EpisodeFrames
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.models.policy_folder import keep_loaded, load_trained
-from recipes.embodied.rules.checkpoint_rules import check_given
+from recipes.embodied.rules.data_rules import check_given
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.training.comparing_worker import comparisons_of
 from recipes.training.seeding import Purpose, derive_seed

@@ -25,7 +25,7 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
     "model_type",
     {
         "mlp_policy": "recipes.embodied.models.small.feature_policy:MlpPolicy",
-        "cnn_policy": "recipes.embodied.models.small.cnn_policy:CnnPolicy",
+        "cnn_policy": "recipes.embodied.models.small.feature_policy:CnnPolicy",
         "flow_policy": "recipes.embodied.models.flow.flow_policy:FlowPolicy",
         "squashed_policy": "recipes.embodied.models.small.squashed_policy:SquashedPolicy",
         "steered_policy": "recipes.embodied.models.small.steered_policy:SteeredPolicy",

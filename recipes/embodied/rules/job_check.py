@@ -18,8 +18,7 @@ from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.off_policy_config import is_off_policy, trainer_of
 from recipes.embodied.config.off_policy_settings import SQUASHED
 from recipes.embodied.models.folder_facts import STEERED, check_model_folder
-from recipes.embodied.rules.checkpoint_rules import check_load_path
-from recipes.embodied.rules.data_rules import check_data
+from recipes.embodied.rules.data_rules import check_data, check_load_path
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of, has_no_limit
 from recipes.embodied.rules.intervention_rules import check_intervention
 from recipes.embodied.rules.off_policy_rules import check_off_policy

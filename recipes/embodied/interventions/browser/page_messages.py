@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from recipes.embodied.interventions.devices.gamepad import pad_axes
+from recipes.embodied.interventions.devices.event_device import pad_axes
 from recipes.embodied.interventions.devices.keyboard import MOVES, key_axes
 from recipes.embodied.interventions.intervention import Axes, Verdict
 from recipes.embodied.interventions.person import Controls

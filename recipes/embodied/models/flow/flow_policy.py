@@ -16,7 +16,7 @@ from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde, with_value_head
 from recipes.embodied.models.flow.flow_matching import Velocity
 from recipes.embodied.models.heads import OrthogonalLinear, hidden_layers
-from recipes.embodied.models.small.cnn_policy import SCALED_IMAGES, ImageEncoder
+from recipes.embodied.models.small.feature_policy import SCALED_IMAGES, ImageEncoder
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:

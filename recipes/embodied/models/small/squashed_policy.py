@@ -15,7 +15,7 @@ from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures, S
 from recipes.embodied.envs.env_spec import STATES, EnvSpec, ImageShape, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.normalization import Normalization
-from recipes.embodied.models.small.cnn_policy import ImageEncoder
+from recipes.embodied.models.small.feature_policy import ImageEncoder
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 

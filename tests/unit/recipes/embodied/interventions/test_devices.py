@@ -17,9 +17,8 @@ import pytest
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.gym_hil import GymHilEnv
-from recipes.embodied.interventions.devices import spacemouse
-from recipes.embodied.interventions.devices.event_device import InputEvent
-from recipes.embodied.interventions.devices.gamepad import (
+from recipes.embodied.interventions.devices import event_device
+from recipes.embodied.interventions.devices.event_device import (
     LEFT_TRIGGER,
     LEFT_X,
     LEFT_Y,
@@ -31,9 +30,11 @@ from recipes.embodied.interventions.devices.gamepad import (
     START,
     GamepadSource,
     GamepadState,
+    InputEvent,
+    SpaceMouseSource,
+    SpaceMouseState,
 )
 from recipes.embodied.interventions.devices.keyboard import KeyboardSource, Terminal, controls_of
-from recipes.embodied.interventions.devices.spacemouse import SpaceMouseSource, SpaceMouseState
 from recipes.embodied.interventions.intervention import STILL, HandMotion, InterventionError
 from recipes.embodied.interventions.person import Controls, Engagement, PersonSource
 from recipes.embodied.interventions.source_options import (
@@ -371,10 +372,10 @@ class TestSpaceMouse:
         source.close()
         assert device.closed
         with pytest.raises(InterventionError, match="no SpaceMouse"):
-            spacemouse._found(module, "B2")
+            event_device._found(module, "B2")
         module.enumerate = lambda: [cap, {**cap, "path": b"other", "serial_number": "B2"}]
         with pytest.raises(InterventionError, match="there are 2 SpaceMouse devices"):
-            spacemouse._found(module, None)
+            event_device._found(module, None)
         cap["path"] = b"locked"
         with pytest.raises(InterventionError, match="cannot be opened"):
             SpaceMouseSource(one_env(), SpaceMouseOptions(serial="A1"))

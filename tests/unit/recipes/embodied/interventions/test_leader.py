@@ -13,7 +13,7 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.interventions.intervention import InterventionError, SuccessJudge
 from recipes.embodied.interventions.registry import open_judge, open_source
 from recipes.embodied.interventions.source_options import LeaderOptions
-from recipes.embodied.robots.leader import LeaderSource
+from recipes.embodied.robots.so101_bus import LeaderSource
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.plugin_driven import SO101
 from tests.unit.recipes.embodied.robots import fake_motors

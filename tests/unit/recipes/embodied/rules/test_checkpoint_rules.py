@@ -1,4 +1,4 @@
-"""Rules about `actor.checkpoint_load_path`, `recipes.embodied.rules.checkpoint_rules`."""
+"""Rules about `actor.checkpoint_load_path`, `recipes.embodied.rules.data_rules`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.rules.checkpoint_rules import check_given
+from recipes.embodied.rules.data_rules import check_given
 from rlinf_cli.lint.load import load_with_lint
 from rlinf_core import CheckpointError, load_job
 
