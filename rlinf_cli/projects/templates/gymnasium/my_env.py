@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 
-class Cart(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
+class CartEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     """A cart that is pushed by an action from -1 to 1.
 
     Args:
