@@ -53,7 +53,7 @@ def env_class(env_type: str) -> type[VectorEnv]:
     Raises: as `make_env`.
     """
     check_package(env_type)
-    target: type[object] = _ENVS.get(env_type)
+    target = cast("object", _ENVS.get(env_type))
     gymnasium = sys.modules.get("gymnasium")  # imported with a class of it
     if gymnasium is not None and isinstance(target, type) and issubclass(target, gymnasium.Env):
         from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import env_of_class

@@ -22,7 +22,7 @@ from rlinf_core.algorithms.losses import as_loss
 from rlinf_core.config.sections.values import LossAggregation
 from rlinf_core.worker.timer import timer
 
-LossFunction = Callable[[LossInputs, LossSettings], Loss]
+LossFunction = Callable[[LossInputs, LossSettings], Loss | Tensor]
 # A value of each answer token, float32 [A], by name.
 Targets = Mapping[str, Tensor]
 
