@@ -74,7 +74,6 @@ CASES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "pi0_transformers": ("pi0", pi0),
     "openvla": ("openvla", openvla_folder.write),
     "openvla_oft": ("openvla_oft", openvla_folder.write),
-    "openvla_saved": ("openvla", lambda folder: built(folder, model_type="openvla", hidden_dim=32)),
     "pi0_saved": ("pi0", lambda folder: built(folder, model_type="pi0", hidden_dim=32, options={"num_layers": 1})),
     "mlp_saved": ("mlp_policy", lambda folder: built(folder, model_type="mlp_policy")),
 }
