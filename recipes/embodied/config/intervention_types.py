@@ -38,8 +38,8 @@ def _source(name: str, kind: str, **fields: object) -> SourceType:
 SOURCES: Final[Mapping[str, SourceType]] = {
     "scripted": _source("scripted", "Scripted", person=False),
     "keyboard": _source("devices.keyboard", "Keyboard"),
-    "gamepad": _source("devices.gamepad", "Gamepad", modules=("evdev",), install="evdev"),
-    "spacemouse": _source("devices.spacemouse", "SpaceMouse", modules=("hid",), install="hidapi"),
+    "gamepad": _source("devices.event_device", "Gamepad", modules=("evdev",), install="evdev"),
+    "spacemouse": _source("devices.event_device", "SpaceMouse", modules=("hid",), install="hidapi"),
     "leader": SourceType(
         "recipes.embodied.robots.so101_bus:LeaderSource",
         f"{_OPTIONS}:LeaderOptions",
@@ -79,7 +79,7 @@ class JudgeType(NamedTuple):
 
 
 JUDGES: Final[Mapping[str, JudgeType]] = {
-    "keys": JudgeType(f"{_FOLDER}.judges:KeysJudge", f"{_OPTIONS}:KeysOptions"),
+    "keys": JudgeType(f"{_FOLDER}.registry:KeysJudge", f"{_OPTIONS}:KeysOptions"),
     "classifier": JudgeType(
         "recipes.embodied.using.success_classifier:ClassifierJudge", f"{_OPTIONS}:ClassifierOptions", "torch"
     ),

@@ -170,12 +170,7 @@ def test_published_folders_with_mistakes(
         ("pi05_lerobot", "config.json", {"num_inference_steps": "10"}, "`num_inference_steps`"),
         ("pi0_transformers", "processor_config.json", {"state_std": [-1.0] * 10}, "a standard deviation is -1.0"),
         ("pi0_transformers", "config.json", {"vlm_config": {"output_hidden_states": "0"}}, "`output_hidden_states`"),
-        (
-            "openvla_saved",
-            "backbone/config.json",
-            {"sizes": {"text": {"num_hidden_layers": 2**31}}},
-            "num_hidden_layers",
-        ),
+        ("pi0_saved", "backbone/config.json", {"dit_config": {"num_hidden_layers": 2**31}}, "`num_hidden_layers`"),
         ("pi0_transformers", "tokenizer_config.json", {"bos_token": "<begin>"}, "the tokenizer is of another model"),
         ("pi0_transformers", "tokenizer_config.json", {"pad_token": None}, "`pad_token`"),
         ("openvla", "tokenizer_config.json", {"bos_token": None}, "`bos_token`"),

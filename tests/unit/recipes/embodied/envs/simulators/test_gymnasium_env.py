@@ -57,12 +57,12 @@ def toy_id() -> Any:
 
 
 def test_a_class_is_an_environment_by_itself() -> None:
-    settings = EnvSettings(num_envs=2, options={"goal": 3.0}, max_episode_steps=9)
+    settings = EnvSettings(num_envs=2, options={"goal": 7.5}, max_episode_steps=9)
     env = make_env(f"{__name__}:Toy", settings)
     assert set(env.reset()) == {"images.camera", "images.wrist", "instructions", "states"}
-    result = env.step(np.full((2, 1, 2), -0.4, np.float32))  # 3 of 0 to 10, the goal
+    result = env.step(np.full((2, 1, 2), 0.5, np.float32))  # 7.5 of 0 to 10, the goal
     assert result.terminations.all()
-    same = make_env("gymnasium", EnvSettings(num_envs=2, task=f"{__name__}:Toy", options={"goal": 3.0}))
+    same = make_env("gymnasium", EnvSettings(num_envs=2, task=f"{__name__}:Toy", options={"goal": 7.5}))
     assert np.array_equal(same.reset()["states"], make_env(f"{__name__}:Toy", settings).reset()["states"])
     with pytest.raises(ConfigError, match="has no `task: CartPole-v1`"):
         make_env(f"{__name__}:Toy", EnvSettings(num_envs=2, task="CartPole-v1"))
