@@ -134,7 +134,9 @@ ENV_TYPES: Final[Mapping[str, EnvType]] = {
     ),
     "metaworld": _simulator("metaworld", "MetaworldEnv", "reach-v3", action_size=4, control_hz=80.0),
     "robosuite": _simulator("robosuite", "RobosuiteEnv", "Lift"),
-    "gymnasium_robotics": _simulator("gymnasium_robotics", "GymnasiumRoboticsEnv", "FetchReachDense-v4"),
+    "gymnasium_robotics": _simulator(
+        "gymnasium.gymnasium_robotics", "GymnasiumRoboticsEnv", "FetchReachDense-v4", package="gymnasium_robotics"
+    ),
     "maniskill": _simulator(
         "maniskill", "ManiskillEnv", "PickCube-v1", package="mani_skill", install="mani_skill torch", processes=None
     ),

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from recipes.embodied.config.camera_config import CAMERA_SOURCES
 from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
+from recipes.embodied.config.intervention_types import JUDGES, SOURCES
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.real.franka_robot import SPEC
 from recipes.embodied.envs.registry import MissingPackageError, make_env
+from recipes.sections.imports import missing_module, missing_name
 from rlinf_core.errors import ConfigError
 from rlinf_core.process.requirements import install_command
 
@@ -39,6 +44,14 @@ def test_a_simulator_has_an_interpreter_of_its_own() -> None:
     assert "`rlinf venv setup libero`" in (how_to_install("libero") or "")
     assert "`pip install mani_skill torch`" in (how_to_install("maniskill") or "")
     assert how_to_install("gymnasium") is None
+
+
+def test_every_class_that_a_table_names_is_there() -> None:
+    """Their packages may be missing here, so that they cannot be imported."""
+    tables: tuple[Mapping[str, Any], ...] = (ENV_TYPES, SOURCES, JUDGES, CAMERA_SOURCES)
+    rows = [row for table in tables for row in table.values()]
+    targets = {target for row in rows for target in (row.target, getattr(row, "options", None)) if target}
+    assert {target: missing_module(target) or missing_name(target) for target in targets} == dict.fromkeys(targets)
 
 
 def test_unknown_names_are_refused() -> None:
