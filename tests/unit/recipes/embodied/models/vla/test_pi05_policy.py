@@ -311,14 +311,3 @@ def test_the_published_sizes_are_forecast_without_weights(tmp_path: Path) -> Non
     # One step from noise to actions is learned from, and not ten.
     assert sizes["one"].learning < sizes["all"].learning
     assert sizes["one"].sample < sizes["all"].sample
-
-
-def test_a_chunk_continues_the_one_before() -> None:
-    policy = make(options={"action_horizon": 6}).to(torch.bfloat16)
-    inputs = policy.prepare(environment()[1])
-    chunk = policy.act(inputs, greedy=True).actions
-    free = policy.continued(inputs, chunk, torch.zeros(N, 6), 5.0)
-    assert torch.allclose(free, chunk, atol=1e-6)
-    held = policy.continued(inputs, chunk + 1, torch.ones(N, 6), 5.0)
-    assert (held - chunk - 1).abs().mean() < 0.5
-    assert all(weight.grad is None for weight in policy.parameters())
