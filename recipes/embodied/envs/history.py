@@ -7,8 +7,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from recipes.embodied.envs.env_spec import INSTRUCTIONS, IntArray, Observation, past_key
+from recipes.embodied.envs.env_spec import IntArray, Observation
 from recipes.embodied.envs.env_state import State
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, past_key
 
 Observe: TypeAlias = Callable[[], Observation]
 _SAVED: Final = "history/"

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.cameras.camera import CameraView
-from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, IntArray, Observation, Transition, camera_of
+from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import State
+from recipes.embodied.envs.observation_keys import camera_of
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.training.arrays import Array

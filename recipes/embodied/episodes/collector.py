@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.base import ERROR, VectorEnv
-from recipes.embodied.envs.env_spec import INSTRUCTIONS, EnvError, Observation, StepResult, is_past
+from recipes.embodied.envs.env_spec import EnvError, Observation, StepResult
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, is_past
 from recipes.training.arrays import Array
 from rlinf_core.errors import RunError
 

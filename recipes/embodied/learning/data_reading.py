@@ -13,69 +13,13 @@ from numpy.typing import NDArray
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations, FlippedCamera, joined
 from recipes.demonstrations.load_set import read_demonstrations
-from recipes.demonstrations.names import DONE, REWARD, SUCCESS, TRUNCATED, Flip, camera_like
+from recipes.demonstrations.names import DONE, REWARD, SUCCESS, TRUNCATED, Flip
 from recipes.demonstrations.orientation import PicturesShown, thumbnails
-from recipes.demonstrations.shape import DatasetShape
 from recipes.training.arrays import Array
 
 if TYPE_CHECKING:
     from recipes.embodied.config.data_config import DataSource, DemonstrationsConfig
     from recipes.embodied.envs.env_spec import EnvSpec
-
-
-def check_fits(data: DatasetShape, spec: EnvSpec, named: Mapping[str, str]) -> dict[str, str]:
-    """Return the data set's camera for each of the environment's.
-
-    Args:
-        data: sizes of the data set.
-        spec: the spec of the environment; sizes that are 0 are not judged.
-        named: the data set's camera for some of the environment's.
-
-    Raises:
-        DatasetError: actions, states or pictures are others than the environment's.
-    """
-    for what, size, needed in (
-        ("numbers in an action", data.action_size, spec.action_size or data.action_size),
-        ("numbers in a state", data.state_size, spec.state_size or data.state_size),
-    ):
-        if size != needed:
-            raise DatasetError(
-                f"the data set has {size} {what}; the environment has {needed}",
-                where=data.where,
-                help="it belongs to another environment, or another control mode of the robot; `data.state_keys`"
-                " selects the states",
-            )
-    if spec.action_size and data.choices != (spec.num_choices is not None):
-        raise DatasetError(
-            "the data set's actions and the environment's are of different kinds",
-            where=data.where,
-            why="one has discrete actions, the other continuous ones",
-            help="it belongs to another environment",
-        )
-    return {camera: _camera(data, camera, shape, named, spec) for camera, shape in spec.cameras.items()}
-
-
-def _camera(
-    data: DatasetShape, camera: str, shape: tuple[int, int, int], named: Mapping[str, str], spec: EnvSpec
-) -> str:
-    only = next(iter(data.cameras), None) if len(data.cameras) == len(spec.cameras) == 1 else None
-    column = named.get(camera) or camera_like(camera, data.cameras) or only
-    if column is None or column not in data.cameras:
-        names = ", ".join(f"`{name}`" for name in data.cameras) or "none"
-        raise DatasetError(
-            f"the data set has no camera `{column or camera}`",
-            where=data.where,
-            help=f"it has {names}; `data.cameras` selects the one for the environment's `{camera}`",
-        )
-    theirs = data.cameras[column]
-    if theirs != shape:
-        raise DatasetError(
-            f"images of `{column}` are {theirs[0]} x {theirs[1]}; the environment's are {shape[0]} x {shape[1]}",
-            where=data.where,
-            help="set the environment's cameras to the size of the data set's",
-        )
-    return column
-
 
 _LOGGER: Final = logging.getLogger("rlinf")
 # Rounding to float32 is no other value.

@@ -14,9 +14,10 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.data_facts import DataFacts, facts_of
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.orientation import PicturesShown
-from recipes.embodied.envs.env_spec import INSTRUCTIONS, STATES, EnvSpec, Observation, image_key, past_key
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key, past_key
+from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.data_reading import (
-    check_fits,
     first_pictures,
     fitted_actions,
     read_data,

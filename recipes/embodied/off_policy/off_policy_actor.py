@@ -22,7 +22,8 @@ from recipes.embodied.config.off_policy_settings import (
     ONLINE,
     buffer_rows,
 )
-from recipes.embodied.envs.env_spec import STATES, EnvSpec, learned_spec
+from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
+from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.learning.data_reading import first_pictures
 from recipes.embodied.learning.running_returns import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutChunks, joined

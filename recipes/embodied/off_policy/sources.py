@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.demonstrations.ends import Ends
-from recipes.embodied.envs.env_spec import STATES, EnvSpec, Observation, image_key
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import STATES, image_key
+from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.data_reading import (
     assumed_ends,
-    check_fits,
     fitted_actions,
     read_data,
     tell_notes,

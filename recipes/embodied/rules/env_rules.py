@@ -22,7 +22,7 @@ from recipes.embodied.config.env_types import (
     is_robot,
     is_simulator,
 )
-from recipes.embodied.envs.env_spec import STATES, camera_of
+from recipes.embodied.envs.observation_keys import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
 from recipes.embodied.rules.camera_rules import check_cameras, robot_options
 from recipes.embodied.rules.intervention_rules import check_judge

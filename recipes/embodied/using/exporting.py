@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from recipes.embodied.config import PolicyJob
-from recipes.embodied.envs.env_spec import INSTRUCTIONS, EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.policy_folder import save_policy, write_description
 from recipes.embodied.using.trained_policy import TrainedPolicy, load

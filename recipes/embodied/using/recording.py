@@ -25,7 +25,8 @@ from recipes.demonstrations.names import (
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import SOURCES
-from recipes.embodied.envs.env_spec import STATES, EnvSpec, image_key
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.episodes.collection_job import collecting
 from recipes.embodied.episodes.collector import (
     ACTIONS,

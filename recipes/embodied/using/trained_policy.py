@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig, PolicyJob
-from recipes.embodied.envs.env_spec import EnvSpec, past_key
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import past_key
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.policy_folder import is_policy_folder, load_trained, read_description
 from recipes.embodied.models.registry import make_model

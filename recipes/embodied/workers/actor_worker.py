@@ -11,7 +11,8 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.config.batch_sizes import batch_sizes
-from recipes.embodied.envs.env_spec import STATES, EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.learning.batch import build_samples, mean_reward
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.learner import Learner

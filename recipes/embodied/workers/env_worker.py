@@ -15,16 +15,9 @@ from recipes.embodied.config.env_config import EnvironmentConfig, InterventionCo
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.env_spec import (
-    INSTRUCTIONS,
-    EnvError,
-    EnvSettings,
-    EnvSpec,
-    Observation,
-    StepResult,
-    camera_of,
-)
+from recipes.embodied.envs.env_spec import EnvError, EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.env_state import State, pack, unpack
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, camera_of
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.packages import compare_starts
 from recipes.embodied.interventions.registry import open_judge, open_source

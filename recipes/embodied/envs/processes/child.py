@@ -19,8 +19,8 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Final
 
-from recipes.embodied.envs.env_spec import INSTRUCTIONS
 from recipes.embodied.envs.faults.repeating import SimulatorError
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.json_pipe import JsonPipe
 from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, Pulse, SharedArrays
 from recipes.embodied.envs.processes.simulation_batch import SimulationBatch

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from recipes.embodied.envs.env_spec import INSTRUCTIONS, EnvSpec
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS
 from recipes.embodied.envs.processes.simulator import Outcomes
 from recipes.training.arrays import Array
 

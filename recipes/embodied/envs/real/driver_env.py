@@ -13,16 +13,8 @@ from recipes.embodied.cameras.camera import CameraError, CameraView
 from recipes.embodied.cameras.camera_set import CameraSet
 from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.env_spec import (
-    INSTRUCTIONS,
-    EnvSettings,
-    EnvSpec,
-    FloatArray,
-    IntArray,
-    Observation,
-    Transition,
-    image_key,
-)
+from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
 from recipes.embodied.envs.real.driver import open_driver, own_robot
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction

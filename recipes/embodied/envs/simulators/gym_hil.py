@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, Observation, image_key
+from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, Observation
+from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.simulators.options import GymHilOptions

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
-from recipes.embodied.envs.env_spec import STATES, BoolArray, EnvSettings, EnvSpec, IntArray, Observation, image_key
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
+from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.envs.processes.simulator import checked_options
 from recipes.embodied.envs.simulators.options import ManiskillOptions
 from recipes.embodied.envs.simulators.packages import imported

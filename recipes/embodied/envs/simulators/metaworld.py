@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from recipes.embodied.envs.env_spec import INSTRUCTIONS, STATES, EnvSpec, image_key
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.simulators.options import MetaworldOptions

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from recipes.embodied.config.model_options import FlowOptions
-from recipes.embodied.envs.env_spec import STATES, EnvSpec, Observation
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde, with_value_head
 from recipes.embodied.models.flow.flow_matching import Velocity

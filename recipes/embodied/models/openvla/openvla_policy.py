@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.config.model_options import OpenVlaOptions
-from recipes.embodied.envs.env_spec import INSTRUCTIONS, EnvSpec, Observation, image_key
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
 from recipes.embodied.models.base_policy import Inputs
 from recipes.embodied.models.openvla.openvla_folder import (
     OpenVlaShape,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from recipes.embodied.envs.env_spec import STATES, EnvSpec, ImageShape, Observation, image_key
+from recipes.embodied.envs.env_spec import EnvSpec, ImageShape, Observation
+from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.heads import OrthogonalLinear, action_head, hidden_layers
 from recipes.training.arrays import Array

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures, SquashedOptions
-from recipes.embodied.envs.env_spec import STATES, EnvSpec, ImageShape, image_key
+from recipes.embodied.envs.env_spec import EnvSpec, ImageShape
+from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.small.feature_policy import ImageEncoder

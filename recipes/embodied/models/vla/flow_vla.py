@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import FlowVlaOptions
-from recipes.embodied.envs.env_spec import INSTRUCTIONS, STATES, EnvSpec, Observation, image_key
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde
 from recipes.embodied.models.flow.flow_matching import Velocity

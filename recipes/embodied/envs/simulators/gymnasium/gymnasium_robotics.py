@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from recipes.embodied.envs.env_spec import EnvSpec, Observation, image_key
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 from recipes.embodied.envs.simulators.options import GymnasiumRoboticsOptions

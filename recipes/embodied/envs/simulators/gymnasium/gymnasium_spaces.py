@@ -15,16 +15,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import iterate
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import (
-    INSTRUCTIONS,
-    MAIN_CAMERA,
-    STATES,
-    EnvSpec,
-    FloatArray,
-    Observation,
-    image_key,
-    native_actions,
-)
+from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, Observation, native_actions
+from recipes.embodied.envs.observation_keys import INSTRUCTIONS, MAIN_CAMERA, STATES, image_key
 from recipes.embodied.envs.processes.simulator import Row
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

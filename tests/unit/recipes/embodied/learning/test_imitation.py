@@ -20,7 +20,7 @@ from recipes.demonstrations.shape import DatasetShape
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
-from recipes.embodied.learning.data_reading import check_fits
+from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.learning.imitation import ImitationData, shifted
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
-from recipes.embodied.envs.env_spec import EnvSpec, Observation, image_key
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
+from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model, register_model
