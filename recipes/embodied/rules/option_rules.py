@@ -171,7 +171,7 @@ def _check_packages(config: PolicyJob, report: Report) -> None:
         help = (
             "create an environment with `pip install lerobot` and this rlinf, and name it as"
             " `python_interpreter_path` in `env_configs` of the node group of actor and rollout"
-            f" (docs/models/{model.model_type}.md)"
+            " (docs/models.md)"
         )
     report(
         _TYPE,
