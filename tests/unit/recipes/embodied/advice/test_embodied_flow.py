@@ -126,3 +126,16 @@ def test_off_policy_updates_follow_the_steps_taken() -> None:
     config: Any = load_job("laptop", [*learns, *sizes, *steps]).config
     # 8 environments x 16 steps x 0.5; the actors share each batch.
     assert [flow_of(config).training(actors) for actors in (1, 2)] == [[(UPDATE, 64, 64)], [(UPDATE, 32, 64)]]
+
+
+@pytest.mark.parametrize(("seconds", "shares"), [(0.02, True), (0.5, False)])
+def test_the_best_mode_flips_with_the_cost_of_the_simulator(seconds: float, *, shares: bool) -> None:
+    job = job_of(envs=32)
+    acting = {phase: {"m": Duration(0.05, 0.2 / 32)} for phase in (POLICY, VALUES)}
+    others = {UPDATE: {"m": Duration(0.0, 4 / 256)}, STEP: {"": Duration(0.0, seconds / 32)}}
+    flow, kind = job.flow(Durations({**acting, **others}), MODELS), Kind(GPU, 2, 2)
+    # Two processes step environments beside two accelerators.
+    where = {"env": Seats(None, 0, 2), "rollout": (kind,), "actor": (kind,)}
+    best = search(flow, candidates(flow, where, (1, 2), (0, 1), job.legal)).best[0].arrangement
+    assert best.of("rollout").overlaps(best.of("actor")) == shares
+    assert shares or (best.stages, best.staleness) == (2, 1)
