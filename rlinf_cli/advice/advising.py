@@ -124,10 +124,10 @@ def advise(job: Job, parts: SoundJob, layout: JobLayout, runs: Sequence[str], st
     def judged(ranked: Ranked) -> Judged:
         where = ranked.arrangement
         unseen = tuple(_unseen(flow, where, devices, durations))
-        error = ranked.step.seconds * durations.error * (2 if unseen else 1)
+        error = min(0.9, durations.error * (2 if unseen else 1))
         ends = [low.simulate(where).seconds, high.simulate(where).seconds] if durations.one_sized() else []
         ends.append(ranked.step.seconds)
-        return Judged(ranked, min(ends) - error, max(ends) + error, unseen)
+        return Judged(ranked, min(ends) * (1 - error), max(ends) * (1 + error), unseen)
 
     now = judged(Ranked(today, timed.bound(today), timed.simulate(today)))
     runs_read = [run for run, _ in recorded]
