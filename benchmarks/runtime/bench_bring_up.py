@@ -85,9 +85,9 @@ def control_part(hosts: int) -> tuple[float, float, float]:
 
 def inside(file: str) -> None:
     """One run of the control part; prints what it took."""
-    from rlinf_cli.bootstrap.inventory import targets
-    from rlinf_cli.bootstrap.startup import UpRequest, bring_up
-    from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
+    from rlinf_cli.cluster.inventory import targets
+    from rlinf_cli.cluster.transports.routes import NodeRoutes, run
+    from rlinf_cli.cluster.up import UpRequest, bring_up
     from rlinf_core.job.load import load_job
 
     cluster = load_job(file).cluster

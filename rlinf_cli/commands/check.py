@@ -26,6 +26,7 @@ def validate(
     after another. A recipe's name alone checks the recipe's own config. KEY=VALUE replaces a value, as in
     `actor.seed=7`, and ~KEY deletes one.
     """
+    from rlinf_cli.cluster.probing import prober
     from rlinf_cli.file.findings import validated
     from rlinf_cli.file.job_file import load, split_files
 
@@ -34,7 +35,9 @@ def validate(
         raise typer.BadParameter("name a file to check, or `-` for standard input")
     if files.count("-") > 1:
         raise typer.BadParameter("standard input can be read only once")
-    reports = [(file, load(file, overrides, assume, live=live).diagnostics) for file in files]
+    reports = [
+        (file, load(file, overrides, assume, probe=prober(file, assume, live=live)).diagnostics) for file in files
+    ]
     return validated(reports, github=github)
 
 

@@ -77,13 +77,15 @@ def placement(
         return placement_advice(file, overrides or (), assume, advise, staleness, patch)
     if staleness is not None:
         raise typer.BadParameter("`--staleness` goes with `--advise`", param_hint="'--staleness'")
+    from rlinf_cli.cluster.probing import prober
     from rlinf_cli.file.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.placement.placement_picture import picture_of
     from rlinf_cli.placement.placement_summary import placement_result
     from rlinf_cli.run.policy_source import config_of
 
-    job = load_sound(config_of(file), overrides, assume, live=live)
+    name = config_of(file)
+    job = load_sound(name, overrides, assume, probe=prober(name, assume, live=live))
     if out is not None and any(out.exists() and out.samefile(name) for name in job.files):
         raise typer.BadParameter(f"`{out}` is part of the configuration; name another file", param_hint="'-o'")
     layout = lay_out(job, "placement", file, arguments=(*(overrides or ()), *assumed(assume)))
@@ -128,13 +130,15 @@ def env(
     Each variable is shown with its source; a part in `<...>` is known only on the node or at launch. KEY=VALUE replaces
     a value of FILE, ~KEY deletes one.
     """
+    from rlinf_cli.cluster.probing import prober
     from rlinf_cli.file.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.placement.process_env import env_record, env_text
     from rlinf_cli.run.policy_source import config_of
     from rlinf_core.errors import PlacementError
 
-    job = load_sound(config_of(file), overrides, assume, live=live)
+    name = config_of(file)
+    job = load_sound(name, overrides, assume, probe=prober(name, assume, live=live))
     arguments = (*(overrides or ()), "--component", component, "--rank", str(rank), *assumed(assume))
     placements = lay_out(job, "env", file, component, arguments).placements[component]
     if rank >= len(placements):
@@ -156,8 +160,8 @@ def hardware(
     Probes the machines of FILE, or those of the running cluster. The exit status is 1 if declared hardware is missing,
     3 if a node cannot be reached.
     """
-    from rlinf_cli.machines.hardware_table import hardware_result
-    from rlinf_cli.machines.probing import look_at_hardware
+    from rlinf_cli.cluster.hardware import hardware_result
+    from rlinf_cli.cluster.probing import look_at_hardware
 
     return hardware_result(*look_at_hardware(file, overrides, name, parallel=parallel))
 

@@ -67,14 +67,14 @@ def up(
     With --node-rank (or as a Slurm task) it starts only the node that it runs on. KEY=VALUE replaces a value of FILE,
     ~KEY deletes one.
     """
-    from rlinf_cli.machines.cluster_lifecycle import Asked, prepare, up_or_back
-    from rlinf_cli.machines.up_report import plan_result, up_result
+    from rlinf_cli.cluster.lifecycle import Asked, prepare, up_or_back
+    from rlinf_cli.cluster.up_report import plan_result, up_result
     from rlinf_core.process.signal_mask import ignore_warnings
 
     # These signals are for the driver: its nodes must stay until it has saved.
     ignore_warnings()
     if template is not None:
-        from rlinf_cli.machines.job_scripts import job_script
+        from rlinf_cli.cluster.schedulers.job_script import job_script
 
         return Result(job_script(template, file, overrides, name, wishes or ()))
     if wishes:
@@ -87,7 +87,7 @@ def up(
     if insecure_no_auth:
         console.message("warning: authentication is off: anyone who reaches the ports can run programs on the nodes")
     if block:
-        from rlinf_cli.machines.foreground import hold
+        from rlinf_cli.cluster.foreground import hold
 
         hold(request, lambda report: up_result(report).show(), parallel=parallel)
         return None
@@ -106,11 +106,11 @@ def status(file: FileIfAny = None, name: Name = None, parallel: Parallel = 128) 
     By default the only running cluster, or that of RLINF_CLUSTER. Each node is probed over ssh; a Ray started by other
     means is queried at RLINF_ADDRESS. The exit status is 3 while a node is missing.
     """
-    from rlinf_cli.bootstrap import cluster_identity
-    from rlinf_cli.machines.cluster_status import status_record, status_text
-    from rlinf_cli.machines.probing import ask_status
+    from rlinf_cli.cluster import identity
+    from rlinf_cli.cluster.cluster_status import status_record, status_text
+    from rlinf_cli.cluster.probing import ask_status
 
-    report = ask_status(name if file is None else cluster_identity.cluster_name(file, name), parallel=parallel)
+    report = ask_status(name if file is None else identity.cluster_name(file, name), parallel=parallel)
     code = ExitCode.OK if report.all_up else ExitCode.UNREACHABLE
     return Result(lambda: status_text(report), lambda: status_record(report), code)
 
@@ -128,9 +128,9 @@ def down(
     By default the only running cluster. With FILE no record of it is needed: every node of the file is probed. A Ray
     that `up` did not start is left alone.
     """
-    from rlinf_cli.machines import taking_down
-    from rlinf_cli.machines.cluster_lifecycle import end, jobs_of
-    from rlinf_cli.machines.up_report import down_result
+    from rlinf_cli.cluster import taking_down
+    from rlinf_cli.cluster.lifecycle import end, jobs_of
+    from rlinf_cli.cluster.up_report import down_result
 
     if node_rank is not None and file is None:
         raise typer.BadParameter("it requires FILE, in which this machine is node K", param_hint="'--node-rank'")
@@ -161,7 +161,7 @@ def doctor(
     Checks interpreters, Ray, clocks, ports, disks, accelerators, robots, cameras, and the links between nodes that the
     job will use. Nothing is started or changed. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
-    from rlinf_cli.machines.doctor_findings import doctor_result
-    from rlinf_cli.machines.probing import examine
+    from rlinf_cli.cluster.doctor_findings import doctor_result
+    from rlinf_cli.cluster.probing import examine
 
     return doctor_result(examine(file, overrides, name, link_seconds=link_seconds, parallel=parallel))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from rlinf_cli.bootstrap.inspection import Inspector, find_job, job_of
+from rlinf_cli.cluster.jobs import Inspector, find_job, job_of
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.debug.attaching import attach as attach_to

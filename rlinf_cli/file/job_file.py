@@ -15,19 +15,15 @@ from rlinf_cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from rlinf_cli.bootstrap import preflight
-    from rlinf_cli.bootstrap.inventory import NodeTarget
     from rlinf_core.config.diagnostics import Diagnostic, Severity
     from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.config.tree import MappingNode, Path
-    from rlinf_core.job.load import Job
-    from rlinf_core.topology import ClusterTopology, NodeInfo
+    from rlinf_core.job.load import Job, Probe
+    from rlinf_core.topology import ClusterTopology
 
 
 # `recipe=NAME` in place of a file.
 _RECIPE = "recipe="
-# Nodes that are probed at the same time.
-_PROBED_AT_ONCE: Final = 128
 # Codes of findings about referenced files: missing, or unreadable for want of a package.
 _ABOUT_FILES: Final = frozenset({"hub-name", "missing-extra", "missing-key", "unusable-path"})
 
@@ -83,23 +79,17 @@ def load(
     overrides: Sequence[str] | None = None,
     assume: Sequence[str] | None = None,
     *,
-    live: bool = False,
+    probe: Probe | None = None,
     stdin: bytes | None = None,
 ) -> Job:
-    """Return the job of a file, with all findings. With `live` its nodes are probed for their hardware; `stdin` is what
-    was read before from standard input.
+    """Return the job of a file, with all findings. `probe` looks for the hardware of its nodes; `stdin` is what was
+    read before from standard input.
 
     Raises:
         ConfigError: `recipe=NAME` names no recipe.
         ClusterError: a node cannot be probed.
     """
     from rlinf_cli.lint.load import load_with_lint
-
-    probe = None
-    if live:
-        if assume:
-            raise typer.BadParameter("`--assume` and `--live` exclude each other: give one of them")
-        probe = prober(name)
 
     if name == "-" and stdin is None and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
         console.message("reading standard input; end it with Ctrl-D")
@@ -132,7 +122,7 @@ def load_sound(
     overrides: Sequence[str] | None = None,
     assume: Sequence[str] | None = None,
     *,
-    live: bool = False,
+    probe: Probe | None = None,
     packages: bool = True,
 ) -> SoundJob:
     """Return a job without errors; warnings and notes are left to `rlinf validate`.
@@ -142,9 +132,9 @@ def load_sound(
 
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
-        ClusterError: with `live`, a node cannot be probed.
+        ClusterError: with `probe`, a node cannot be probed.
     """
-    job = without_training_data(load(name, overrides, assume, live=live))
+    job = without_training_data(load(name, overrides, assume, probe=probe))
     return sound(job if packages else _without(job, lambda finding: finding.code == "missing-extra"))
 
 
@@ -199,46 +189,3 @@ def show_findings(job: Job, severity: Severity) -> None:
     selected = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
     if selected:
         console.error("\n\n".join(finding_blocks(selected, sys.stderr)))
-
-
-def machines(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
-    """Return the machines of a cluster, by rank.
-
-    Raises:
-        ConfigError: it has several nodes and no hosts to reach them by.
-    """
-    from rlinf_cli.bootstrap.inventory import targets
-    from rlinf_core.errors import ConfigError
-
-    nodes = targets(cluster)
-    if len(nodes) > 1 and nodes[0].host is None:
-        raise ConfigError(
-            f"the file has {len(nodes)} nodes and no hosts",
-            why="there is no way to reach them",
-            help="give `hosts` in its node groups, or `cluster.hosts`",
-        )
-    return nodes
-
-
-def prober(file: str) -> Callable[[ClusterConfig], Sequence[NodeInfo]]:
-    """Return a function that probes the nodes of a file for their accelerators; it raises `ClusterError` on failure."""
-
-    def probe(cluster: ClusterConfig) -> Sequence[NodeInfo]:
-        from rlinf_cli.bootstrap import cluster_identity, preflight
-        from rlinf_cli.bootstrap.checks.devices import node_info
-        from rlinf_cli.bootstrap.transports.routes import NodeRoutes, run
-        from rlinf_core.errors import ClusterError
-
-        nodes, cluster_id = machines(cluster), cluster_identity.cluster_id(cluster_identity.cluster_name(file, None))
-
-        async def work() -> preflight.Look:
-            return await preflight.look_at(nodes, cluster_id, NodeRoutes(parallel=_PROBED_AT_ONCE), console.message)
-
-        look = run(work())
-        if look.findings:
-            lines = [f"{finding.where}: {finding.what}" for finding in look.findings]
-            missing = f"{len(lines)} of {len(nodes)} nodes could not be probed"
-            raise ClusterError(missing, why="\n".join(lines), help=look.findings[0].help or None)
-        return [node_info(machine) for machine in look.probed]
-
-    return probe

@@ -6,11 +6,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from rlinf_cli.bootstrap.inventory import ray_interpreter
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, SequenceNode, find, place
-from rlinf_core.placement.environment import PATH_LISTS, GroupVariable, ProcessEnvironment, process_environment
+from rlinf_core.placement.environment import (
+    PATH_LISTS,
+    GroupVariable,
+    ProcessEnvironment,
+    process_environment,
+    ray_interpreter,
+)
 from rlinf_core.placement.strategy import Placement
 
 AT_LAUNCH = "<at launch>"

@@ -24,13 +24,13 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
         ClusterError: the file names hosts, none of their nodes is this machine, and they were not brought up from here;
             or the cluster that is recorded under the file's name was brought up from other machines.
     """
-    from rlinf_cli.bootstrap import cluster_identity
+    from rlinf_cli.cluster import identity
     from rlinf_core.errors import ClusterError
     from rlinf_core.node import attach, cluster_records
 
     if env_vars.ADDRESS.get() or attach.may_be_embedded(1, job.cluster):
         return None
-    name = env_vars.CLUSTER.get() or cluster_identity.cluster_name(file)
+    name = env_vars.CLUSTER.get() or identity.cluster_name(file)
     record = cluster_records.load(name)
     if record is not None:
         if env_vars.CLUSTER.get() is None and not _of_the_file(job, record.path, record.section):
@@ -55,7 +55,7 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
     Raises:
         ConfigError: one of them is not set.
     """
-    from rlinf_cli.bootstrap.transports.head_driver import run_on_head
+    from rlinf_cli.cluster.transports.head_driver import run_on_head
     from rlinf_core.config.composing.origins import resolved_text
     from rlinf_core.placement.environment import forwarded_values
 
@@ -125,7 +125,7 @@ def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
 
 def _unlike(job: SoundJob, cluster: Known) -> str:
     """Return why a cluster of this machine is another than the job's; an empty text if it is the job's."""
-    from rlinf_cli.bootstrap.inventory import targets
+    from rlinf_cli.cluster.inventory import targets
 
     if not _of_the_file(job, cluster.path, cluster.section) and not _recorded_for(job, cluster.name):
         source = f"it was brought up from {cluster.path}" if cluster.path else "it was brought up from another file"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rlinf_cli.bootstrap.inspection import Inspector, job_of
+from rlinf_cli.cluster.jobs import Inspector, job_of
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode

@@ -91,13 +91,13 @@ def process_environment(cluster: ClusterConfig, node_rank: int, label: str) -> P
     forwarded = cluster.forward_env
     for index, group in enumerate(cluster.node_groups):
         if group.label == label:
-            own = given_by(group, ("cluster", "node_groups", index), node_rank, forwarded)
+            own = _given_by(group, ("cluster", "node_groups", index), node_rank, forwarded)
             if own is not None:
                 return own if own.interpreter else _with_default(own, cluster)
     return _with_default(ProcessEnvironment(forwarded), cluster)
 
 
-def given_by(group: NodeGroup, path: Path, node_rank: int, forwarded: tuple[str, ...]) -> ProcessEnvironment | None:
+def _given_by(group: NodeGroup, path: Path, node_rank: int, forwarded: tuple[str, ...]) -> ProcessEnvironment | None:
     """Return a group's `env_configs` entry for a node, or None. A valid file has at most one per node."""
     if node_rank not in group.node_ranks:
         return None
@@ -115,6 +115,19 @@ def given_by(group: NodeGroup, path: Path, node_rank: int, forwarded: tuple[str,
             forwarded, variables, config.python_interpreter_path, (*at, "python_interpreter_path"), group.label
         )
     return None
+
+
+def ray_interpreter(cluster: ClusterConfig, node_rank: int) -> str | None:
+    """Return the interpreter with which `rlinf up` starts Ray on a node; None for the path of its own.
+
+    It is the one that the node's groups name, if they agree, else that of the cluster.
+    """
+    named: dict[str, None] = {}
+    for index, group in enumerate(cluster.node_groups):
+        own = _given_by(group, ("cluster", "node_groups", index), node_rank, ())
+        if own is not None and own.interpreter is not None:
+            named.setdefault(own.interpreter)
+    return next(iter(named)) if len(named) == 1 else cluster.python_interpreter_path
 
 
 def _with_default(environment: ProcessEnvironment, cluster: ClusterConfig) -> ProcessEnvironment:

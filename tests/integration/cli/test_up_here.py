@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap import cluster_identity
+from rlinf_cli.cluster import identity
 from rlinf_core.process import proc
 from tests.waiting import until
 
@@ -84,7 +84,7 @@ def run(tmp_path: Path, base: str, env: dict[str, str]) -> Iterator[Run]:
 
     yield call
     call("down", "--force")
-    cluster = cluster_identity.cluster_id(name)
+    cluster = identity.cluster_id(name)
     assert not proc.processes_of(cluster, f"{base}/rlinf-{os.getuid()}/up-{cluster}")
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap.inventory import ray_interpreter
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ConfigError
 from rlinf_core.placement.component import ComponentPlacement
-from rlinf_core.placement.environment import ProcessEnvironment, process_environment
+from rlinf_core.placement.environment import ProcessEnvironment, process_environment, ray_interpreter
 from rlinf_core.placement.strategies import FlexiblePlacementStrategy
 from rlinf_core.topology import ClusterTopology
 

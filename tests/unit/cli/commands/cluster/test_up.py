@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.bootstrap.node import node_probe
-from rlinf_cli.bootstrap.transports import routes
-from rlinf_cli.bootstrap.transports.transport import CommandOutcome
-from rlinf_cli.machines import foreground
+from rlinf_cli.cluster import foreground
+from rlinf_cli.cluster.node import node_probe
+from rlinf_cli.cluster.transports import routes
+from rlinf_cli.cluster.transports.transport import CommandOutcome
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.process import proc
-from tests.unit.cli.bootstrap.conftest import CODE, FakeCluster
+from tests.unit.cli.cluster.conftest import CODE, FakeCluster
 from tests.waiting import until
 
 Cli = Callable[..., Any]

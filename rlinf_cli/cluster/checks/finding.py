@@ -1,0 +1,108 @@
+"""Input and output types of the checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_core.config.ranks import format_ranks
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+
+class CheckVerdict(StrEnum):
+    """The result of a check."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It works, but is slow or surprising."""
+    FAULT = "fault"
+    """A job would not start, or would not run as configured."""
+    UNREACHABLE = "unreachable"
+    """The node could not be probed."""
+    SKIPPED = "not checked"
+
+
+class Finding(NamedTuple):
+    """A finding, one line of the report.
+
+    Attributes:
+        check: the check, as in `clock`.
+        verdict: its result.
+        what: the observation.
+        rank: the node, or None for the whole cluster or a pair of nodes.
+        where: the location, in words.
+        help: the remedy; may be empty.
+        data: figures, for programs.
+    """
+
+    check: str
+    verdict: CheckVerdict
+    what: str
+    rank: int | None = None
+    where: str = "cluster"
+    help: str = ""
+    data: Mapping[str, Any] = {}
+
+
+class ProbedNode(NamedTuple):
+    """A node that answered.
+
+    Attributes:
+        node: the node.
+        facts: its facts; see `node_inspect`.
+        asked, heard: times of the request and the reply, by this machine's clock.
+    """
+
+    node: NodeTarget
+    facts: Mapping[str, Any]
+    asked: float
+    heard: float
+
+    def finding(
+        self, check: str, verdict: CheckVerdict, what: str, help: str = "", data: Mapping[str, Any] | None = None
+    ) -> Finding:
+        """Return a finding about this node."""
+        return Finding(check, verdict, what, self.node.rank, self.node.name, help, data or {})
+
+    def ok(self, check: str, what: str, data: Mapping[str, Any] | None = None) -> Finding:
+        return self.finding(check, CheckVerdict.OK, what, data=data)
+
+
+class Merged(NamedTuple):
+    """The same finding on several nodes."""
+
+    finding: Finding
+    ranks: tuple[int, ...]
+
+    @property
+    def where(self) -> str:
+        """`node 3 (trainer3)`, `nodes 0-7`, `cluster`."""
+        if len(self.ranks) < 2:
+            return self.finding.where
+        return f"nodes {format_ranks(self.ranks)}"
+
+
+def distinct(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings without duplicates: several interpreters of a node may have the same."""
+    return list({finding[:6]: finding for finding in findings}.values())
+
+
+def merged(findings: Sequence[Finding]) -> list[Merged]:
+    """Merge findings shared by several nodes; the order of the checks is kept."""
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for item in findings:
+        place = "" if item.rank is not None else item.where
+        groups.setdefault((item.check, item.verdict, item.what, item.help, place), []).append(item)
+    return [
+        Merged(group[0], tuple(sorted(item.rank for item in group if item.rank is not None)))
+        for group in groups.values()
+    ]
+
+
+def size(count: float) -> str:
+    """Return `512 MiB`, `3.2 GiB`."""
+    return f"{count / MIB:.0f} MiB" if count < GIB else f"{count / GIB:.1f} GiB"

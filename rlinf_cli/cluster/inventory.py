@@ -1,0 +1,235 @@
+"""The machines of the `cluster` section: how to reach each, and what to start there.
+
+Pure: nothing here touches a machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.env_vars import NODE_RANK, PORTS
+from rlinf_core.errors import ConfigError
+from rlinf_core.hardware.robots.unit import RobotUnit
+from rlinf_core.node.attach import RANK_LABEL
+from rlinf_core.node.cluster_records import ClusterRecord
+from rlinf_core.node.ports import NodePorts
+from rlinf_core.placement.environment import PATH_LISTS, process_environment, ray_interpreter
+
+GROUP_LABEL: Final = "rlinf.io/group"
+# A valid value of a Ray label.
+_LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?\Z")
+_CONNECT_SECONDS: Final = 10.0
+
+
+class GroupEnvironment(NamedTuple):
+    """The environment of a group's processes on a node.
+
+    Attributes:
+        label: the label of the group; `cluster` for processes without a group's `env_configs`.
+        interpreter: the absolute path of their Python.
+        variables: the group's variables, without forwarded ones.
+        has_robots: whether the group declares robots.
+    """
+
+    label: str
+    interpreter: str
+    variables: Mapping[str, str]
+    has_robots: bool = False
+
+    def request(self) -> dict[str, Any]:
+        """Return it in the form that `node_env` reads."""
+        names = [name for name in self.variables if name in PATH_LISTS]
+        return {"interpreter": self.interpreter, "env": dict(self.variables), "prepended": names}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTarget:
+    """A machine that is to be a node.
+
+    Attributes:
+        rank: its rank in the cluster; 0 is the head.
+        host: its ssh destination, or None for this machine.
+        groups: the labels of its node groups, in the order of the file.
+        ssh: its ssh settings; empty for this machine.
+        interpreter: absolute path of the Python that runs Ray there.
+        declared_interpreter: whether the file names it; else it is the path of this process's interpreter.
+        ports: the ports that Ray listens on.
+        accelerators: the accelerators, as its group declares, or None.
+        memory_gib: the least that its groups declare, or None.
+        robots: the robots, as its groups declare, as (hardware type, unit).
+        forwarded: the names of the variables forwarded from the driver.
+        environments: further environments, with their own interpreters, for processes there.
+    """
+
+    rank: int
+    host: str | None
+    groups: tuple[str, ...]
+    ssh: SshConfig
+    interpreter: str
+    declared_interpreter: bool
+    ports: NodePorts
+    accelerators: DeclaredAccelerators | None = None
+    memory_gib: float | None = None
+    robots: tuple[tuple[str, RobotUnit], ...] = ()
+    forwarded: tuple[str, ...] = ()
+    environments: tuple[GroupEnvironment, ...] = ()
+
+    @property
+    def is_head(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def name(self) -> str:
+        """`node 3 (trainer03)`, for messages."""
+        return f"node {self.rank} ({self.host or 'this machine'})"
+
+    @property
+    def connect_seconds(self) -> float:
+        """Time limit for connecting to it in seconds; 0 for this machine."""
+        return (self.ssh.connect_timeout or _CONNECT_SECONDS) if self.host is not None else 0.0
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment variables for Ray. Those of groups are only for their processes."""
+        return {NODE_RANK.name: str(self.rank), PORTS.name: self.ports.data}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Ray's labels for the node; a name that is not a valid label value is replaced by its digest."""
+        labels = {RANK_LABEL: str(self.rank)}
+        if self.groups:
+            group = self.groups[0]
+            labels[GROUP_LABEL] = group if _LABEL.match(group) else f"g-{_digest(group)}"
+        return labels
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what must be equal for a running node to be this one, as plain data."""
+        return {
+            "rank": self.rank,
+            "groups": list(self.groups),
+            "interpreter": self.interpreter,
+            "ports": self.ports.full_range,
+        }
+
+
+def targets(
+    cluster: ClusterConfig,
+    *,
+    default_interpreter: str | None = None,
+) -> tuple[NodeTarget, ...]:
+    """Return the machines of a validated `cluster` section, by rank.
+
+    Args:
+        cluster: the section.
+        default_interpreter: the Python of nodes that declare none; by default the path of this process's interpreter.
+
+    Raises:
+        ConfigError: some nodes have a host and others none, or the ports are too few.
+    """
+    interpreter = default_interpreter or sys.executable
+    ports = NodePorts.of(cluster.ports)
+    hosts = host_by_rank(cluster)
+    return tuple(_target(cluster, rank, hosts.get(rank), interpreter, ports) for rank in range(cluster.num_nodes))
+
+
+def recorded_targets(record: ClusterRecord) -> tuple[NodeTarget, ...]:
+    """Return the nodes of a running cluster, for probing and ending them; without their start variables."""
+    ports = NodePorts.of(range(record.ports[0], record.ports[1] + 1))
+    return tuple(
+        NodeTarget(
+            rank=node.rank,
+            host=node.host,
+            groups=node.groups,
+            ssh=SshConfig.model_validate(dict(node.ssh)),
+            interpreter=node.interpreter,
+            declared_interpreter=True,
+            ports=ports,
+        )
+        for node in record.nodes
+    )
+
+
+def host_by_rank(cluster: ClusterConfig) -> dict[int, str]:
+    """Return the ssh destination of each node; empty if the file names none.
+
+    Raises:
+        ConfigError: some nodes have one and others don't.
+    """
+    hosts: dict[int, str] = {}
+    if cluster.hosts:
+        hosts.update(enumerate(cluster.hosts))
+    for group in cluster.node_groups:
+        if group.hosts:
+            for rank, host in zip(group.node_ranks.resolve(cluster.num_nodes), group.hosts, strict=False):
+                hosts.setdefault(rank, host)
+    missing = [rank for rank in range(cluster.num_nodes) if rank not in hosts]
+    if hosts and missing:
+        plural = len(missing) > 1
+        raise ConfigError(
+            f"node{'s' if plural else ''} {format_ranks(missing)} {'have' if plural else 'has'} no host, others have"
+            " one",
+            help="put the others into a group with `hosts`, in rank order",
+        )
+    return hosts
+
+
+def _target(
+    cluster: ClusterConfig,
+    rank: int,
+    host: str | None,
+    interpreter: str,
+    ports: NodePorts,
+) -> NodeTarget:
+    members = [group for group in cluster.node_groups if rank in group.node_ranks]
+    ssh = cluster.ssh
+    for group in reversed(members):
+        ssh = group.ssh.over(ssh) if group.ssh else ssh
+    declared = ray_interpreter(cluster, rank)
+    return NodeTarget(
+        rank=rank,
+        host=host,
+        groups=tuple(group.label for group in members),
+        ssh=ssh,
+        interpreter=declared or interpreter,
+        declared_interpreter=declared is not None,
+        ports=ports,
+        accelerators=next((group.accelerators for group in members if group.accelerators), None),
+        memory_gib=min((group.memory_gib for group in members if group.memory_gib is not None), default=None),
+        robots=tuple(
+            (group.hardware.type, unit)
+            for group in members
+            if group.hardware
+            for unit in group.hardware.configs
+            if unit.node_rank == rank
+        ),
+        forwarded=cluster.forward_env,
+        environments=_environments(cluster, rank, members, declared or interpreter),
+    )
+
+
+def _environments(
+    cluster: ClusterConfig, rank: int, members: Sequence[NodeGroup], ray: str
+) -> tuple[GroupEnvironment, ...]:
+    """Return the environments of processes that may run on a node, except that of its Ray."""
+    with_robots = {group.label: group.hardware is not None for group in members}
+    environments: dict[str, GroupEnvironment] = {}
+    for label in (*with_robots, CLUSTER_LABEL):
+        declared = process_environment(cluster, rank, label)
+        if declared.interpreter is not None and (declared.variables or declared.interpreter != ray):
+            variables = {variable.name: variable.value for variable in declared.variables}
+            environment = GroupEnvironment(label, declared.interpreter, variables, with_robots.get(label, False))
+            environments.setdefault(
+                repr((environment.interpreter, sorted(variables.items()), environment.has_robots)), environment
+            )
+    return tuple(environments.values())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,190 @@
+"""Inspection of running jobs and clusters from outside: by the drivers' records, else by querying a cluster's Ray."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Final, Self
+
+from rlinf_cli.cluster.down import RunningJob
+from rlinf_cli.cluster.status import NodeStatus, State, StatusReport
+from rlinf_core import env_vars
+from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster import engine
+from rlinf_core.cluster.cluster import Cluster
+from rlinf_core.cluster.driver_folder import JobRecord, running_jobs
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.cluster.ray_private import gcs_client
+from rlinf_core.context import Session
+from rlinf_core.errors import ClusterError, RunError, RuntimeFailure
+from rlinf_core.node import attach
+from rlinf_core.node.stacks.process_stacks import ProcessStacks
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.suggest import did_you_mean, quoted
+from rlinf_core.supervision.client import ManagerClient
+from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
+from rlinf_core.supervision.lives import INSPECTOR, MANAGER
+from rlinf_core.topology import NodeInfo
+
+_SECONDS = 10.0
+_HEAD_SECONDS: Final = 5
+
+
+def find_job(name: str | None = None) -> JobRecord:
+    """Return the running job of this name, or the newest one: of this machine's drivers, else of its cluster.
+
+    Raises:
+        ClusterError: no such job of this user runs here or on the known cluster.
+    """
+    jobs = running_jobs()
+    if name is None or name not in [job.job for job in jobs]:
+        has_cluster = env_vars.ADDRESS.get() not in (None, attach.LOCAL) or attach.known() is not None
+        if has_cluster and (name is not None or not jobs):
+            jobs += _jobs_of_cluster()
+    if not jobs:
+        raise ClusterError(
+            "no job is running",
+            where="this machine",
+            why="none of your drivers has launched a group here or on a known cluster",
+            help=f"run this on the machine of the job's driver, or set `{env_vars.ADDRESS.name}` to its cluster",
+        )
+    if name is None:
+        return jobs[0]
+    names = [job.job for job in jobs]
+    if name not in names:
+        raise ClusterError(
+            f"no job named `{name}` is running", help=did_you_mean(name, names) or f"running: {quoted(names)}"
+        )
+    return jobs[names.index(name)]
+
+
+def job_of(folder: RunFolder) -> JobRecord:
+    """Return the job of an active run, found by its driver.
+
+    Raises:
+        RunError: it is not active, is another machine's, or has launched nothing yet.
+    """
+    state = folder.state
+    if not state.going_on:
+        raise RunError(f"{folder.path.name} is not active: it is {state.status}", where=str(folder.path))
+    if not state.alive:
+        raise RunError(
+            "the run's driver cannot be seen from here",
+            where=str(folder.path),
+            why=f"its driver was {state.process}",
+            help=f"run the same command on {state.process.host or 'the machine of the driver'}",
+        )
+    record = next((record for record in running_jobs() if record.pid == state.pid), None)
+    if record is None:
+        raise RunError(
+            "the run has not launched any process yet",
+            where=str(folder.path),
+            why=f"process {state.pid}, its driver, has no job",
+        )
+    return record
+
+
+def _jobs_of_cluster() -> list[JobRecord]:
+    """Return the jobs on the known cluster, newest first, found by their manager actors."""
+    joined = engine.connect(None, "rlinf-inspection", may_start=False)
+    ray = ray_api()
+    named = ray.util.list_named_actors(all_namespaces=True)
+    spaces = [actor["namespace"] for actor in named if actor["name"] == MANAGER]
+    records: list[JobRecord] = []
+    for space in spaces:
+        try:
+            manager = ray.get_actor(MANAGER, namespace=space)
+            job, secret, info, started = ray.get(manager.record.remote(), timeout=_SECONDS)
+        except (ValueError, TimeoutError, ray.exceptions.RayError):
+            continue  # it has just ended, or is not our manager
+        records.append(JobRecord(job, secret, info, joined.address, info.pid, started))
+    return sorted(records, key=lambda record: -record.started)
+
+
+class Inspector:
+    """A connection to the manager of a running job, from outside of the job."""
+
+    def __init__(self, record: JobRecord) -> None:
+        self._record = record
+        session = Session(record.job, bytes.fromhex(record.secret))
+        self._client = ManagerClient(session, record.manager, WorkerAddress(f"{INSPECTOR}-{os.getpid()}"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close(linger=0.0)
+
+    def snapshot(self, *, stacks: bool) -> JobSnapshot:
+        """Return the current activity of each process of the job.
+
+        Args:
+            stacks: whether to include the stacks of their threads.
+
+        Raises:
+            ClusterError: the job does not answer.
+        """
+        try:
+            return self._client.snapshot(stacks=stacks, seconds=_SECONDS)
+        except RuntimeFailure as error:
+            raise ClusterError(
+                f"the job `{self._record.job}` does not answer",
+                where=f"on the cluster at {self._record.address}",
+                why=error.message,
+            ) from error
+
+    def read_stacks(self, question: ReadStacks) -> list[ProcessStacks]:
+        """Return the stacks that another process of the job reads.
+
+        Raises:
+            RuntimeFailure: the manager or that process does not answer, or cannot read them.
+        """
+        return self._client.read_stacks(question)
+
+
+def cluster_status(address: str, name: str | None = None) -> StatusReport:
+    """Return the nodes by rank, and the running jobs.
+
+    It is joined in the same way as by a job, so that errors are the same.
+
+    Args:
+        address: the address of its head, `HOST:PORT`.
+        name: its name, if `rlinf up` started it.
+
+    Raises:
+        ClusterError: it cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
+    """
+    begun = time.monotonic()
+    with Cluster(address=address) as cluster:
+        nodes = tuple(map(_status, cluster.topology.nodes))
+        jobs = _other_jobs(address)
+    return StatusReport(nodes, jobs, time.monotonic() - begun, address=address, name=name)
+
+
+def _status(node: NodeInfo) -> NodeStatus:
+    versions = dict(node.versions)
+    return NodeStatus(
+        rank=node.rank,
+        groups=(),
+        host=node.hostname,
+        state=State.UP,
+        address=node.ip,
+        python=versions.get("python"),
+        ray=versions.get("ray"),
+        rlinf=versions.get("rlinf"),
+    )
+
+
+def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
+    """Return the other connected drivers; None if the head does not answer."""
+    ray: Any = ray_api()
+    try:
+        listed = gcs_client(address).get_all_job_info(timeout=_HEAD_SECONDS)
+    except ray.exceptions.RayError:
+        return None
+    own = ray.get_runtime_context().get_job_id()
+    return tuple(
+        RunningJob(str(job.driver_ip_address), int(job.driver_pid), str(job.entrypoint), job.start_time / 1000)
+        for key, job in listed.items()
+        if key.hex() != own and not job.is_dead and not job.config.ray_namespace.startswith("_ray_internal")
+    )

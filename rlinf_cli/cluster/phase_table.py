@@ -1,0 +1,135 @@
+"""The current phase of each node: a redrawn table on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rlinf_cli.cluster.phases import Event, Phase, Progress
+from rlinf_cli.console import console
+from rlinf_cli.console.terminal_stream import unguarded_stream
+from rlinf_core.foreign.terminal_text import replaced
+
+if TYPE_CHECKING:
+    from rlinf_cli.cluster.inventory import NodeTarget
+
+# Beyond this many nodes, only failed and late ones are listed, the others counted.
+_MOST_ROWS = 24
+_MOST_LINES = 40
+# Seconds between messages about a wait where nothing is redrawn.
+_WORD_EVERY = 10.0
+_MARKS = {Progress.DONE: ("ok", "green"), Progress.FAILED: ("failed", "red"), Progress.SKIPPED: ("not tried", "yellow")}
+
+
+class _Row:
+    def __init__(self, node: NodeTarget) -> None:
+        self.node = node
+        self.phase: Phase | None = None
+        self.progress: Progress | None = None
+        self.detail = ""
+        self.deadline: float | None = None
+        self.since = time.monotonic()
+
+    def take(self, event: Event) -> None:
+        if event.progress is Progress.BEGUN:
+            self.since, self.deadline = time.monotonic(), event.deadline
+        self.phase, self.progress = event.phase, event.progress
+        self.detail = event.detail or self.detail
+
+    @property
+    def waits(self) -> bool:
+        return self.progress is Progress.BEGUN
+
+    @property
+    def waiting(self) -> str:
+        """`join, 12 s of 60 s`."""
+        limit = f" of {self.deadline:.0f} s" if self.deadline else " s"
+        return f"{self.phase}, {time.monotonic() - self.since:.0f}{limit}"
+
+
+class PhaseTable:
+    """A view of node events."""
+
+    def __init__(self, nodes: Sequence[NodeTarget], last: Phase) -> None:
+        self._rows = {node.rank: _Row(node) for node in nodes}
+        self._last = last
+        self._live: Any = None
+        self._word_at = time.monotonic() + _WORD_EVERY
+
+    def update(self, event: Event) -> None:
+        """Take one event."""
+        row = self._rows[event.rank]
+        row.take(event)
+        if self._live is None:
+            self._say(row, event)
+
+    @contextmanager
+    def shown(self) -> Generator[None, None, None]:
+        """Show the table within the block, on a terminal that supports it."""
+        if console.verbosity.quiet or not sys.stderr.isatty() or not console.colored(sys.stderr):
+            yield
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        terminal = Console(file=unguarded_stream(sys.stderr), highlight=False)
+        with Live(get_renderable=self._grid, console=terminal, refresh_per_second=4) as self._live:
+            yield
+        self._live = None
+
+    def remind(self) -> None:
+        """Print which nodes are awaited, where nothing is redrawn; called periodically."""
+        if self._live is not None or time.monotonic() < self._word_at:
+            return
+        self._word_at = time.monotonic() + _WORD_EVERY
+        late = [row for row in self._rows.values() if row.waits]
+        if late:
+            named = ", ".join(f"node {row.node.rank} in {row.waiting}" for row in late[:3])
+            others = f", and {len(late) - 3} more" if len(late) > 3 else ""
+            console.message(f"waiting for {named}{others}")
+
+    def _say(self, row: _Row, event: Event) -> None:
+        """Print every phase of a few nodes; of many nodes only the outcome."""
+        if event.progress is Progress.BEGUN:
+            return
+        ends = event.progress is not Progress.DONE or event.phase is self._last
+        many = len(self._rows) > _MOST_LINES
+        if many and (event.progress is Progress.DONE or not ends):
+            return
+        word = _MARKS[event.progress][0]
+        detail = f" ({event.detail})" if event.detail and "\n" not in event.detail else ""
+        console.message(f"{row.node.name}: {event.phase} {word}{detail}")
+
+    def _grid(self) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        rows = list(self._rows.values())
+        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        # On a narrow terminal, groups and details are truncated, not nodes and phases.
+        hosts = max(len(row.node.host or "this machine") for row in rows)
+        for header, width in (("node", 4), ("host", min(hosts, 30)), ("group", 5), ("phase", 22), ("", 1)):
+            grid.add_column(header, no_wrap=True, min_width=width)
+        shown = rows if len(rows) <= _MOST_ROWS else _notable(rows)
+        for row in shown:
+            word, style = ("", "dim") if row.progress in (None, Progress.BEGUN) else _MARKS[row.progress]
+            phase = row.waiting if row.waits else f"{row.phase or ''} {word}"
+            host = row.node.host or "this machine"
+            cells = (str(row.node.rank), host, ", ".join(row.node.groups), phase, row.detail)
+            styles = ("", "", "", style, "dim")
+            # `Text`, so that no name or reply of a node is taken for markup.
+            grid.add_row(*(Text(replaced(cell), style=one) for cell, one in zip(cells, styles, strict=True)))
+        if len(shown) < len(rows):
+            counts = {phase: sum(row.phase is phase for row in rows) for phase in Phase}
+            counted = ", ".join(f"{count} in {phase}" for phase, count in counts.items() if count)
+            grid.add_row("", "", "", Text(f"{len(rows)} nodes: {counted}"), "")
+        return grid
+
+
+def _notable(rows: Iterable[_Row]) -> list[_Row]:
+    """Return failed nodes, then those waiting longest."""
+    order = {Progress.FAILED: 0, Progress.BEGUN: 1}
+    return sorted(rows, key=lambda row: (order.get(row.progress or Progress.BEGUN, 2), row.since))[:_MOST_ROWS]

@@ -1,0 +1,240 @@
+"""A job script for Slurm: it brings the cluster up on machines chosen by Slurm, runs the job, and ends both."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.schedulers.text import one_line
+from rlinf_cli.cluster.schedulers.wishes import Wish
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.errors import ConfigError
+
+# The name of a cluster is at most 64 characters long; the ids of job and attempt follow.
+_NAME_LENGTH: Final = 40
+_REQUEUE: Final = "requeue"
+# Seconds before the time limit at which a job that may be requeued is warned.
+_WARNING_SECONDS: Final = 120
+# Options of sbatch that the script itself sets, and why they are not to be replaced.
+_OWN: Final = {
+    "nodes": "it follows from `cluster` of the file",
+    "ntasks": "each node runs one task",
+    "ntasks-per-node": "each node runs one task",
+    "gpus-per-node": "it follows from the accelerators of the file",
+    "nodelist": "it follows from `hosts` of the file",
+    "exclusive": "it is always asked for",
+    "open-mode": "`--with requeue` sets it",
+}
+
+
+class NodeBlock(NamedTuple):
+    """Consecutive equal nodes: one request for machines.
+
+    Attributes:
+        nodes: the nodes by rank.
+    """
+
+    nodes: tuple[NodeTarget, ...]
+
+    @property
+    def first(self) -> NodeTarget:
+        return self.nodes[0]
+
+    @property
+    def title(self) -> str:
+        """Title, `nodes 0-7: a800`, always on one line."""
+        ranks = format_ranks([node.rank for node in self.nodes])
+        groups = ", ".join(self.first.groups)
+        return one_line(f"node{'' if len(self.nodes) == 1 else 's'} {ranks}" + (f": {groups}" if groups else ""))
+
+
+def pieces_of(nodes: Sequence[NodeTarget]) -> list[NodeBlock]:
+    """Return blocks of nodes, by rank, with equal groups, interpreter and accelerators."""
+
+    def alike(node: NodeTarget) -> tuple[Any, ...]:
+        count = node.accelerators.per_node if node.accelerators else None
+        return (node.groups, node.interpreter, node.declared_interpreter, count)
+
+    return [NodeBlock(tuple(group)) for _, group in groupby(nodes, alike)]
+
+
+_START: Final = r"""
+set -euo pipefail
+umask 077
+file={file}
+overrides=({overrides})
+
+# Each attempt of each job has a cluster of its own: copies of a job, and leftovers of a killed one, stay apart.
+export RLINF_CLUSTER={name}-$SLURM_JOB_ID${{SLURM_RESTART_COUNT:+.$SLURM_RESTART_COUNT}}
+# All nodes share the token through the home folder, which every node must mount; it lives as long as the job.
+token=$HOME/.rlinf-$RLINF_CLUSTER.token
+od -An -N32 -tx1 /dev/urandom | tr -d ' \n' > "$token"
+# At the end the steps are asked to end, by Slurm: an srun that is asked kills its step.
+finish() {{
+  rm -f "$token"
+  scancel --signal=TERM "$SLURM_JOB_ID" 2> /dev/null || true
+  # A signal ends the wait.
+  while [[ $(jobs -pr) ]]; do wait || true; done
+}}
+trap finish EXIT
+# When Slurm ends the job it asks the steps, too. This script waits for them, so that the driver can save.
+trap : TERM
+
+# The address of node 0 is queried there: its name may resolve to loopback.
+head=$(srun {first_group}--nodes=1 --ntasks=1 hostname -I | awk '{{print $1}}')
+nodes=()
+"""
+# `up` must not be ended by a warning that comes while its interpreter starts.
+_PIECE: Final = r"""
+# {title}
+srun {group}--nodes={count} --ntasks={count} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=1 \
+  bash -c 'trap "" USR1 USR2
+    exec "$1" -m rlinf_cli up --name "$2" --node-rank "$(($3 + SLURM_NODEID))" --head-address "$4" \
+    --token-file "$5" --block "${{@:6}}"' \
+  node {interpreter} "$RLINF_CLUSTER" {first} "$head" "$token" "$file" "${{overrides[@]}}" &
+nodes+=($!)
+"""
+_END: Final = r"""
+# The driver runs on node 0 once all nodes are up.
+srun {first_group}--nodes=1 --ntasks=1 --overlap --cpu-bind=none \
+  bash -c 'trap "echo \"warned of the time limit before the nodes were up: ask for more time\" >&2; exit 3" USR1 USR2
+    for try in {{1..90}}; do
+      "$1" -m rlinf_cli status --name "$2" --quiet > /dev/null 2>&1 && exec "$1" -m rlinf_cli train "${{@:3}}"
+      sleep 2
+    done
+    "$1" -m rlinf_cli status --name "$2"; exit 3' \
+  driver {interpreter} "$RLINF_CLUSTER" "$file" "${{overrides[@]}}"{resume} &
+driver=$!
+
+# The driver's end is the job's. A node that ends before it fails the job.
+while kill -0 "$driver" 2> /dev/null; do
+  for node in "${{nodes[@]}}"; do
+    if ! kill -0 "$node" 2> /dev/null; then
+      echo "a node ended before the driver: the job ends" >&2
+      exit 3
+    fi
+  done
+  sleep 1
+done
+code=0
+wait "$driver" || code=$?
+{requeue}exit "$code"
+"""
+_RESUME: Final = " ${SLURM_RESTART_COUNT:+runner.resume_dir=auto}"
+_AGAIN: Final = r"""# Warned of the time limit, the driver has saved: the job goes on from there in a new attempt.
+if ((code == 128 + $(kill -l USR1))); then
+  finish
+  trap - EXIT
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+"""
+
+
+def slurm(
+    name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence[str] = (), wishes: Iterable[Wish] = ()
+) -> str:
+    """Return an `sbatch` script that brings the cluster up on machines chosen by Slurm, and runs the job.
+
+    Args:
+        name: the name of the cluster; the job's id is added to it.
+        file: the configuration file as named on the command line.
+        nodes: the nodes of the file, by rank.
+        overrides: the command line's overrides.
+        wishes: options of `sbatch`, and `requeue`.
+
+    Raises:
+        ConfigError: a wish contradicts what the script needs, or `requeue` has a value.
+    """
+    wishes = _checked(wishes)
+    requeue = any(wish.key == _REQUEUE for wish in wishes)
+    name = name[:_NAME_LENGTH]
+    pieces = pieces_of(nodes)
+    several = len(pieces) > 1
+    lines = ["#!/bin/bash"]
+    if not any(wish.key == "job-name" for wish in wishes):
+        lines.append(f"#SBATCH --job-name={name}")
+    if requeue:
+        lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
+        if not any(wish.key == "signal" for wish in wishes):
+            lines.append(f"#SBATCH --signal=USR1@{_WARNING_SECONDS}")
+    for index, piece in enumerate(pieces):
+        if index:
+            lines.append("#SBATCH hetjob")
+        lines += [f"# {piece.title}", *_requests(piece), *_wished(piece, wishes)]
+
+    def group(index: int) -> str:
+        return f"--het-group={index} " if several else ""
+
+    script = [
+        "\n".join(lines) + "\n",
+        _START.format(
+            file=shlex.quote(file), overrides=shlex.join(overrides), name=shlex.quote(name), first_group=group(0)
+        ),
+    ]
+    for index, piece in enumerate(pieces):
+        script.append(
+            _PIECE.format(
+                title=piece.title,
+                group=group(index),
+                count=len(piece.nodes),
+                interpreter=_interpreter(piece),
+                first=piece.first.rank,
+            )
+        )
+    script.append(
+        _END.format(
+            first_group=group(0),
+            interpreter=_interpreter(pieces[0]),
+            resume=_RESUME if requeue else "",
+            requeue=_AGAIN if requeue else "",
+        )
+    )
+    return "".join(script)
+
+
+def _checked(wishes: Iterable[Wish]) -> list[Wish]:
+    checked = list(wishes)
+    for wish in checked:
+        if wish.key in _OWN:
+            raise ConfigError(f"`--with {wish.key}` is not possible", why=_OWN[wish.key])
+        if wish.key == _REQUEUE and (wish.value is not None or wish.group is not None):
+            raise ConfigError("`--with requeue` is for the whole job, and has no value", help="write `--with requeue`")
+        if wish.key == "signal" and (wish.value or "").startswith("B:"):
+            raise ConfigError(
+                f"`--with signal={wish.value}` warns the script alone",
+                why="the driver is a step of the job",
+                help=f"write `--with signal={str(wish.value)[2:]}`, which warns the steps",
+            )
+    return checked
+
+
+def _wished(piece: NodeBlock, wishes: Sequence[Wish]) -> list[str]:
+    return [
+        f"#SBATCH --{wish.key}" + ("" if wish.value is None else f"={shlex.quote(wish.value)}")
+        for wish in wishes
+        if wish.key != _REQUEUE and wish.covers(piece.first)
+    ]
+
+
+def _interpreter(piece: NodeBlock) -> str:
+    """Return the interpreter; by default the first in the job's environment."""
+    return shlex.quote(piece.first.interpreter) if piece.first.declared_interpreter else "python3"
+
+
+def _requests(piece: NodeBlock) -> list[str]:
+    count = len(piece.nodes)
+    lines = [f"#SBATCH --nodes={count}", "#SBATCH --ntasks-per-node=1", "#SBATCH --exclusive"]
+    declared = piece.first.accelerators
+    if declared is not None and declared.per_node:
+        lines.append(f"#SBATCH --gpus-per-node={declared.per_node}")
+    hosts = [node.host.rpartition("@")[2] for node in piece.nodes if node.host is not None]
+    if hosts:
+        # Slurm allocates machines in the order of their names; ranks follow that.
+        lines.append(f"#SBATCH --nodelist={','.join(hosts)}")
+    elif any(node.robots for node in piece.nodes):
+        lines.append("# The machines of the robots, in rank order; or list them in `hosts` of the file:")
+        lines.append("##SBATCH --nodelist=ROBOT_HOSTS")
+    return lines

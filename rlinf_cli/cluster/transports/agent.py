@@ -1,0 +1,207 @@
+"""Requests to a node: the agent's source and the request go over standard input; lines of JSON come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, Transport
+from rlinf_core.foreign.strict_json import load_json
+from rlinf_core.suggest import clipped
+
+# The modules of the agent, in import order.
+PARTS: Final = (
+    "rlinf_core.foreign.strangers",
+    "rlinf_core.process.proc",
+    "rlinf_core.node.node_env",
+    "rlinf_core.node.node_facts",
+    "rlinf_cli.cluster.node.node_holdings",
+    "rlinf_cli.cluster.node.node_probe",
+    "rlinf_cli.cluster.node.node_inspect",
+    "rlinf_cli.cluster.node.node_links",
+    "rlinf_cli.cluster.node.node_ray",
+    "rlinf_cli.cluster.node.node_members",
+    "rlinf_cli.cluster.node.node_run",
+    "rlinf_cli.cluster.node.node_agent",
+)
+_PACKAGES: Final = (
+    "rlinf_core",
+    "rlinf_core.foreign",
+    "rlinf_core.node",
+    "rlinf_core.process",
+    "rlinf_cli",
+    "rlinf_cli.cluster",
+    "rlinf_cli.cluster.node",
+)
+# All that a process list shows: one line that any login shell can quote.
+_TAKEN: Final = "rlinf: a login script of this machine, such as ~/.bashrc, read the standard input of the command"
+_LOADER: Final = (
+    'import sys;b=sys.stdin.buffer;n=next((l for l in b if l.strip()),b"").strip();'
+    f'n.isdigit() or sys.exit("{_TAKEN}");exec(b.read(int(n)))'
+)
+# Login scripts that read lines, such as an answer to a question, get these.
+_SPARE_LINES: Final = b"\n" * 16
+_CARRIER: Final = """\
+sys.path[:] = [p for p in sys.path if p]
+import types
+if sys.version_info < (3, 8):
+    print('{{"event": "error", "message": "its Python is %d.%d, rlinf needs 3.11 or newer"}}' % sys.version_info[:2])
+    sys.exit(1)
+parts = {parts!r}
+for name in {packages!r}:
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = []
+for name, source in parts:
+    module = sys.modules[name] = types.ModuleType(name)
+    package, _, own = name.rpartition('.')
+    setattr(sys.modules[package], own, module)
+    exec(compile(source, name, 'exec'), module.__dict__)
+sys.exit(sys.modules[{main!r}].main())
+"""
+_MISSING: Final = frozenset((126, 127))
+
+
+class AgentReply(NamedTuple):
+    """A node's reply to a request.
+
+    Attributes:
+        data: the requested data, or None.
+        message: the error, empty on success.
+        why, help: its cause and remedy.
+        rc: the exit code of the failed command, if any.
+        lines: the last lines of the failed command.
+        result: the result of the run.
+    """
+
+    data: dict[str, Any] | None
+    message: str
+    why: str
+    help: str
+    rc: int | None
+    lines: str
+    result: CommandResult
+
+    @property
+    def ok(self) -> bool:
+        return self.data is not None
+
+
+def path_of(part: str) -> Path:
+    """Return the file of a part."""
+    spec = find_spec(part)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"no module named {part!r}", name=part)
+    return Path(spec.origin)
+
+
+@cache
+def source(main: str = "node_agent") -> bytes:
+    """Return the loader's program: the parts as modules under their names here, and a call of one's `main()`."""
+    parts = [(name, path_of(name).read_text(encoding="utf-8")) for name in PARTS]
+    text = _CARRIER.format(parts=parts, packages=_PACKAGES, main=f"{_PACKAGES[-1]}.{main}").encode()
+    return b"%s%d\n%s" % (_SPARE_LINES, len(text), text)
+
+
+def command(interpreter: str) -> list[str]:
+    """Return the command that runs the agent from standard input on a node."""
+    return [interpreter, "-c", _LOADER]
+
+
+def script(request: dict[str, Any]) -> bytes:
+    """Return the agent's input: its source, and the request."""
+    return source() + json.dumps(request).encode() + b"\n"
+
+
+async def ask(
+    transport: Transport,
+    node: NodeTarget,
+    request: dict[str, Any],
+    *,
+    deadline: float,
+    interpreter: str | None = None,
+    on_hello: Callable[[], None] | None = None,
+) -> AgentReply:
+    """Send `request` to `node` and return the reply; no failure of a node raises.
+
+    Args:
+        transport: the transport to it.
+        node: the node.
+        request: a verb of the agent and its arguments, as JSON data.
+        deadline: seconds after which the node counts as silent, from the start of its turn.
+        interpreter: an interpreter other than the node's own.
+        on_hello: called once the agent runs.
+    """
+
+    def line(text: bytes) -> None:
+        if on_hello is not None and b'"hello"' in text:
+            on_hello()
+
+    path = interpreter or node.interpreter
+    # The script is built at this node's turn: a thousand of them at once would fill the memory.
+    async with transport.turns or nullcontext():
+        result = await transport.run(node, command(path), script(request), deadline=deadline, on_line=line)
+    return _understood(node, path, result, deadline)
+
+
+def _understood(node: NodeTarget, interpreter: str, result: CommandResult, deadline: float) -> AgentReply:
+    events = list(_events(result.stdout))
+    last = events[-1] if events else {}
+    if last.get("event") == "result":
+        last.pop("event")
+        return AgentReply(last, "", "", "", 0, "", result)
+    if last.get("event") == "error":
+        message, why, hint, lines = (clipped(str(last.get(name) or "")) for name in ("message", "why", "help", "lines"))
+        rc = last.get("rc")
+        return AgentReply(None, message, why, hint, rc if isinstance(rc, int) else None, lines, result)
+    spoken = result.last_lines()
+    if _TAKEN.encode() in result.stderr:
+        message = "the login shell took the standard input of the command"
+        why = "a script that it runs at the login, such as ~/.bashrc or ~/.profile, reads it"
+        hint = "let the script read only where the shell is interactive: `case $- in *i*) ...;; esac`"
+        return AgentReply(None, message, why, hint, result.rc, spoken, result)
+    if result.kind is CommandOutcome.TIMEOUT:
+        message = f"no answer within {deadline:g} s"
+        silent = f"`{interpreter}`, or a script of the login shell before it, printed nothing"
+        why = "it connected, but then sent nothing" if events else silent
+        return AgentReply(None, message, why, result.help or f"try `{interpreter} -V` there", None, spoken, result)
+    if result.kind is not CommandOutcome.DONE:
+        return AgentReply(None, str(result.kind), _first_cause(spoken), result.help or "", result.rc, spoken, result)
+    if result.rc in _MISSING:
+        problem = "is not executable" if result.rc == 126 else "does not exist"
+        hint = (
+            "correct `python_interpreter_path`"
+            if node.declared_interpreter
+            else (
+                "install Python there, or set `python_interpreter_path` for the node's group; by default it is the"
+                " path of the interpreter that runs `rlinf` here"
+            )
+        )
+        return AgentReply(None, f"the interpreter `{interpreter}` {problem}", spoken, hint, result.rc, spoken, result)
+    message = f"`{interpreter}` cannot run the agent" if not events else "the agent ended without an answer"
+    hint = "`python_interpreter_path` must be a Python 3.11 or newer"
+    return AgentReply(None, message, f"it ended with exit code {result.rc}", hint, result.rc, spoken, result)
+
+
+def _first_cause(spoken: str) -> str:
+    """Return the last line of ssh's output: the lines before it are banners and warnings."""
+    lines = [line.strip() for line in spoken.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _events(output: bytes) -> list[dict[str, Any]]:
+    """Return the agent's lines; a login script may print others before."""
+    events: list[dict[str, Any]] = []
+    for line in output.splitlines():
+        try:
+            data = load_json(line)
+        except ValueError:
+            continue
+        if isinstance(data, dict) and "event" in data:
+            events.append(cast("dict[str, Any]", data))
+    return events

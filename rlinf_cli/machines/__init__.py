@@ -1,1 +1,0 @@
-"""Commands about machines: from options and records to nodes."""

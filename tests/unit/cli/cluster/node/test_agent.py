@@ -1,0 +1,286 @@
+"""The agent that travels: it runs on any Python from 3.8 on, tells no secret, and its answers are understood."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import base64
+import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.node import node_holdings, node_inspect, node_probe
+from rlinf_cli.cluster.transports import agent
+from rlinf_cli.cluster.transports.routes import LocalTransport
+from rlinf_core.node import node_facts
+
+Nodes = Callable[..., tuple[NodeTarget, ...]]
+
+
+@pytest.mark.parametrize("name", agent.PARTS)
+def test_parts_are_of_python_3_8_and_of_its_library(name: str) -> None:
+    source = agent.path_of(name).read_text(encoding="utf-8")
+    tree = ast.parse(source, feature_version=(3, 8))
+    modules = {
+        module
+        for node in ast.walk(tree)
+        for module in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    ours = {module for module in modules if module.startswith("rlinf")}
+    assert ours <= {part.rpartition(".")[0] for part in agent.PARTS} | set(agent.PARTS)
+    assert {module.partition(".")[0] for module in modules - ours} <= set(sys.stdlib_module_names)
+    assert not {"removeprefix", "removesuffix"} & {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+    }  # of 3.9
+
+
+def test_every_part_that_another_imports_travels_before_it() -> None:
+    for index, name in enumerate(agent.PARTS):
+        source = agent.path_of(name).read_text(encoding="utf-8")
+        for other in agent.PARTS[index:]:
+            package, _, own = other.rpartition(".")
+            assert f"{other} import" not in source
+            assert not re.search(rf"from {package} import .*\b{own}\b", source)
+
+
+@pytest.fixture
+def ask(make_nodes: Nodes) -> Callable[..., agent.AgentReply]:
+    def call(request: dict[str, Any], *, deadline: float = 60, **changes: Any) -> agent.AgentReply:
+        node = replace(make_nodes(text="cluster: {num_nodes: 1}")[0], **{"interpreter": sys.executable, **changes})
+        return asyncio.run(agent.ask(LocalTransport(), node, request, deadline=deadline))
+
+    return call
+
+
+def test_the_facts_of_this_machine(ask: Callable[..., agent.AgentReply]) -> None:
+    answer = ask({"verb": "probe", "cluster": "test-e1-none", "env": {}, "ports": {}})
+    assert answer.ok, answer
+    facts = answer.data or {}
+    assert facts["python"] == list(sys.version_info[:3])
+    assert facts["interpreter"] == sys.executable
+    assert facts["record"] is None
+    assert facts["fingerprint"]
+    assert facts["places"]["rlinf_core"]
+    assert facts["disk_free"] > 0
+
+
+def test_a_taken_port_is_told_with_who_has_it(ask: Callable[..., agent.AgentReply]) -> None:
+    import socket
+
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        port = held.getsockname()[1]
+        facts = ask({"verb": "probe", "cluster": "test-e1-none", "ports": {"gcs": port, "free": 1}}).data or {}
+    [[name, number, who]] = facts["taken"]
+    assert (name, number) == ("gcs", port)
+    assert "pid" in who
+    assert "cluster" not in who
+
+
+def test_a_taken_port_names_the_cluster_that_has_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def folder_of(cluster: str) -> str:
+        return str(tmp_path / cluster)
+
+    monkeypatch.setattr(node_holdings, "folder_of", folder_of)
+    (tmp_path / "68b076be").mkdir()
+    (tmp_path / "68b076be" / "node.json").write_text('{"name": "lap"}')
+    code = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RLINF_RAY": "68b076be"},
+    ) as held:
+        assert held.stdin is not None
+        assert held.stdout is not None
+        port = int(held.stdout.readline())
+        [[_, _, who]] = node_probe.taken_ports({"gcs": port}, set())
+        held.stdin.close()
+    assert who.endswith(" of cluster `lap` (`rlinf down --name lap`)")
+
+
+def test_the_environment_has_the_code_that_was_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of somebody else")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    env = node_probe.environment({"env": {"A": "1"}, "code": True, "cluster": "test-e1-none"})
+    assert (env["PATH"], env["A"]) == ("/usr/bin", "1")
+    assert env["PYTHONPATH"] == node_probe.code_folder("test-e1-none")
+    assert "RAY_AUTH_TOKEN" not in env
+
+
+def test_an_interpreter_that_is_not_there(ask: Callable[..., agent.AgentReply]) -> None:
+    answer = ask({"verb": "probe"}, interpreter="/nowhere/python", declared_interpreter=True)
+    assert answer.message == "the interpreter `/nowhere/python` does not exist"
+    assert answer.help == "correct `python_interpreter_path`"
+    assert answer.rc == 127
+
+
+def test_an_interpreter_that_is_none(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("no program\n")
+    assert "is not executable" in ask({"verb": "probe"}, interpreter=str(program)).message
+    program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    program.chmod(0o755)
+    answer = ask({"verb": "probe"}, interpreter=str(program))
+    assert "cannot run the agent" in answer.message
+    assert answer.rc == 3
+    assert answer.lines == "broken"
+
+
+def test_interpreter_that_hangs_is_named(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    answer = ask({"verb": "probe"}, deadline=0.2, interpreter=str(program))
+    assert answer.message == "no answer within 0.2 s"
+    assert answer.why == f"`{program}`, or a script of the login shell before it, printed nothing"
+    assert answer.help == f"try `{program} -V` there"
+
+
+@pytest.mark.parametrize("login", ["read -r answer", "read a; read b; read c"])
+def test_login_scripts_may_read_lines(ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).ok
+
+
+@pytest.mark.parametrize("login", ["cat >/dev/null", "while read -r line; do :; done", "dd bs=100 count=1 2>/dev/null"])
+def test_a_login_script_that_takes_the_input_is_named(
+    ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    answer = ask({"verb": "probe"}, interpreter=str(program))
+    assert answer.message == "the login shell took the standard input of the command"
+    assert "~/.bashrc" in answer.why
+
+
+def test_what_a_login_script_prints_is_skipped(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho "Welcome!"\necho 12\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).ok
+
+
+def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., agent.AgentReply]) -> None:
+    answer = ask({"verb": "start", "token": "0123456789abcdef"})
+    assert not answer.ok
+    assert "KeyError" in answer.message
+    assert "0123456789abcdef" not in str(answer)
+
+
+def test_software_that_cannot_be_asked_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_probe, "_SOFTWARE", "raise SystemExit(1)")
+    facts = node_probe.software({})
+    assert facts["ray"] is None
+    assert facts["fault"]
+
+
+def test_its_version_is_that_of_the_code_and_of_no_distribution() -> None:
+    """Code that `--sync` shipped has no distribution, and one called `rlinf` may be another project's."""
+    from rlinf_core import __version__
+
+    assert node_probe.software(dict(os.environ))["rlinf"] == __version__
+
+
+def test_a_folder_is_short_enough_for_rays_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_facts.tempfile, "gettempdir", lambda: "/a/very/long/folder/that/somebody/chose/for/TMPDIR")
+    assert node_facts.folder_of("01234567").startswith("/tmp/rlinf-")
+
+
+def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
+    path = tmp_path / "node.json"
+    node_facts.write_private(str(path), json.dumps({"process": "1:2", "env": {"SECRET": "x"}}))
+    assert path.stat().st_mode & 0o777 == 0o600
+    result = node_facts.running(str(tmp_path))
+    assert result is not None
+    assert "env" not in result
+    assert result["alive"] is False
+    path.write_text("{")
+    assert node_facts.running(str(tmp_path)) is None
+
+
+def test_shipped_code_comes_first_and_replaces_older_code(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
+    from rlinf_cli.cluster.transports import sync
+
+    code = tmp_path / "code"
+    (code / "own" / "__pycache__").mkdir(parents=True)
+    (code / "own" / "__init__.py").write_text("x = 1\n")
+    (code / "own" / "__pycache__" / "x.pyc").write_text("")
+    packed = sync.archive(code)
+    cluster = f"t{tmp_path.stat().st_ino}"
+    folder = Path(node_probe.code_folder(cluster))
+    try:
+        first = ask({"verb": "sync", "cluster": cluster, "archive": packed})
+        assert first.ok, first
+        assert (folder / "own" / "__init__.py").read_text() == "x = 1\n"
+        assert (folder / "rlinf_core" / "errors.py").exists()
+        assert not (folder / "own" / "__pycache__").exists()
+        (folder / "stale.py").write_text("")
+        assert ask({"verb": "sync", "cluster": cluster, "archive": packed}).ok
+        assert not (folder / "stale.py").exists()
+        facts = ask({"verb": "probe", "cluster": cluster, "code": True}).data or {}
+        assert facts["places"]["rlinf_core"] == str(folder / "rlinf_core")
+        ended = ask({"verb": "stop", "cluster": cluster}).data or {}
+        assert (ended["found"], ended["files"]) == (True, [])
+        assert not folder.exists()
+    finally:
+        node_holdings.remove(str(folder))
+
+
+@pytest.mark.parametrize("name", ["/tmp/evil", "../evil", "a/../../evil"])
+def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.AgentReply], tmp_path: Path, name: str) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as packed:
+        packed.addfile(tarfile.TarInfo(name))
+    archive = base64.b64encode(buffer.getvalue()).decode()
+    answer = ask({"verb": "sync", "cluster": f"t{tmp_path.stat().st_ino}", "archive": archive})
+    assert not answer.ok
+    assert "cannot be written" in answer.message
+    assert not Path("/tmp/evil").exists()
+
+
+def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
+    from rlinf_cli.cluster.transports import sync
+    from rlinf_core.errors import ConfigError
+
+    with pytest.raises(ConfigError, match="is not a folder"):
+        sync.archive(tmp_path / "none")
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(ConfigError, match="too large to be copied"):
+        sync.archive(tmp_path)
+
+
+def test_robot_address_comes_from_its_nodes_variable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as robot:
+        port = robot.getsockname()[1]
+        assert node_inspect._reach(("$ARM", port), {"ARM": "127.0.0.1"}) == ["$ARM", port, None]
+    fault = "the node's environment has no variable `ARM`"
+    assert node_inspect._reach(("$ARM", port), {}) == ["$ARM", port, fault]

@@ -1,0 +1,177 @@
+"""What reaches ssh, and what is made of how it ends. A program of ours stands in for ssh: it logs what it was given
+and runs the command as sshd does, by the login shell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.transports import agent
+from rlinf_cli.cluster.transports.ssh import SshTransport, classify, remedy
+from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult
+from rlinf_core.errors import ClusterError
+
+Nodes = Callable[..., tuple[NodeTarget, ...]]
+
+FAKE = """\
+#!{python}
+import json, os, sys
+with open({log!r}, "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+os.execv("/bin/sh", ["sh", "-c", sys.argv[-1]])
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-in writes its arguments, a line of JSON each time; it is first on PATH."""
+    folder, written = tmp_path / "bin", tmp_path / "log"
+    folder.mkdir()
+    (folder / "ssh").write_text(FAKE.format(python=sys.executable, log=str(written)))
+    (folder / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return written
+
+
+def run(node: NodeTarget, argv: list[str], stdin: bytes = b"", deadline: float = 60.0) -> CommandResult:
+    return asyncio.run(SshTransport().run(node, argv, stdin, deadline=deadline))
+
+
+def test_the_arguments(make_nodes: Nodes, log: Path) -> None:
+    text = """\
+cluster:
+  num_nodes: 2
+  hosts: [gpu, me@lab]
+  ssh: {user: me, port: 2222, identity_file: ~/.ssh/id, connect_timeout: 2.5, options: {ProxyJump: gate}}
+"""
+    node = make_nodes(text=text)[1]
+    assert run(node, ["echo", "a b"]).stdout == b"a b\n"
+    loaded = json.loads(log.read_text())
+    assert loaded[-3:] == ["--", "me@lab", "echo 'a b'"]
+    options = [loaded[index + 1] for index, word in enumerate(loaded) if word == "-o"]
+    assert options[:2] == ["BatchMode=yes", "ProxyJump=gate"]  # what is given first counts
+    assert "ConnectTimeout=3" in options
+    assert not any(option.startswith("StrictHostKeyChecking") for option in options)  # the user's own config decides
+    assert loaded[-9:-3] == ["-l", "me", "-p", "2222", "-i", os.path.expanduser("~/.ssh/id")]
+    [control] = [option for option in options if option.startswith("ControlPath=")]
+    folder = Path(control.removeprefix("ControlPath=")).parent
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+EVIL = ["$(touch {x})", "`touch {x}`", "; touch {x} #", "' ; touch {x} '", '" ; touch {x} "', "a\nb", "-x", "*", "\\"]
+
+
+@pytest.mark.parametrize("text", EVIL)
+def test_no_shell_acts_on_an_argument(make_nodes: Nodes, log: Path, tmp_path: Path, text: str) -> None:
+    made = tmp_path / "made"
+    text = text.format(x=made)
+    code = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    done = run(make_nodes(1)[0], [sys.executable, "-c", code, text])
+    assert json.loads(done.stdout) == [text]
+    assert not made.exists()
+
+
+def test_an_interpreter_with_a_name_that_a_shell_would_run(make_nodes: Nodes, log: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    node = replace(make_nodes(1)[0], interpreter=f"/nowhere/$(touch {made})/python")
+    answer = asyncio.run(agent.ask(SshTransport(), node, {"verb": "probe"}, deadline=60))
+    assert not answer.ok
+    assert "does not exist" in answer.message
+    assert not made.exists()
+
+
+def test_values_of_variables_arrive_as_they_are(make_nodes: Nodes, log: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    evil = [text.format(x=made) for text in EVIL]
+    node = replace(make_nodes(1)[0], interpreter=sys.executable)
+    request = {"verb": "probe", "cluster": "x", "env": {f"V{index}": text for index, text in enumerate(evil)}}
+    answer = asyncio.run(agent.ask(SshTransport(), node, request, deadline=60))
+    assert answer.ok, answer
+    assert not made.exists()
+
+
+def test_neither_script_nor_token_is_an_argument(make_nodes: Nodes, log: Path) -> None:
+    node = replace(make_nodes(1)[0], interpreter=sys.executable)
+    request = {"verb": "probe", "cluster": "x", "token": "0123456789abcdef"}
+    assert asyncio.run(agent.ask(SshTransport(), node, request, deadline=60)).ok
+    assert "0123456789abcdef" not in log.read_text()
+    assert len(json.loads(log.read_text())[-1]) < 300
+
+
+def test_a_command_that_does_not_end_is_ended_at_its_deadline(make_nodes: Nodes, log: Path) -> None:
+    result = run(make_nodes(1)[0], ["sleep", "600"], deadline=0.5)
+    assert result.kind is CommandOutcome.TIMEOUT
+    assert not result.ok
+
+
+def test_output_is_bounded(make_nodes: Nodes, log: Path) -> None:
+    result = run(make_nodes(1)[0], [sys.executable, "-c", "print('x' * 3_000_000)"])
+    assert result.ok
+    assert len(result.stdout) == 1 << 20
+
+
+def test_without_a_client(make_nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = run(make_nodes(1)[0], ["true"])
+    assert result.kind is CommandOutcome.NO_CLIENT
+    assert "install OpenSSH" in (result.help or "")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Host key verification failed.", CommandOutcome.UNKNOWN_HOST_KEY),
+        (
+            "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.",
+            CommandOutcome.HOST_KEY_CHANGED,
+        ),
+        ("me@h: Permission denied (publickey).", CommandOutcome.KEY_REFUSED),
+        ("Received disconnect from 10.0.0.1: Too many authentication failures", CommandOutcome.KEY_REFUSED),
+        ("ssh: Could not resolve hostname h: Name or service not known", CommandOutcome.UNRESOLVED),
+        ("ssh: connect to host h port 22: Connection refused", CommandOutcome.UNREACHABLE),
+        ("ssh: connect to host h port 22: No route to host", CommandOutcome.UNREACHABLE),
+        ("ssh: connect to host h port 22: Connection timed out", CommandOutcome.UNREACHABLE),
+        ("Connection timed out during banner exchange", CommandOutcome.UNREACHABLE),
+        ("kex_exchange_identification: Connection closed by remote host", CommandOutcome.UNREACHABLE),
+        ("Timeout, server h not responding.", CommandOutcome.DROPPED),
+        ("client_loop: send disconnect: Broken pipe", CommandOutcome.DROPPED),
+        ("Connection to h closed by remote host.", CommandOutcome.DROPPED),
+        ("something that nobody has foreseen", CommandOutcome.FAILED),
+    ],
+)
+def test_why_ssh_failed(make_nodes: Nodes, said: str, kind: CommandOutcome) -> None:
+    assert classify(CommandResult(255, b"", said.encode())) is kind
+    assert remedy(kind, make_nodes(1)[0])
+
+
+def test_the_commands_own_exit_code_is_no_failure_of_ssh() -> None:
+    assert classify(CommandResult(7, b"", b"Permission denied")) is CommandOutcome.DONE
+    assert classify(CommandResult(255, b'{"event": "hello"}', b"Connection closed by h")) is CommandOutcome.DROPPED
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(("what", "message"), [("link", "not a private folder of yours"), ("file", "cannot be used")])
+def test_connections_are_shared_in_a_folder_of_ones_own(
+    monkeypatch: pytest.MonkeyPatch, what: str, message: str
+) -> None:
+    # Short: a longer one is replaced by /tmp.
+    with tempfile.TemporaryDirectory(prefix="", dir="/tmp") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        (elsewhere := Path(name, "home")).mkdir(mode=0o700)
+        place = Path(name, f"rlinf-{os.getuid()}")
+        if what == "link":
+            place.symlink_to(elsewhere)
+        else:
+            place.write_text("")
+        with pytest.raises(ClusterError, match=message):
+            SshTransport()
+        assert not list(elsewhere.iterdir())

@@ -1,0 +1,181 @@
+"""The recorded cluster is asked how it is: each node, and the head who has joined and what runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlinf_cli.cluster import status
+from rlinf_cli.cluster.cluster_status import status_record, status_text
+from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.status import NodeStatus, State
+from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
+from rlinf_core.node import cluster_records
+from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
+
+
+class Nodes(Transport):
+    """Machines that answer as the agent would: `records` by rank, and who the head lists."""
+
+    def __init__(self) -> None:
+        alive = {"alive": True, "folder": "/tmp/f"}
+        self.records: dict[int, dict[str, Any] | None] = {
+            rank: {**alive, "address": f"10.0.0.{rank}"} for rank in range(3)
+        }
+        self.listed: dict[int, bool] = dict.fromkeys(range(3), True)
+        self.listed_besides: list[tuple[int, bool]] = []
+        self.kinds: dict[int, CommandOutcome] = {}
+        self.head_answers = True
+        self.asked: list[int] = []
+
+    async def run(
+        self, node: NodeTarget, argv: Any, stdin: bytes = b"", *, deadline: float, on_line: OnLine | None = None
+    ) -> CommandResult:
+        size, _, rest = stdin.lstrip().partition(b"\n")
+        verb = json.loads(rest[int(size) :])["verb"]
+        await asyncio.sleep(0)
+        if node.rank in self.kinds:
+            return CommandResult(255, b"", b"said so", self.kinds[node.rank], "look after it")
+        if verb == "members":
+            return self._members()
+        self.asked.append(node.rank)
+        said = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "record": self.records[node.rank]}
+        return CommandResult(0, json.dumps({"event": "result", **said}).encode(), b"")
+
+    def _members(self) -> CommandResult:
+        if not self.head_answers:
+            return CommandResult(1, b'{"event": "error", "message": "the head is not up"}\n', b"")
+        members = [
+            {"rank": str(rank), "address": f"10.0.0.{rank}", "alive": alive, "reason": "missed beats"}
+            for rank, alive in [*self.listed.items(), *self.listed_besides]
+        ]
+        jobs = [{"address": "10.0.0.0", "pid": 77, "command": "python train.py", "started": 1.8e9}]
+        answer = {"event": "result", "nodes": members, "jobs": jobs, "fault": None}
+        return CommandResult(0, json.dumps(answer).encode(), b"")
+
+
+@pytest.fixture
+def cluster() -> ClusterRecord:
+    nodes = tuple(RecordedNode(rank, f"h{rank}", ("g",), "/opt/python", {}) for rank in range(3))
+    return ClusterRecord("lab", "id", "lab.yaml", "10.0.0.0:20000", True, (20000, 20999), nodes)
+
+
+@pytest.fixture
+def machines() -> Nodes:
+    return Nodes()
+
+
+@pytest.fixture
+def ask(machines: Nodes) -> Callable[[ClusterRecord], status.StatusReport]:
+    return lambda cluster: asyncio.run(status.ask_all(cluster, machines, lambda _: None))
+
+
+Ask = Callable[[ClusterRecord], status.StatusReport]
+
+
+def states(report: status.StatusReport) -> list[State]:
+    return [node.state for node in report.nodes]
+
+
+def test_a_whole_cluster_and_its_jobs(ask: Ask, cluster: ClusterRecord) -> None:
+    report = ask(cluster)
+    assert report.all_up
+    text = status_text(report)
+    assert "cluster lab: 3 of 3 nodes are up, head 10.0.0.0:20000" in text
+    assert "python train.py" in text
+    assert [line.split()[:3] for line in text.splitlines() if line.strip().startswith("2 ")] == [["2", "g", "h2"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "detail", "help"),
+    [
+        ({"record": None}, State.ABSENT, "the cluster does not run there", "rlinf up"),
+        ({"record": {"alive": False, "folder": "/tmp/f", "address": "a"}}, State.DIED, "/tmp/f/up.log", "rlinf up"),
+        ({"listed": False}, State.NOT_JOINED, "does not list it: missed beats", "rlinf up"),
+        ({"kind": CommandOutcome.UNREACHABLE}, State.UNREACHABLE, "unreachable: said so", "look after it"),
+    ],
+)
+def test_a_node_that_is_missing_is_told_with_the_remedy(
+    ask: Ask, machines: Nodes, cluster: ClusterRecord, change: dict[str, Any], state: State, detail: str, help: str
+) -> None:
+    if "record" in change:
+        machines.records[2] = change["record"]
+    if "listed" in change:
+        machines.listed[2] = change["listed"]
+    if "kind" in change:
+        machines.kinds[2] = change["kind"]
+    report = ask(cluster)
+    assert not report.all_up
+    assert states(report) == [State.UP, State.UP, state]
+    assert detail in report.nodes[2].detail
+    assert help in report.nodes[2].help
+    assert f"node 2 (h2): {report.nodes[2].detail}" in status_text(report)
+
+
+def test_the_dead_raylet_of_a_repaired_node_does_not_count(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
+    machines.listed_besides = [(2, False)]
+    assert ask(cluster).all_up
+    machines.listed[2], machines.listed_besides = False, [(2, True)]
+    assert ask(cluster).all_up
+
+
+def test_without_the_head_nobody_knows_who_has_joined(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
+    machines.head_answers = False
+    machines.records[0] = None
+    report = ask(cluster)
+    assert states(report) == [State.ABSENT, State.UNCERTAIN, State.UNCERTAIN]
+    assert report.jobs is None
+    assert "jobs: unknown" in status_text(report)
+
+
+def test_self_started_nodes_are_known_by_the_head(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
+    machines.listed.pop(2)
+    alone = replace(cluster, nodes=tuple(node._replace(host=None) for node in cluster.nodes))
+    report = ask(alone)
+    assert states(report) == [State.UP, State.UP, State.NOT_JOINED]
+    # There is no way from here to the others.
+    assert machines.asked == [0]
+    assert report.nodes[1].address == "10.0.0.1"
+
+
+def test_a_cluster_that_was_started_by_other_means_has_no_name() -> None:
+    node = NodeStatus(0, (), "pc", State.UP, "10.0.0.1", "3.11.7", "2.60.0", "0.1.0")
+    report = status.StatusReport((node,), (), 0.5, address="10.0.0.1:6379")
+    assert report.all_up
+    assert status_text(report).startswith("a cluster not started by `rlinf up`: 1 node, head 10.0.0.1:6379\n")
+    data = status_record(report)
+    assert (data["cluster"], data["file"], data["authenticated"]) == (None, None, None)
+    assert data["address"] == "10.0.0.1:6379"
+
+
+def test_data_says_what_the_text_says(ask: Ask, machines: Nodes, cluster: ClusterRecord) -> None:
+    machines.records[1] = None
+    data = json.loads(json.dumps(status_record(ask(cluster))))
+    assert (data["schema"], data["cluster"], data["whole"]) == ("rlinf.status/1", "lab", False)
+    assert [node["state"] for node in data["nodes"]] == ["up", "not started", "up"]
+    assert data["jobs"][0]["pid"] == 77
+
+
+def test_no_cluster_is_an_error_that_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    from rlinf_cli.main import main
+
+    assert main(["status"]) == 3
+    assert "rlinf up FILE" in capsys.readouterr().err
+    assert main(["status", "--name", "other"]) == 3
+    assert "no cluster `other`" in capsys.readouterr().err
+
+
+def test_several_clusters_are_an_error_that_names_them(
+    cluster: ClusterRecord, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rlinf_cli.main import main
+
+    for name in ("one", "two"):
+        cluster_records.save(replace(cluster, name=name))
+    assert main(["status"]) == 3
+    assert "`one`, `two`" in capsys.readouterr().err
