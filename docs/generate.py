@@ -27,7 +27,7 @@ from docs.matrix import support_page
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.config.model_options import MODEL_OPTIONS
 from rlinf_cli.codes import Code, Example, codes_by_stage
-from rlinf_cli.file.field_docs import FieldDoc, describe
+from rlinf_cli.job.field_docs import FieldDoc, describe
 from rlinf_cli.main import app
 from rlinf_cli.main import main as run_rlinf
 from rlinf_core.job.load import ClusterFile

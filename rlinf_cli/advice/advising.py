@@ -16,7 +16,7 @@ from rlinf_core.advice.search import Found, Ranked, search
 from rlinf_core.errors import RLinfError
 
 if TYPE_CHECKING:
-    from rlinf_cli.file.job_file import SoundJob
+    from rlinf_cli.job.job_file import SoundJob
     from rlinf_cli.placement.job_layout import JobLayout
     from rlinf_core.advice.job_flow import JobFlow
     from rlinf_core.job.load import Job

@@ -35,7 +35,7 @@ def placement_advice(
     Raises:
         RLinfError: there is no advice, and why.
     """
-    from rlinf_cli.file.job_file import load, sound, without_training_data
+    from rlinf_cli.job.job_file import load, sound, without_training_data
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.run.policy_source import config_of
 
@@ -62,7 +62,7 @@ def _checked(advice: Advice, file: str, overrides: Sequence[str], assume: Sequen
     """Return the advice without placements that the rules of the job refuse."""
     from dataclasses import replace
 
-    from rlinf_cli.file.job_file import load, without_training_data
+    from rlinf_cli.job.job_file import load, without_training_data
 
     kept: list[Judged] = []
     for number, judged in enumerate(advice.best):

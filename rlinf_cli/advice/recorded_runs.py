@@ -85,7 +85,7 @@ def read_run(name: str) -> tuple[RecordedRun, JobFlow]:
         RunError: there is no such run, it has too few steps, or no `profile.json`.
         RLinfError: the recipe gives no advice, or the placement is none that the model has.
     """
-    from rlinf_cli.file.job_file import load, sound
+    from rlinf_cli.job.job_file import load, sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.run.policy_source import find_run_folder
 

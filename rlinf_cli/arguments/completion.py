@@ -178,7 +178,7 @@ def _job(ctx: typer.Context) -> Job | None:
 
 def _named(words: list[str]) -> str | None:
     """Return the file among arguments, or the one that a recipe among them starts from."""
-    from rlinf_cli.file.job_file import is_override
+    from rlinf_cli.job.job_file import is_override
 
     named = next((word for word in words if word != "-" and not is_override(word)), None)
     recipe = next((word.partition("=")[2] for word in words if word.startswith("recipe=")), None)

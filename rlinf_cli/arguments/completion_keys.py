@@ -37,7 +37,7 @@ def override_candidates(job: Job, incomplete: str, *, values_only: bool = False)
 
 def documented_fields(incomplete: str, recipe: str | None) -> list[str]:
     """Return the fields that `rlinf explain` knows, one level at a time; descend while there is only one."""
-    from rlinf_cli.file.field_docs import fields_below
+    from rlinf_cli.job.field_docs import fields_below
     from rlinf_core.job.find_recipe import find_recipe, recipe_names
     from rlinf_core.job.load import ClusterFile
 

@@ -13,16 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.cluster import links
-from rlinf_cli.cluster.checks import access, devices, room, software
-from rlinf_cli.cluster.checks.finding import CheckVerdict, Finding, ProbedNode, distinct
-from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.checks import devices, links, rules
+from rlinf_cli.cluster.checks.finding import FAULT, OK, CheckVerdict, Finding, ProbedNode, Said, distinct
+from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.transports.agent import AgentReply, ask
-from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
+from rlinf_cli.cluster.transports.commands import CommandOutcome
+from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
 from rlinf_core.job.recipe import Trial
 from rlinf_core.node.cluster_records import ClusterRecord
+from rlinf_core.node.node_facts import machine
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.resolve import resolve
 from rlinf_core.placement.strategy import Placement
@@ -43,7 +44,7 @@ class DoctorRequest:
         cluster: the section of the file.
         nodes: the nodes of the file, by rank.
         cluster_id: the mark of this cluster's processes, which may hold its ports.
-        fingerprint: the fingerprint of the code here.
+        here: the software of this machine's interpreter; see `questions.software`.
         recipe: the recipe of the file, or None.
         own_recipe: the result of `node_inspect.recipe_of` on this machine.
         recorded: the running cluster of this name, or None.
@@ -55,7 +56,7 @@ class DoctorRequest:
     cluster: ClusterConfig
     nodes: tuple[NodeTarget, ...]
     cluster_id: str
-    fingerprint: str | None
+    here: Mapping[str, Any]
     recipe: str | None = None
     own_recipe: Mapping[str, Any] | None = None
     recorded: ClusterRecord | None = None
@@ -107,7 +108,8 @@ async def examine(request: DoctorRequest, transport: Transport, notify: Notify) 
         notify: called with a message before a wait.
     """
     begun = time.monotonic()
-    look = await look_at(request.nodes, request.cluster_id, transport, notify, recipe=request.recipe)
+    names = tuple(request.here.get("packages") or ())
+    look = await look_at(request.nodes, request.cluster_id, transport, notify, recipe=request.recipe, packages=names)
     findings = look.findings + judge(look.probed, request)
     findings += await _trials(request, look.probed, transport, notify)
     if request.link_seconds and len(look.probed) > 1:
@@ -117,36 +119,39 @@ async def examine(request: DoctorRequest, transport: Transport, notify: Notify) 
 
 
 async def look_at(
-    nodes: Sequence[NodeTarget], cluster_id: str, transport: Transport, notify: Notify, *, recipe: str | None = None
+    nodes: Sequence[NodeTarget],
+    cluster_id: str,
+    transport: Transport,
+    notify: Notify,
+    *,
+    recipe: str | None = None,
+    packages: Sequence[str] = (),
 ) -> Look:
-    """Return the facts of each node, collected in parallel."""
+    """Return the facts of each node, collected in parallel, with the versions of `packages`."""
     connect = max(node.connect_seconds for node in nodes)
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
     notify(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
-    answers = await asyncio.gather(*(_look(node, cluster_id, recipe, transport) for node in nodes))
+    request = {"verb": "inspect", "cluster": cluster_id, "recipe": recipe, "packages": list(packages)}
+    answers = await asyncio.gather(*(_look(node, request, transport) for node in nodes))
     probed = [answer for answer in answers if isinstance(answer, ProbedNode)]
     return Look(probed, [answer for answer in answers if isinstance(answer, Finding)])
 
 
-async def _look(node: NodeTarget, cluster_id: str, recipe: str | None, transport: Transport) -> ProbedNode | Finding:
-    request_data = time.time()
-    request: dict[str, Any] = {
-        "verb": "inspect",
-        "cluster": cluster_id,
+async def _look(node: NodeTarget, request: dict[str, Any], transport: Transport) -> ProbedNode | Finding:
+    request = {
+        **request,
         "env": node.env,
         "environments": [environment.request() for environment in node.environments],
         "ports": node.ports.fixed(head=node.is_head),
         "addresses": [list(address) for _, unit in node.robots for address in unit.addresses()],
-        "recipe": recipe,
         "cameras": list(devices.cameras_of(unit for _, unit in node.robots)),
         "camera_environment": next(
             (environment.request() for environment in node.environments if environment.has_robots), None
         ),
     }
+    asked = time.time()
     answer = await ask(transport, node, request, deadline=node.connect_seconds + LOOK_SECONDS)
-    if answer.data is None:
-        return _unanswered(node, answer)
-    return ProbedNode(node, answer.data, request_data, time.time())
+    return _unanswered(node, answer) if answer.data is None else ProbedNode(node, answer.data, asked, time.time())
 
 
 def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
@@ -160,42 +165,26 @@ def _unanswered(node: NodeTarget, answer: AgentReply) -> Finding:
 
 def judge(probed: Sequence[ProbedNode], request: DoctorRequest) -> list[Finding]:
     """Return the findings of all checks on the nodes' facts. Pure, except for the mode of the token file."""
-    recorded = request.recorded
-    here = [
-        *access.token(recorded.token_path if recorded else None),
-        *access.authentication(up=recorded is not None, authenticated=recorded is not None and recorded.authenticated),
-        *software.forwarded(request.cluster.forward_env, os.environ),
-    ]
+    here = rules.of_cluster(request.recorded, request.cluster.forward_env, os.environ)
     if not probed:
         return here
-    declared = request.cluster.head_address
-    head = next((links.address_of(machine.facts, declared) for machine in probed if machine.node.is_head), declared)
-    of_groups = software.of_groups(probed)
-    # An interpreter that does not run is reported once, not for each missing package.
-    answering = [*probed, *(machine for machine in of_groups if not machine.facts.get("fault"))]
-    return distinct(
-        [
-            *(
-                machine.ok("reach", "answers over ssh" if machine.node.host else "is this machine")
-                for machine in probed
-            ),
-            *access.machines(probed),
-            *software.interpreters([*probed, *of_groups]),
-            *software.rays(answering),
-            *software.codes(answering, request.fingerprint),
-            *software.recipes(answering, request.recipe, request.own_recipe),
-            *room.clocks(probed),
-            *room.ports(probed),
-            *room.disks(probed),
-            *room.shared_memory(probed),
-            *room.memory(probed),
-            *room.limits(probed),
-            *devices.judged(probed),
-            *(_placements(request.cluster, probed) if len(probed) == len(request.nodes) else ()),
-            *(access.head_address(probed, head) if len(request.nodes) > 1 else ()),
-            *here,
-        ]
-    )
+    reference = rules.reference_of(probed, request.here, machine(), request.recipe, request.own_recipe)
+    findings = [
+        *(
+            node.finding("reach", Said(OK, "answers over ssh" if node.node.host else "is this machine"))
+            for node in probed
+        ),
+        *rules.machines(probed),
+        *rules.of_software(probed, reference),
+        *rules.of_machines(probed, reference),
+        *devices.judged(probed),
+    ]
+    if len(probed) == len(request.nodes):
+        findings += _placements(request.cluster, probed)
+    head = next((node for node in probed if node.node.is_head), None)
+    if head is not None and len(request.nodes) > 1:
+        findings += rules.head_address(head, address_of(head.facts, request.cluster.head_address))
+    return distinct([*findings, *here])
 
 
 async def _trials(
@@ -221,34 +210,39 @@ async def _trials(
     return list(await asyncio.gather(*(_try(trial, machine, request, transport) for trial, machine in wanted)))
 
 
-async def _try(trial: Trial, machine: ProbedNode, request: DoctorRequest, transport: Transport) -> Finding:
+async def _try(trial: Trial, probed: ProbedNode, request: DoctorRequest, transport: Transport) -> Finding:
     labels = request.cluster.component_placement[trial.component].node_group or ()
-    own = next((own for own in machine.node.environments if own.label in labels), None)
+    own = next((own for own in probed.node.environments if own.label in labels), None)
     request_data: dict[str, Any] = {
         "verb": "try",
         "cluster": request.cluster_id,
-        "env": machine.node.env,
+        "env": probed.node.env,
         "module": trial.module,
         "arguments": list(trial.arguments),
         "seconds": trial.seconds,
         "environment": own.request() if own is not None else None,
     }
-    deadline = machine.node.connect_seconds + trial.seconds + LOOK_SECONDS
-    answer = await ask(transport, machine.node, request_data, deadline=deadline)
+    deadline = probed.node.connect_seconds + trial.seconds + LOOK_SECONDS
+    answer = await ask(transport, probed.node, request_data, deadline=deadline)
     reply = answer.data or {"fault": answer.message}
-    interpreter = own.interpreter if own is not None else machine.node.interpreter
-    if "found" not in reply:
-        what = f"`{interpreter}` cannot run `{trial.module}`: {reply['fault']}"
-        return machine.finding(trial.what, CheckVerdict.FAULT, what)
-    report = reply["found"]
-    return machine.finding(trial.what, CheckVerdict(report["verdict"]), report["what"], report["help"], report)
+    if "found" in reply:
+        report = reply["found"]
+        said = Said(CheckVerdict(report["verdict"]), report["what"], report["help"], report)
+    else:
+        interpreter = own.interpreter if own is not None else probed.node.interpreter
+        said = Said(FAULT, f"`{interpreter}` cannot run `{trial.module}`: {reply['fault']}")
+    return probed.finding(trial.what, said)
 
 
 async def _links(
     request: DoctorRequest, probed: Sequence[ProbedNode], transport: Transport, notify: Notify
 ) -> list[Finding]:
     by_rank = {machine.node.rank: machine for machine in probed}
-    wanted = links.links_of(nodes_of_components(request.cluster, by_rank), len(request.nodes))
+    nodes_of = {
+        name: sorted({placement.cluster_node_rank for placement in placements})
+        for name, placements in _placed(request.cluster, by_rank).items()
+    }
+    wanted = links.links_of(nodes_of, len(request.nodes))
     usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
     notify(f"measuring {len(usable)} links between them, {request.link_seconds:.0f} s at most")
     measured, left = await links.measure(
@@ -280,14 +274,6 @@ def _placements(cluster: ClusterConfig, probed: Sequence[ProbedNode]) -> list[Fi
                 Finding("placement", CheckVerdict.WARNING, what, help="write `node_group: node` if that is intended")
             )
     return findings
-
-
-def nodes_of_components(cluster: ClusterConfig, probed: Mapping[int, ProbedNode]) -> dict[str, list[int]]:
-    """Return the nodes of each component's processes."""
-    placed = _placed(cluster, probed)
-    return {
-        name: sorted({placement.cluster_node_rank for placement in placements}) for name, placements in placed.items()
-    }
 
 
 def _placed(cluster: ClusterConfig, probed: Mapping[int, ProbedNode]) -> dict[str, list[Placement]]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.phases import Emit, Event, NodeFailure, Phase, Progress
-from rlinf_cli.cluster.transports.agent import AgentReply, ask
+from rlinf_cli.cluster.progress import Emit, Event, NodeFailure, Phase, Progress
+from rlinf_cli.cluster.transports.agent import ask
 from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core.node import cluster_records
 
@@ -32,13 +32,18 @@ class RunningJob(NamedTuple):
 
     Attributes:
         command: its command line.
-        since: its start, in seconds since 1970.
+        started: its start, in seconds since 1970.
     """
 
     address: str
     pid: int
     command: str
-    since: float
+    started: float
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any]) -> RunningJob:
+        """Return a job that the head lists; see `questions.members`."""
+        return cls(str(job["address"]), int(job["pid"]), str(job["command"]), float(job["started"]))
 
 
 class NodeEnd(NamedTuple):
@@ -79,10 +84,7 @@ async def running_jobs(cluster: str, node: NodeTarget, transport: Transport) -> 
     answer = await ask(transport, node, request, deadline=_JOBS_SECONDS + 25.0 + _MARGIN_SECONDS + node.connect_seconds)
     if answer.data is None:
         return []
-    return [
-        RunningJob(str(job["address"]), int(job["pid"]), str(job["command"]), float(job["started"]))
-        for job in answer.data["jobs"]
-    ]
+    return [RunningJob.of(job) for job in answer.data["jobs"]]
 
 
 async def take_down(
@@ -144,7 +146,7 @@ async def _end(cluster: str, node: NodeTarget, transport: Transport, emit: Emit)
         answer = await ask(transport, node, request, deadline=patience, interpreter="python3")
     if answer.data is None:
         emit(Event(node.rank, Phase.STOP, Progress.FAILED, answer.message))
-        return NodeEnd(node.rank, node.host, False, False, ()), _failure(node, answer)
+        return NodeEnd(node.rank, node.host, False, False, ()), NodeFailure.of(node, Phase.STOP, answer)
     leftovers = _left(answer.data)
     existed = bool(answer.data["found"])
     if leftovers:
@@ -170,12 +172,6 @@ def _left(data: dict[str, Any]) -> tuple[str, ...]:
             ("shared memory", data["shared"]),
         )
         for item in items
-    )
-
-
-def _failure(node: NodeTarget, answer: AgentReply) -> NodeFailure:
-    return NodeFailure(
-        node.rank, node.name, Phase.STOP, answer.message, answer.why, answer.help, answer.rc, answer.lines
     )
 
 

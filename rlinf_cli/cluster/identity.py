@@ -78,6 +78,42 @@ def keep_token(name: str, token: str) -> None:
     node_facts.write_private(str(token_file(name)), token)
 
 
+def shared_token(name: str, file: str | None, alone_rank: int | None, seconds: float) -> str | None:
+    """Return the token for a node started by hand; None if the cluster's own is used or made.
+
+    Node 0 makes it. The others wait for the same file on a shared home.
+
+    Args:
+        name: the cluster.
+        file: the file of the token, if the user names one.
+        alone_rank: the rank of a node that is started on its own machine, else None.
+        seconds: the time to wait for the file.
+
+    Raises:
+        RLinfError: it does not appear in time, or is readable by others.
+    """
+    if file is None and (alone_rank in (None, 0)):
+        return None
+    path = Path(file) if file is not None else token_file(name)
+    end = time.monotonic() + seconds
+    while not path.exists() and file is None and time.monotonic() < end:
+        time.sleep(_PAUSE)
+    try:
+        if path.stat().st_mode & 0o077:
+            raise RLinfError("the token is readable by others", where=str(path), help="run `chmod 600` on it")
+        token = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise RLinfError(
+            "this node has no token of the cluster",
+            where=str(path),
+            why=str(error.strerror),
+            help="node 0 creates it: start node 0 first, and pass its file to the others with `--token-file`",
+        ) from None
+    if not token:
+        raise RLinfError("the token is empty", where=str(path), help="copy it again from node 0")
+    return token
+
+
 @contextmanager
 def locked(name: str, seconds: float = 0.0) -> Generator[None, None, None]:
     """Hold the lock of a cluster: only one `up` or `down` works at a time.

@@ -9,10 +9,12 @@ import hashlib
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from rlinf_cli.placement.placement_picture import hosts_by_rank
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
+from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.env_vars import NODE_RANK, PORTS
 from rlinf_core.errors import ConfigError
@@ -26,6 +28,7 @@ GROUP_LABEL: Final = "rlinf.io/group"
 # A valid value of a Ray label.
 _LABEL: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?\Z")
 _CONNECT_SECONDS: Final = 10.0
+_LOOPBACK: Final = ("127.", "::1")
 
 
 class GroupEnvironment(NamedTuple):
@@ -135,7 +138,7 @@ def targets(
     """
     interpreter = default_interpreter or sys.executable
     ports = NodePorts.of(cluster.ports)
-    hosts = host_by_rank(cluster)
+    hosts = _hosts(cluster)
     return tuple(_target(cluster, rank, hosts.get(rank), interpreter, ports) for rank in range(cluster.num_nodes))
 
 
@@ -156,19 +159,86 @@ def recorded_targets(record: ClusterRecord) -> tuple[NodeTarget, ...]:
     )
 
 
-def host_by_rank(cluster: ClusterConfig) -> dict[int, str]:
+def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
+    """Return the address at which others reach a node: from the file, its Ray, ssh, or its default route."""
+    record: Mapping[str, Any] = facts.get("record") or {}
+    login = facts.get("address")
+    if declared is not None:
+        return declared
+    if record.get("alive") and record.get("address"):
+        return str(record["address"])
+    if login and not str(login).startswith(_LOOPBACK):
+        return str(login)
+    return str(facts["primary"])
+
+
+class ThisNode(NamedTuple):
+    """The node of this machine, where each is started on its own: by hand, Slurm or Kubernetes.
+
+    Attributes:
+        head_address: the address of node 0; None on node 0 itself.
+    """
+
+    rank: int
+    head_address: str | None
+
+
+def place(
+    nodes: Sequence[NodeTarget], node_rank: int | None, head_address: str | None, environ: Mapping[str, str]
+) -> ThisNode | None:
+    """Return the node of this machine, or None if all nodes are to be started from here.
+
+    Args:
+        nodes: the nodes of the file.
+        node_rank, head_address: the options; by default from Slurm, if the file has no hosts.
+        environ: the environment with Slurm's variables.
+
+    Raises:
+        ConfigError: there is no such node, the head's address is missing, or there are no hosts.
+    """
+    if node_rank is None and head_address is not None:
+        raise ConfigError("`--head-address` requires `--node-rank`", help="add `--node-rank K`")
+    if node_rank is None:
+        if len(nodes) == 1 or nodes[0].host is not None:
+            return None
+        node_rank, head_address = _from_slurm(environ)
+    if node_rank is None:
+        raise ConfigError(
+            f"the file has {len(nodes)} nodes and no hosts",
+            why="there is no way to reach them",
+            help="add `hosts` to the file, or run `rlinf up FILE --node-rank K --head-address A` on each machine",
+        )
+    if node_rank >= len(nodes):
+        raise ConfigError(f"the file has no node {node_rank}", help=f"its nodes are 0 to {len(nodes) - 1}")
+    if node_rank > 0 and head_address is None:
+        head_address = _from_slurm(environ)[1]
+        if head_address is None:
+            raise ConfigError("the address of node 0 is missing", help="add `--head-address A`")
+    return ThisNode(node_rank, head_address)
+
+
+def _from_slurm(environ: Mapping[str, str]) -> tuple[int | None, str | None]:
+    rank, listed = environ.get("SLURM_NODEID", ""), environ.get("SLURM_JOB_NODELIST", "")
+    if not rank.isdigit():
+        return None, None
+    try:
+        return int(rank), next(iter(expand_hosts(listed)), None) if listed else None
+    except HostSyntaxError:
+        return int(rank), None
+
+
+def here(nodes: Sequence[NodeTarget]) -> tuple[NodeTarget, ...]:
+    """Return the nodes as local ones, without ssh."""
+    return tuple(replace(node, host=None, ssh=SshConfig()) for node in nodes)
+
+
+def _hosts(cluster: ClusterConfig) -> dict[int, str]:
     """Return the ssh destination of each node; empty if the file names none.
 
     Raises:
         ConfigError: some nodes have one and others don't.
     """
-    hosts: dict[int, str] = {}
-    if cluster.hosts:
-        hosts.update(enumerate(cluster.hosts))
-    for group in cluster.node_groups:
-        if group.hosts:
-            for rank, host in zip(group.node_ranks.resolve(cluster.num_nodes), group.hosts, strict=False):
-                hosts.setdefault(rank, host)
+    hosts = hosts_by_rank(cluster)
     missing = [rank for rank in range(cluster.num_nodes) if rank not in hosts]
     if hosts and missing:
         plural = len(missing) > 1

@@ -1,20 +1,15 @@
-"""Inspection of running jobs and clusters from outside: by the drivers' records, else by querying a cluster's Ray."""
+"""Running jobs, inspected from outside: by the drivers' records, else by querying a cluster's Ray."""
 
 from __future__ import annotations
 
 import os
-import time
-from typing import Any, Final, Self
+from typing import Self
 
-from rlinf_cli.cluster.down import RunningJob
-from rlinf_cli.cluster.status import NodeStatus, State, StatusReport
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster import engine
-from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.driver_folder import JobRecord, running_jobs
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.cluster.ray_private import gcs_client
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RunError, RuntimeFailure
 from rlinf_core.node import attach
@@ -24,10 +19,8 @@ from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.supervision.client import ManagerClient
 from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
 from rlinf_core.supervision.lives import INSPECTOR, MANAGER
-from rlinf_core.topology import NodeInfo
 
 _SECONDS = 10.0
-_HEAD_SECONDS: Final = 5
 
 
 def find_job(name: str | None = None) -> JobRecord:
@@ -140,51 +133,3 @@ class Inspector:
             RuntimeFailure: the manager or that process does not answer, or cannot read them.
         """
         return self._client.read_stacks(question)
-
-
-def cluster_status(address: str, name: str | None = None) -> StatusReport:
-    """Return the nodes by rank, and the running jobs.
-
-    It is joined in the same way as by a job, so that errors are the same.
-
-    Args:
-        address: the address of its head, `HOST:PORT`.
-        name: its name, if `rlinf up` started it.
-
-    Raises:
-        ClusterError: it cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
-    """
-    begun = time.monotonic()
-    with Cluster(address=address) as cluster:
-        nodes = tuple(map(_status, cluster.topology.nodes))
-        jobs = _other_jobs(address)
-    return StatusReport(nodes, jobs, time.monotonic() - begun, address=address, name=name)
-
-
-def _status(node: NodeInfo) -> NodeStatus:
-    versions = dict(node.versions)
-    return NodeStatus(
-        rank=node.rank,
-        groups=(),
-        host=node.hostname,
-        state=State.UP,
-        address=node.ip,
-        python=versions.get("python"),
-        ray=versions.get("ray"),
-        rlinf=versions.get("rlinf"),
-    )
-
-
-def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
-    """Return the other connected drivers; None if the head does not answer."""
-    ray: Any = ray_api()
-    try:
-        listed = gcs_client(address).get_all_job_info(timeout=_HEAD_SECONDS)
-    except ray.exceptions.RayError:
-        return None
-    own = ray.get_runtime_context().get_job_id()
-    return tuple(
-        RunningJob(str(job.driver_ip_address), int(job.driver_pid), str(job.entrypoint), job.start_time / 1000)
-        for key, job in listed.items()
-        if key.hex() != own and not job.is_dead and not job.config.ray_namespace.startswith("_ray_internal")
-    )

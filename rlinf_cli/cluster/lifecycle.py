@@ -1,93 +1,82 @@
-"""Glue between the options of `up` and `down`, the cluster records, and the nodes."""
+"""`rlinf up` and `rlinf down`: from options and records to nodes, with the progress shown."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from rlinf_cli.cluster.phase_table import PhaseTable
-from rlinf_cli.cluster.phases import Phase
+from rlinf_cli.cluster import identity
+from rlinf_cli.cluster.down import DownReport, RunningJob, running_jobs, take_down
+from rlinf_cli.cluster.inventory import NodeTarget, here, place, recorded_targets, targets
+from rlinf_cli.cluster.node import node_probe
+from rlinf_cli.cluster.progress import Phase, PhaseTable
+from rlinf_cli.cluster.transports import sync
+from rlinf_cli.cluster.transports.transport import Transport, run
+from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
 from rlinf_cli.console import console
-
-if TYPE_CHECKING:
-    from rlinf_cli.cluster import down, up
-    from rlinf_cli.cluster.inventory import NodeTarget
-
-T = TypeVar("T")
+from rlinf_cli.job.job_file import load_sound
+from rlinf_core.node import cluster_records
+from rlinf_core.node.cluster_records import section_digest
+from rlinf_core.node.own_process import refuse_stripped_docstrings
 
 
-class Asked(NamedTuple):
-    """The options of `up`."""
-
-    file: str
-    overrides: list[str] | None
-    name: str | None
-    node_rank: int | None
-    head_address: str | None
-    token_file: str | None
-    timeout: float
-    authenticated: bool
-    sync: str | None
-
-
-def prepare(asked: Asked) -> up.UpRequest:
-    """Return the request for bringing the cluster up.
+def prepare(
+    file: str,
+    overrides: Sequence[str] | None = None,
+    name: str | None = None,
+    *,
+    node_rank: int | None,
+    head_address: str | None,
+    token_file: str | None,
+    timeout: float,
+    authenticated: bool,
+    code: str | None,
+) -> UpRequest:
+    """Return the request for bringing the cluster of a file up, from the options of `rlinf up`.
 
     Raises:
         RLinfError: the file names no hosts for its nodes, or the options conflict.
     """
-    from rlinf_cli.cluster import by_hand, identity, up
-    from rlinf_cli.cluster.inventory import targets
-    from rlinf_cli.cluster.node import node_probe
-    from rlinf_cli.cluster.transports import sync
-    from rlinf_cli.file.job_file import load_sound
-    from rlinf_core.node.cluster_records import section_digest
-    from rlinf_core.node.own_process import refuse_stripped_docstrings
-
     refuse_stripped_docstrings()
-    job = load_sound(asked.file, asked.overrides)
+    job = load_sound(file, overrides)
     cluster = job.cluster
-    name = identity.cluster_name(asked.file, asked.name)
+    name = identity.cluster_name(file, name)
     nodes = targets(cluster)
-    alone = by_hand.place(nodes, asked.node_rank, asked.head_address, os.environ)
-    token = by_hand.shared_token(name, asked.token_file, alone, asked.timeout) if asked.authenticated else None
-    archive = sync.archive(Path(asked.sync)) if asked.sync is not None else None
-    return up.UpRequest(
+    alone = place(nodes, node_rank, head_address, os.environ)
+    rank = alone.rank if alone else None
+    token = identity.shared_token(name, token_file, rank, timeout) if authenticated else None
+    archive = sync.archive(Path(code)) if code is not None else None
+    return UpRequest(
         name=name,
-        file=asked.file,
-        path=os.path.realpath(job.files[0]) if asked.file != "-" else "",
+        file=file,
+        path=os.path.realpath(job.files[0]) if file != "-" else "",
         section=section_digest(cluster),
-        nodes=nodes if alone is None else by_hand.here(nodes),
+        nodes=nodes if alone is None else here(nodes),
         head_address=(alone.head_address if alone else None) or cluster.head_address,
-        authenticated=asked.authenticated,
-        only=alone.rank if alone else None,
+        authenticated=authenticated,
+        only=rank,
         wait_head=alone is not None,
         token=token,
         fingerprint=None if archive else node_probe.software(dict(os.environ))["fingerprint"],
         archive=archive,
-        start_seconds=asked.timeout,
+        start_seconds=timeout,
     )
 
 
-def watch(request: up.UpRequest, *, parallel: int) -> up.UpReport:
+def watch(request: UpRequest, *, parallel: int) -> UpReport:
     """Bring the cluster up and show progress."""
-    from rlinf_cli.cluster.transports.routes import NodeRoutes, run
-    from rlinf_cli.cluster.up import bring_up
-
     nodes = [node for node in request.nodes if request.only in (None, node.rank)]
     table = PhaseTable(nodes, Phase.VERIFY)
 
-    async def work() -> up.UpReport:
-        return await _reminded(bring_up(request, NodeRoutes(parallel=parallel), table.update), table)
+    async def work() -> UpReport:
+        return await table.beside(bring_up(request, Transport(parallel=parallel), table.update))
 
     with table.shown():
         return run(work())
 
 
-def up_or_back(request: up.UpRequest, *, parallel: int, rollback: bool) -> up.UpReport:
+def up_or_back(request: UpRequest, *, parallel: int, rollback: bool) -> UpReport:
     """Bring the cluster up; with `rollback`, take the nodes that were started down again if one failed."""
     try:
         report = watch(request, parallel=parallel)
@@ -101,42 +90,33 @@ def up_or_back(request: up.UpRequest, *, parallel: int, rollback: bool) -> up.Up
     return report
 
 
-def end(
-    name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence[down.RunningJob] = ()
-) -> down.DownReport:
+def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence[RunningJob] = ()) -> DownReport:
     """End the jobs, take the cluster down, and show progress."""
-    from rlinf_cli.cluster.down import take_down
-    from rlinf_cli.cluster.transports.routes import NodeRoutes, run
-
     table = PhaseTable(nodes, Phase.STOP)
 
-    async def work() -> down.DownReport:
-        return await _reminded(take_down(name, nodes, NodeRoutes(parallel=parallel), table.update, jobs=jobs), table)
+    async def work() -> DownReport:
+        return await table.beside(take_down(name, nodes, Transport(parallel=parallel), table.update, jobs=jobs))
 
     with table.shown():
         return run(work())
 
 
-def jobs_of(name: str, nodes: Sequence[NodeTarget]) -> list[down.RunningJob]:
-    """Return the jobs that run on a cluster."""
-    from rlinf_cli.cluster.down import running_jobs
-    from rlinf_cli.cluster.identity import cluster_id
-    from rlinf_cli.cluster.transports.routes import NodeRoutes, run
-
-    head = next((node for node in nodes if node.is_head), None)
-    return run(running_jobs(cluster_id(name), head, NodeRoutes())) if head is not None else []
+def jobs_of(name: str, node: NodeTarget) -> list[RunningJob]:
+    """Return the jobs that run on a cluster, which one of its nodes asks the head for."""
+    return run(running_jobs(identity.cluster_id(name), node, Transport()))
 
 
-async def _reminded(work: Awaitable[T], table: PhaseTable) -> T:
-    """Return the result of `work`; meanwhile refresh the table at intervals."""
-
-    async def tick() -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            table.remind()
-
-    ticking = asyncio.ensure_future(tick())
-    try:
-        return await work
-    finally:
-        ticking.cancel()
+def nodes_to_end(file: str | None, name: str | None, node_rank: int | None) -> tuple[str | None, Sequence[NodeTarget]]:
+    """Return the name of the cluster that `down` ends, and its nodes: from its record, else from the file."""
+    record = cluster_records.recorded(identity.cluster_name(file or "", name) if file or name else None)
+    if record is not None and node_rank is None:
+        started = {node.rank for node in record.nodes if node.folder is not None}
+        return record.name, [node for node in recorded_targets(record) if node.rank in started]
+    if file is None:
+        return name, []
+    nodes = targets(load_sound(file).cluster)
+    cluster = identity.cluster_name(file, name)
+    if node_rank is None:
+        reachable = len(nodes) == 1 or nodes[0].host is not None
+        return cluster, nodes if reachable else []
+    return cluster, [node for node in here(nodes) if node.rank == node_rank]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.phases import NodeFailure, Phase
+from rlinf_cli.cluster.progress import NodeFailure, Phase
 from rlinf_core.errors import RLinfError
 from rlinf_core.node.cluster_records import ClusterRecord
 
 # Ray's logs and spilled objects need space; below this it fails with obscure errors.
 _LEAST_DISK_BYTES: Final = 256 * 2**20
 _LEAST_SHM_BYTES: Final = 100 * 2**20
+_MOST_CONFLICTS: Final = 8
+
+Facts: TypeAlias = Mapping[str, Any]
 
 
 class Action(StrEnum):
@@ -25,8 +29,8 @@ class Action(StrEnum):
     """It runs, but its head is gone."""
 
 
-class Own(NamedTuple):
-    """The software of this machine, the reference for every node.
+class LocalSoftware(NamedTuple):
+    """The software of this machine, with which every node is compared.
 
     Attributes:
         fingerprints: the fingerprints of the rlinf and recipes code on this machine during this run; None if the code
@@ -37,47 +41,68 @@ class Own(NamedTuple):
 
     fingerprints: frozenset[str] | None
     token_digest: str | None
-    spec: Mapping[str, Any]
+    spec: Facts
 
 
-class NodeActions(NamedTuple):
-    """The actions on usable nodes, and the failures of the others."""
+@dataclass(slots=True)
+class NodeState:
+    """A node on its way up.
 
-    actions: dict[int, Action]
-    failures: list[NodeFailure]
+    Attributes:
+        target: the node.
+        phase: the phase that it has reached.
+        facts: what it said of itself, see `node_probe.probe`; None until it has answered.
+        action: what is to be done; None until that is decided, or where nothing can be.
+        record: the record of its Ray, once that is up.
+    """
+
+    target: NodeTarget
+    phase: Phase = Phase.CONNECT
+    facts: Facts | None = None
+    action: Action | None = None
+    record: Facts | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.target.rank
+
+    @property
+    def running(self) -> Facts | None:
+        """The record of the Ray that runs there, or None."""
+        record = (self.facts or {}).get("record")
+        return record if record and record.get("alive") else None
+
+    def spec(self, own: LocalSoftware) -> dict[str, Any]:
+        """Return the specification in its record."""
+        return {**self.target.fingerprint(), **own.spec}
 
 
-def decide(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> NodeActions:
-    """Return the action for each node.
+# Message, cause and remedy.
+Fault: TypeAlias = tuple[str, str, str]
 
-    Args:
-        nodes: the nodes by rank.
-        facts: the facts of each node that answered; see `node_probe.probe`.
-        own: the reference for comparisons.
+
+def decide(nodes: Sequence[NodeState], own: LocalSoftware) -> list[NodeFailure]:
+    """Set the action of each node that answered and can be used, and return the failures of the others.
 
     Raises:
         RLinfError: a running node contradicts the file.
     """
-    _refuse_contradictions(nodes, facts, own)
-    actions: dict[int, Action] = {}
+    answered = [(node, node.facts) for node in nodes if node.facts is not None]
+    _refuse_contradictions(nodes, own)
+    head = next((node for node, _ in answered if node.target.is_head), None)
+    by_machine: dict[str, NodeState] = {}
     failures: list[NodeFailure] = []
-    head = facts.get(0)
-    target_by_host: dict[str, NodeTarget] = {}
-    head_keeps = head is not None and _runs(head)
-    for node in nodes:
-        node_facts = facts.get(node.rank)
-        if node_facts is None:
-            continue
-        twin = target_by_host.setdefault(str(node_facts["machine"]), node)
-        failure = _same_machine(node, twin) or _software(node, node_facts, head, own)
-        if failure is None:
-            action = _action(node_facts, head, head_keeps=head_keeps, is_head=node.is_head)
-            failure = None if action is Action.KEEP else _room(node, node_facts)
-            if failure is None:
-                actions[node.rank] = action
-        if failure is not None:
-            failures.append(failure)
-    return NodeActions(actions, failures)
+    for node, facts in answered:
+        twin = by_machine.setdefault(str(facts["machine"]), node)
+        fault = _same_machine(node, twin) or _software(node.target, facts, head.facts if head else None, own)
+        action = _action(node, head)
+        if fault is None and action is not Action.KEEP:
+            fault = _room(facts)
+        if fault is None:
+            node.action = action
+        else:
+            failures.append(NodeFailure(node.rank, node.target.name, Phase.PROBE, *fault))
+    return failures
 
 
 def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[NodeTarget], *, alone: bool) -> None:
@@ -92,10 +117,8 @@ def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[
     Raises:
         RLinfError: a node that is up is not in the file, or elsewhere.
     """
-    if before is None:
-        return
     wanted = {node.rank: node.host for node in nodes}
-    for node in before.nodes:
+    for node in before.nodes if before is not None else ():
         if node.process is None:
             continue
         if node.rank not in wanted:
@@ -111,68 +134,41 @@ def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[
         )
 
 
-def spec_of(node: NodeTarget, own: Own) -> dict[str, Any]:
-    """Return the specification in a node's record."""
-    return {**node.fingerprint(), **own.spec}
-
-
-def _runs(node_facts: Mapping[str, Any]) -> bool:
-    record = node_facts.get("record")
-    return bool(record and record.get("alive"))
-
-
-def _action(
-    node_facts: Mapping[str, Any], head: Mapping[str, Any] | None, *, head_keeps: bool, is_head: bool
-) -> Action:
-    if not _runs(node_facts):
+def _action(node: NodeState, head: NodeState | None) -> Action:
+    running = node.running
+    if running is None:
         return Action.START
-    if is_head:
+    of_head = head.running if head is not None else None
+    if node.target.is_head or (of_head is not None and running.get("head_process") == of_head["process"]):
         return Action.KEEP
-    same_head = (
-        head is not None and head_keeps and node_facts["record"].get("head_process") == head["record"]["process"]
-    )
-    return Action.KEEP if same_head else Action.RESTART
+    return Action.RESTART
 
 
-def _refuse_contradictions(nodes: Sequence[NodeTarget], facts: Mapping[int, Mapping[str, Any]], own: Own) -> None:
-    conflicts: list[str] = []
-    for node in nodes:
-        node_facts = facts.get(node.rank)
-        if node_facts is None or not _runs(node_facts):
-            continue
-        record = node_facts["record"]
-        if record.get("token_digest") != own.token_digest and own.spec["authentication"] == record.get("spec", {}).get(
-            "authentication"
-        ):
-            conflicts.append(
-                f"{node.name}: it was brought up from {record.get('from') or 'elsewhere'}, with another token"
-            )
-            continue
-        conflicts += [
-            f"{node.name}: {difference}" for difference in _differences(record.get("spec") or {}, spec_of(node, own))
-        ]
+def _refuse_contradictions(nodes: Sequence[NodeState], own: LocalSoftware) -> None:
+    conflicts = [f"{node.target.name}: {conflict}" for node in nodes for conflict in _conflicts(node, own)]
     if conflicts:
-        omitted = [f"and {len(conflicts) - 8} more"] if len(conflicts) > 8 else []
+        omitted = len(conflicts) - _MOST_CONFLICTS
+        listed = [*conflicts[:_MOST_CONFLICTS], *([f"and {omitted} more"] if omitted > 0 else [])]
         raise RLinfError(
             "the running nodes do not match the file",
-            why="\n".join([*conflicts[:8], *omitted]),
+            why="\n".join(listed),
             help="run `rlinf down` and `rlinf up` again, or correct the file",
         )
 
 
-def _differences(running: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    differences: list[str] = []
-    for name in wanted:
-        before, now = running.get(name), wanted[name]
-        if before == now:
-            continue
-        if isinstance(before, dict) and isinstance(now, dict):
-            old, new = cast("dict[str, str]", before), cast("dict[str, str]", now)
-            changed = [f"`{key}`" for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
-            differences.append(f"`{name}` differ in {', '.join(changed)}")
-        else:
-            differences.append(f"`{name}` is {_shown(before)}, the file says {_shown(now)}")
-    return differences
+def _conflicts(node: NodeState, own: LocalSoftware) -> Iterator[str]:
+    """Return how a running node contradicts the file."""
+    record = node.running
+    if record is None:
+        return
+    before: Facts = record.get("spec") or {}
+    same_mode = own.spec["authentication"] == before.get("authentication")
+    if same_mode and record.get("token_digest") != own.token_digest:
+        yield f"it was brought up from {record.get('from') or 'elsewhere'}, with another token"
+        return
+    for name, value in node.spec(own).items():
+        if before.get(name) != value:
+            yield f"`{name}` is {_shown(before.get(name))}, the file says {_shown(value)}"
 
 
 def _shown(value: Any) -> str:
@@ -181,92 +177,57 @@ def _shown(value: Any) -> str:
     return f"`{value}`"
 
 
-def _same_machine(node: NodeTarget, twin: NodeTarget) -> NodeFailure | None:
+def _same_machine(node: NodeState, twin: NodeState) -> Fault | None:
     if twin is node:
         return None
-    return NodeFailure(
-        node.rank,
-        node.name,
-        Phase.PROBE,
-        f"it is the same machine as {twin.name}",
-        help="list a separate machine for every node in `hosts`",
-    )
+    return f"it is the same machine as {twin.target.name}", "", "list a separate machine for every node in `hosts`"
 
 
-def _software(
-    node: NodeTarget, node_facts: Mapping[str, Any], head: Mapping[str, Any] | None, own: Own
-) -> NodeFailure | None:
-    def failure(message: str, why: str, help: str) -> NodeFailure:
-        return NodeFailure(node.rank, node.name, Phase.PROBE, message, why, help)
-
-    path = node.interpreter
-    python, ray = _version(node_facts["python"]), node_facts["ray"]
-    if tuple(node_facts["python"][:2]) < (3, 11):
-        return failure(
-            f"`{path}` is Python {python}",
-            "rlinf needs 3.11 or newer",
-            "give its group another `python_interpreter_path`",
-        )
+def _software(node: NodeTarget, facts: Facts, head: Facts | None, own: LocalSoftware) -> Fault | None:
+    path, python, ray = node.interpreter, _version(facts["python"]), facts["ray"]
+    of_head = head["ray"] if head else None
+    if tuple(facts["python"][:2]) < (3, 11):
+        help = "give its group another `python_interpreter_path`"
+        return f"`{path}` is Python {python}", "rlinf needs 3.11 or newer", help
     if ray is None:
-        of_head = head["ray"] if head and head["ray"] else None
-        return failure(
-            f"`{path}` has no ray",
-            node_facts.get("fault") or "the package is not installed there",
-            f"`{path} -m pip install {f'ray=={of_head}' if of_head else 'ray'}`",
+        why = facts.get("fault") or "the package is not installed there"
+        return f"`{path}` has no ray", why, f"`{path} -m pip install {f'ray=={of_head}' if of_head else 'ray'}`"
+    if head is not None and of_head and facts["python"][:2] != head["python"][:2]:
+        return (
+            f"`{path}` is Python {python}, the head runs {_version(head['python'])}",
+            "Ray's processes exchange pickled objects, which requires one minor version of Python",
+            "give its group an interpreter of the same minor version",
         )
-    if head is not None and head is not node_facts and head["ray"]:
-        if node_facts["python"][:2] != head["python"][:2]:
-            return failure(
-                f"`{path}` is Python {python}, the head runs {_version(head['python'])}",
-                "Ray's processes exchange pickled objects, which requires one minor version of Python",
-                "give its group an interpreter of the same minor version",
-            )
-        if ray != head["ray"]:
-            return failure(
-                f"`{path}` has ray {ray}, the head runs {head['ray']}",
-                "different versions of Ray cannot form a cluster",
-                f"`{path} -m pip install ray=={head['ray']}`",
-            )
-    if own.fingerprints is not None and node_facts["fingerprint"] not in own.fingerprints:
-        if node_facts["fingerprint"] is None:
-            return failure(f"`{path}` has no rlinf", "", "install the same rlinf there, or copy it with `--sync`")
-        place = node_facts.get("places", {}).get("rlinf_core", "")
-        return failure(
-            "its rlinf differs from the one here",
-            f"the code in {place} has fingerprint {node_facts['fingerprint']}, here {min(own.fingerprints)}",
-            "install the same rlinf there, or copy it with `--sync`",
+    if of_head and ray != of_head:
+        return (
+            f"`{path}` has ray {ray}, the head runs {of_head}",
+            "different versions of Ray cannot form a cluster",
+            f"`{path} -m pip install ray=={of_head}`",
         )
-    return None
+    if own.fingerprints is None or facts["fingerprint"] in own.fingerprints:
+        return None
+    help = "install the same rlinf there, or copy it with `--sync`"
+    if facts["fingerprint"] is None:
+        return f"`{path}` has no rlinf", "", help
+    place = facts.get("places", {}).get("rlinf_core", "")
+    why = f"the code in {place} has fingerprint {facts['fingerprint']}, here {min(own.fingerprints)}"
+    return "its rlinf differs from the one here", why, help
 
 
 def _version(parts: Sequence[int]) -> str:
     return ".".join(map(str, parts))
 
 
-def _room(node: NodeTarget, node_facts: Mapping[str, Any]) -> NodeFailure | None:
-    if node_facts["taken"]:
-        name, port, process = node_facts["taken"][0]
-        return NodeFailure(
-            node.rank,
-            node.name,
-            Phase.PROBE,
-            f"port {port} is taken",
-            f"{process} listens on it; Ray needs it as its {str(name).replace('_', ' ')} port",
-            "set other ports as `cluster.ports` in the file, or end that process",
-        )
-    for free, least, what in (
-        (node_facts["disk_free"], _LEAST_DISK_BYTES, node_facts["folder"]),
-        (node_facts["shm_free"], _LEAST_SHM_BYTES, "/dev/shm"),
-    ):
-        if free < least:
-            return NodeFailure(
-                node.rank,
-                node.name,
-                Phase.PROBE,
-                "the disk is full" if what != "/dev/shm" else "/dev/shm is full or too small",
-                f"{free >> 20} MiB free for {what}, Ray needs {least >> 20}",
-                "free some space on it"
-                if what != "/dev/shm"
-                else "free some space in it, or start the container with a larger one",
-            )
+def _room(facts: Facts) -> Fault | None:
+    if facts["taken"]:
+        name, port, process = facts["taken"][0]
+        why = f"{process} listens on it; Ray needs it as its {str(name).replace('_', ' ')} port"
+        return f"port {port} is taken", why, "set other ports as `cluster.ports` in the file, or end that process"
+    if facts["disk_free"] < _LEAST_DISK_BYTES:
+        why = f"{facts['disk_free'] >> 20} MiB free for {facts['folder']}, Ray needs {_LEAST_DISK_BYTES >> 20}"
+        return "the disk is full", why, "free some space on it"
+    if facts["shm_free"] < _LEAST_SHM_BYTES:
+        why = f"{facts['shm_free'] >> 20} MiB free for /dev/shm, Ray needs {_LEAST_SHM_BYTES >> 20}"
+        help = "free some space in it, or start the container with a larger one"
+        return "/dev/shm is full or too small", why, help
     return None

@@ -1,4 +1,4 @@
-"""The state of the recorded cluster: facts from each node, membership and jobs from the head."""
+"""`rlinf status`: facts from each node of the recorded cluster, membership and jobs from its head."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.cluster.down import RunningJob
 from rlinf_cli.cluster.inventory import NodeTarget, recorded_targets
+from rlinf_cli.cluster.probing import recorded_cluster
 from rlinf_cli.cluster.transports.agent import AgentReply, ask
-from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
+from rlinf_cli.cluster.transports.commands import CommandOutcome
+from rlinf_cli.cluster.transports.transport import Transport, run
+from rlinf_cli.command import Result
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_core import env_vars
+from rlinf_core.node import attach, cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord
+from rlinf_core.topology import NodeInfo
 
+SCHEMA: Final = "rlinf.status/1"
 PROBE_SECONDS: Final = 30.0
 _MEMBERS_SECONDS: Final = 3.0
 _MEMBERS_MARGIN_SECONDS: Final = 25.0
@@ -84,6 +93,78 @@ class StatusReport(NamedTuple):
         return all(node.state is State.UP for node in self.nodes)
 
 
+def status_of(name: str | None, *, parallel: int) -> Result:
+    """Return the status of a cluster: the one of that name, else the one at `RLINF_ADDRESS`, else the recorded one,
+    else the one whose node was started on this machine by hand.
+
+    Raises:
+        ClusterError: it does not exist, or it does not answer.
+    """
+    report = _asked(name, parallel)
+    code = ExitCode.OK if report.all_up else ExitCode.UNREACHABLE
+    return Result(lambda: status_text(report), lambda: status_record(report), code)
+
+
+def _asked(name: str | None, parallel: int) -> StatusReport:
+    address = env_vars.ADDRESS.get() if name is None else None
+    if address is not None and address != attach.LOCAL:
+        return cluster_status(address)
+    # Where each node was started by hand, the record is on the head's machine.
+    here = attach.known() if name is None and cluster_records.recorded() is None else None
+    if here is not None:
+        attach.prepare(here)
+        return cluster_status(here.address, here.name)
+    record = recorded_cluster(name)
+
+    async def work() -> StatusReport:
+        return await ask_all(record, Transport(parallel=parallel), console.message)
+
+    return run(work())
+
+
+def cluster_status(address: str, name: str | None = None) -> StatusReport:
+    """Return the nodes by rank, and the running jobs, of the Ray at an address.
+
+    It is joined in the same way as by a job, so that errors are the same.
+
+    Args:
+        address: the address of its head, `HOST:PORT`.
+        name: its name, if `rlinf up` started it.
+
+    Raises:
+        ClusterError: it cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
+    """
+    from rlinf_core.cluster.cluster import Cluster
+
+    console.message(f"asking the cluster at {address}, at most {env_vars.CONNECT_TIMEOUT.get():g} s per node")
+    begun = time.monotonic()
+    with Cluster(address=address) as cluster:
+        nodes = tuple(map(_joined, cluster.topology.nodes))
+        jobs = _other_jobs(address)
+    return StatusReport(nodes, jobs, time.monotonic() - begun, address=address, name=name)
+
+
+def _joined(node: NodeInfo) -> NodeStatus:
+    versions = dict(node.versions)
+    python, ray, rlinf = map(versions.get, ("python", "ray", "rlinf"))
+    return NodeStatus(node.rank, (), node.hostname, State.UP, node.ip, python, ray, rlinf)
+
+
+def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
+    """Return the other connected drivers; None if the head does not answer."""
+    from rlinf_cli.cluster.node.questions import jobs_of
+    from rlinf_core.cluster.ray_api import ray_api
+    from rlinf_core.cluster.ray_private import gcs_client
+
+    ray: Any = ray_api()
+    try:
+        listed = jobs_of(gcs_client(address))
+    except ray.exceptions.RayError:
+        return None
+    own = ray.get_runtime_context().get_job_id()
+    return tuple(RunningJob.of(job) for job in listed if job["id"] != own)
+
+
 async def ask_all(cluster: ClusterRecord, transport: Transport, notify: Notify) -> StatusReport:
     """Return the status of every node; each has its own deadline.
 
@@ -102,7 +183,7 @@ async def ask_all(cluster: ClusterRecord, transport: Transport, notify: Notify) 
     members = await joined
     members_by_rank = None if members is None else _by_rank(members["nodes"])
     statuses = tuple(_status(node, answer, members_by_rank) for node, answer in zip(nodes, answers, strict=True))
-    jobs = None if members is None else tuple(_job(job) for job in members["jobs"])
+    jobs = None if members is None else tuple(map(RunningJob.of, members["jobs"]))
     seconds = time.monotonic() - begun
     return StatusReport(statuses, jobs, seconds, cluster.address, cluster.name, cluster.file, cluster.authenticated)
 
@@ -182,5 +263,67 @@ def _state(
     return State.UP, "", ""
 
 
-def _job(job: Mapping[str, Any]) -> RunningJob:
-    return RunningJob(str(job["address"]), int(job["pid"]), str(job["command"]), float(job["started"]))
+def status_text(report: StatusReport) -> str:
+    """Return the nodes, then problems of nodes that are not up, then the jobs."""
+    ups = sum(node.state is State.UP for node in report.nodes)
+    count = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
+    if report.name is None:
+        title = f"a cluster not started by `rlinf up`: {count}"
+    else:
+        title = f"cluster {report.name}: {ups} of {count} {'is' if len(report.nodes) == 1 else 'are'} up"
+    title += f", head {report.address}" if report.address else ""
+    title += ", no authentication" if report.authenticated is False else ""
+    rows = [_row(node) for node in report.nodes]
+    headers = ("node", "group", "host", "state", "address", "python", "ray", "rlinf")
+    blocks = [title, console.table(headers, rows, right=(0,))]
+    troubles = [_trouble(node) for node in report.nodes if node.state is not State.UP]
+    if troubles:
+        blocks.append("\n".join(troubles))
+    blocks.append(_jobs_text(report.jobs))
+    return "\n\n".join(blocks)
+
+
+def _row(node: NodeStatus) -> tuple[str, ...]:
+    host = _host(node)
+    versions = tuple(version or "-" for version in (node.python, node.ray, node.rlinf))
+    return (str(node.rank), ", ".join(node.groups) or "-", host, str(node.state), node.address or "-", *versions)
+
+
+def _host(node: NodeStatus) -> str:
+    # A node without a host was started on its own machine; only the head's is this one.
+    return node.host or ("this machine" if node.rank == 0 else "started there")
+
+
+def _trouble(node: NodeStatus) -> str:
+    line = f"node {node.rank} ({_host(node)}): {node.detail}"
+    return f"{line}\n  do: {node.help}" if node.help else line
+
+
+def _jobs_text(jobs: tuple[RunningJob, ...] | None) -> str:
+    if jobs is None:
+        return "jobs: unknown, the head did not answer"
+    if not jobs:
+        return "jobs: none"
+    rows = [(str(job.pid), job.address, _since(job.started), job.command) for job in jobs]
+    return "jobs\n" + console.table(("pid", "node", "since", "command"), rows, right=(0,))
+
+
+def _since(started: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
+
+
+def status_record(report: StatusReport) -> dict[str, Any]:
+    """Return the same as data."""
+    return {
+        "schema": SCHEMA,
+        "cluster": report.name,
+        "whole": report.all_up,
+        "file": report.file,
+        "address": report.address or None,
+        "authenticated": report.authenticated,
+        "seconds": round(report.seconds, 3),
+        "nodes": [
+            {**node._asdict(), "detail": node.detail or None, "help": node.help or None} for node in report.nodes
+        ],
+        "jobs": None if report.jobs is None else [job._asdict() for job in report.jobs],
+    }

@@ -10,18 +10,18 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli.cluster import identity
-from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.node import node_probe
-from rlinf_cli.cluster.phases import Emit, Event, NodeFailure, Phase, Progress
-from rlinf_cli.cluster.plan import Action, NodeActions, Own, decide, refuse_other_nodes, spec_of
-from rlinf_cli.cluster.transports.agent import AgentReply, ask
-from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
+from rlinf_cli.cluster.plan import Action, Facts, LocalSoftware, NodeState, decide, refuse_other_nodes
+from rlinf_cli.cluster.progress import Emit, Event, NodeFailure, Phase, Progress
+from rlinf_cli.cluster.transports.agent import ask
+from rlinf_cli.cluster.transports.commands import CommandOutcome
+from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 
@@ -29,8 +29,10 @@ from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 PROBE_SECONDS: Final = 30.0
 START_SECONDS: Final = 60.0
 SYNC_SECONDS: Final = 120.0
-# Extra seconds for the connection to a node.
+# Extra seconds for the connection to a node, for cleaning up after a dead Ray, and for the head's own query.
 _MARGIN_SECONDS: Final = 5.0
+_CLEANING_SECONDS: Final = 15.0
+_QUERY_SECONDS: Final = 20.0
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -124,11 +126,9 @@ class _Run:
         self._emit = emit
         self._begun = time.monotonic()
         self._id = identity.cluster_id(request.name)
-        self._nodes = [node for node in request.nodes if request.only in (None, node.rank)]
-        self._facts: dict[int, dict[str, Any]] = {}
+        self._nodes = [NodeState(node) for node in request.nodes if request.only in (None, node.rank)]
+        self._head = next((node for node in self._nodes if node.target.is_head), None)
         self._failures: list[NodeFailure] = []
-        self._up: dict[int, dict[str, Any]] = {}
-        self._phases: dict[int, Phase] = {node.rank: Phase.CONNECT for node in self._nodes}
         self._token: str | None = None
 
     async def run(self) -> UpReport:
@@ -137,28 +137,21 @@ class _Run:
         refuse_other_nodes(before, request.name, request.nodes, alone=request.only is not None)
         await asyncio.gather(*(self._probe(node) for node in self._nodes))
         if request.authenticated:
-            anyone = any(facts.get("record") for facts in self._facts.values())
-            self._token = request.token or identity.token_of(request.name, fresh=before is None and not anyone)
-            if request.token is not None and self._keeps_record:
-                identity.keep_token(request.name, request.token)
-        digest = node_facts.digest_of(self._token) if self._token else None
-        auth = "token" if request.authenticated else "none"
-        code = "of `--sync`" if request.archive is not None else "of the node"
-        spec = {"num_nodes": len(request.nodes), "authentication": auth, "code": code}
-        own = Own(await self._fingerprints(), digest, spec)
-        decision = decide(self._nodes, self._facts, own)
-        for failure in decision.failures:
+            self._choose_token(before)
+        own = await self._reference()
+        for failure in decide(self._nodes, own):
             self._fail(failure)
-        for rank in decision.actions:
-            self._done(rank, Phase.PROBE)
+        usable = [node for node in self._nodes if node.action is not None]
+        for node in usable:
+            self._done(node, Phase.PROBE)
         # Written before anything is started, so that `down` always knows where to look.
-        if decision.actions and self._keeps_record:
+        if usable and self._keeps_record:
             self._save(before)
         if request.archive is not None:
-            await asyncio.gather(*(self._sync(node, decision) for node in self._nodes if node.rank in decision.actions))
-        await self._start_all(decision, own)
+            await asyncio.gather(*(self._sync(node) for node in usable))
+        await self._start_all(own)
         await self._verify()
-        if decision.actions and self._keeps_record:
+        if any(node.action for node in self._nodes) and self._keeps_record:
             self._save(before)
         elif before is None and request.only is None:
             cluster_records.forget(request.name)  # a token that no node has received
@@ -169,202 +162,192 @@ class _Run:
         """Whether this machine keeps the record. With nodes started by hand, the head's machine does."""
         return self.request.only in (None, 0)
 
+    def _choose_token(self, before: ClusterRecord | None) -> None:
+        request = self.request
+        anyone = any((node.facts or {}).get("record") for node in self._nodes)
+        self._token = request.token or identity.token_of(request.name, fresh=before is None and not anyone)
+        if request.token is not None and self._keeps_record:
+            identity.keep_token(request.name, request.token)
+
+    async def _reference(self) -> LocalSoftware:
+        request = self.request
+        digest = node_facts.digest_of(self._token) if self._token else None
+        spec = {
+            "num_nodes": len(request.nodes),
+            "authentication": "token" if request.authenticated else "none",
+            "code": "of `--sync`" if request.archive is not None else "of the node",
+        }
+        return LocalSoftware(await self._fingerprints(), digest, spec)
+
     async def _fingerprints(self) -> frozenset[str] | None:
         """Fingerprints of the code on this machine, which may have been edited since the command began."""
         first = self.request.fingerprint
         if first is None:
             return None
-        if all(facts["fingerprint"] == first for facts in self._facts.values()):
+        if all(node.facts is None or node.facts["fingerprint"] == first for node in self._nodes):
             return frozenset((first,))
         now = await asyncio.to_thread(node_probe.software, dict(os.environ))
         return frozenset((first, now["fingerprint"] or first))
 
-    async def _probe(self, node: NodeTarget) -> None:
-        connect = node.connect_seconds
-        self._begin(node.rank, Phase.CONNECT, connect + PROBE_SECONDS)
-        ports = node.ports.fixed(head=node.is_head)
-        request = {**self._common(node), "verb": "probe", "ports": ports}
+    async def _ask(
+        self, node: NodeState, verb: str, phase: Phase, seconds: float, margin: float = 0.0, **request: Any
+    ) -> Facts | None:
+        """Return a node's reply within a phase; without one the node has failed in that phase."""
+        self._begin(node, phase, seconds)
+        data = {"verb": verb, "cluster": self._id, **request}
+        deadline = seconds + margin + node.target.connect_seconds + _MARGIN_SECONDS
+        answer = await ask(self._transport, node.target, data, deadline=deadline)
+        if answer.data is None:
+            self._fail(NodeFailure.of(node.target, phase, answer))
+        return answer.data
 
-        def hello() -> None:
-            self._done(node.rank, Phase.CONNECT)
-            self._begin(node.rank, Phase.PROBE, PROBE_SECONDS)
-
-        answer = await ask(
-            self._transport, node, request, deadline=connect + PROBE_SECONDS + _MARGIN_SECONDS, on_hello=hello
-        )
-        if answer.data is not None:
-            self._facts[node.rank] = answer.data
-        else:
-            self._fail(self._failure(node, self._phase_of(node.rank, answer), answer))
-
-    def _phase_of(self, rank: int, answer: AgentReply) -> Phase:
-        ran = answer.result.kind is CommandOutcome.DONE
-        return Phase.PROBE if ran else self._phases[rank]
-
-    def _common(self, node: NodeTarget) -> dict[str, Any]:
+    def _common(self, node: NodeState) -> dict[str, Any]:
         return {
-            "cluster": self._id,
             "name": self.request.name,
             "rank": node.rank,
-            "env": dict(node.env),
+            "env": dict(node.target.env),
             "code": self.request.archive is not None,
         }
 
-    async def _sync(self, node: NodeTarget, decision: NodeActions) -> None:
-        """Copy the code to the nodes; a node where this fails is not started."""
-        self._begin(node.rank, Phase.SYNC, SYNC_SECONDS)
-        request = {"verb": "sync", "cluster": self._id, "archive": self.request.archive}
-        answer = await ask(
-            self._transport, node, request, deadline=SYNC_SECONDS + node.connect_seconds + _MARGIN_SECONDS
-        )
-        if answer.data is not None:
-            self._done(node.rank, Phase.SYNC, f"{answer.data['files']} files")
+    async def _probe(self, node: NodeState) -> None:
+        target = node.target
+        seconds = target.connect_seconds + PROBE_SECONDS
+        self._begin(node, Phase.CONNECT, seconds)
+        ports = target.ports.fixed(head=target.is_head)
+        request = {"verb": "probe", "cluster": self._id, **self._common(node), "ports": ports}
+
+        def hello() -> None:
+            self._done(node, Phase.CONNECT)
+            self._begin(node, Phase.PROBE, PROBE_SECONDS)
+
+        answer = await ask(self._transport, target, request, deadline=seconds + _MARGIN_SECONDS, on_hello=hello)
+        node.facts = answer.data
+        if answer.data is None:
+            ran = answer.result.kind is CommandOutcome.DONE
+            self._fail(NodeFailure.of(target, Phase.PROBE if ran else node.phase, answer))
+
+    async def _sync(self, node: NodeState) -> None:
+        """Copy the code to a node, which is not started where this fails."""
+        reply = await self._ask(node, "sync", Phase.SYNC, SYNC_SECONDS, archive=self.request.archive)
+        if reply is not None:
+            self._done(node, Phase.SYNC, f"{reply['files']} files")
         else:
-            decision.actions.pop(node.rank)
-            self._fail(self._failure(node, Phase.SYNC, answer))
+            node.action = None
 
-    async def _start_all(self, decision: NodeActions, own: Own) -> None:
+    async def _start_all(self, own: LocalSoftware) -> None:
         """Start the head, then all others, unless the head failed."""
-        actions = dict(decision.actions)
-        head = next((node for node in self._nodes if node.is_head), None)
-        head_address = self.request.head_address
-        head_process: str | None = None
-        if head is not None:
-            if head.rank in actions:
-                await self._start(head, actions.pop(head.rank), own, None, None)
-            record = self._up.get(head.rank)
+        address, process = self.request.head_address, None
+        if self._head is not None:
+            await self._start(self._head, own, None, None)
+            record = self._head.record
             if record is None:
-                self._skip(actions)
+                self._skip_others()
                 return
-            head_address, head_process = str(record["gcs"]).rpartition(":")[0], record["process"]
-        others = [node for node in self._nodes if node.rank in actions]
-        await asyncio.gather(
-            *(self._start(node, actions[node.rank], own, head_address, head_process) for node in others)
-        )
+            address, process = str(record["gcs"]).rpartition(":")[0], record["process"]
+        others = [node for node in self._nodes if node is not self._head]
+        await asyncio.gather(*(self._start(node, own, address, process) for node in others))
 
-    def _skip(self, ranks: Mapping[int, Action]) -> None:
+    def _skip_others(self) -> None:
         for node in self._nodes:
-            if node.rank in ranks:
-                record = self._facts[node.rank].get("record")
-                if record and record.get("alive"):
-                    self._up[node.rank] = {**record, "started": False}
+            if node.action is not None and node is not self._head:
+                node.record = {**node.running, "started": False} if node.running else None
                 self._emit(Event(node.rank, Phase.JOIN, Progress.SKIPPED, "the head is not up"))
 
     async def _start(
-        self, node: NodeTarget, action: Action, own: Own, head_address: str | None, head_process: str | None
+        self, node: NodeState, own: LocalSoftware, head_address: str | None, head_process: str | None
     ) -> None:
-        facts = self._facts[node.rank]
-        phase = Phase.HEAD if node.is_head else Phase.JOIN
-        if action is Action.KEEP:
-            self._up[node.rank] = {**facts["record"], "started": False}
-            self._done(node.rank, phase, "was up")
+        target, action, facts = node.target, node.action, node.facts
+        if action is None or facts is None:
             return
-        seconds = self.request.start_seconds
-        self._begin(node.rank, phase, seconds)
-        request = {
+        phase = Phase.HEAD if target.is_head else Phase.JOIN
+        if action is Action.KEEP:
+            node.record = {**facts["record"], "started": False}
+            self._done(node, phase, "was up")
+            return
+        node.record = await self._ask(
+            node,
+            "start",
+            phase,
+            self.request.start_seconds,
+            _CLEANING_SECONDS,
             **self._common(node),
-            "verb": "start",
-            "head": node.is_head,
-            "address": self._head_address(facts) if node.is_head else None,
-            "head_address": head_address,
-            "head_process": head_process,
-            "token": self._token,
-            "labels": node.labels,
-            "ports": node.ports._asdict(),
-            "fixed": list(node.ports.fixed(head=node.is_head)),
-            "spec": spec_of(node, own),
-            "restart": action is Action.RESTART,
-            "wait": self.request.wait_head,
-            "from": f"{getpass.getuser()}@{socket.gethostname()}",
-            "path": self.request.path,
-            "section": self.request.section,
-            "deadline": seconds,
-        }
-        # Cleaning up after a dead Ray takes extra time.
-        margin = _MARGIN_SECONDS + node.connect_seconds + 15.0
-        answer = await ask(self._transport, node, request, deadline=seconds + margin)
-        if answer.data is not None:
-            self._up[node.rank] = answer.data
-            self._done(node.rank, phase, str(answer.data["address"]))
-        else:
-            self._fail(self._failure(node, phase, answer))
+            head=target.is_head,
+            address=self._head_address(facts) if target.is_head else None,
+            head_address=head_address,
+            head_process=head_process,
+            token=self._token,
+            labels=target.labels,
+            ports=target.ports._asdict(),
+            fixed=list(target.ports.fixed(head=target.is_head)),
+            spec=node.spec(own),
+            restart=action is Action.RESTART,
+            wait=self.request.wait_head,
+            path=self.request.path,
+            section=self.request.section,
+            deadline=self.request.start_seconds,
+            **{"from": f"{getpass.getuser()}@{socket.gethostname()}"},
+        )
+        if node.record is not None:
+            self._done(node, phase, str(node.record["address"]))
 
-    def _head_address(self, facts: Mapping[str, Any]) -> str:
+    def _head_address(self, facts: Facts) -> str:
         """Return the head's own address: from the file, else the one ssh reached, else that of its default route.
 
         A single-node cluster uses loopback: its drivers run on that node, and no other machine has to reach it.
         """
-        if self.request.head_address is not None:
-            return self.request.head_address
-        if len(self.request.nodes) == 1:
+        if self.request.head_address is None and len(self.request.nodes) == 1:
             return _LOOPBACK
-        login = facts.get("address")
-        if login and not str(login).startswith(("127.", "::1")):
-            return str(login)
-        return str(facts["primary"])
+        return address_of(facts, self.request.head_address)
 
     async def _verify(self) -> None:
         """Poll the head until it lists all started nodes."""
-        if not self._up:
-            return
-        asked_node = next((node for node in self._nodes if node.rank in self._up), None)
-        if asked_node is None or (self.request.only is None and 0 not in self._up):
+        up = [node for node in self._nodes if node.record is not None]
+        if not up or (self.request.only is None and up[0] is not self._head):
             return
         # A Ray that starts slowly is listed late.
-        seconds = self.request.start_seconds
-        for rank in self._up:
-            self._begin(rank, Phase.VERIFY, seconds)
-        request = {
-            "verb": "members",
-            "cluster": self._id,
-            "wanted": sorted(self._up),
-            "deadline": seconds,
-        }
-        margin = _MARGIN_SECONDS + asked_node.connect_seconds + 20.0
-        answer = await ask(self._transport, asked_node, request, deadline=seconds + margin)
-        if answer.data is None:
-            self._fail(self._failure(asked_node, Phase.VERIFY, answer))
-            return
-        self._compare(answer.data)
+        seconds, ranks = self.request.start_seconds, [node.rank for node in up]
+        for node in up[1:]:
+            self._begin(node, Phase.VERIFY, seconds)
+        members = await self._ask(
+            up[0], "members", Phase.VERIFY, seconds, _QUERY_SECONDS, wanted=ranks, deadline=seconds
+        )
+        if members is not None:
+            self._compare(up, members)
 
-    def _compare(self, members: Mapping[str, Any]) -> None:
+    def _compare(self, up: list[NodeState], members: Facts) -> None:
         alive = {str(member["rank"]): member for member in members["nodes"] if member["alive"]}
         dead = {str(member["rank"]): member for member in members["nodes"] if not member["alive"]}
-        by_rank = {node.rank: node for node in self._nodes}
-        for rank in sorted(self._up):
-            if str(rank) in alive:
-                self._done(rank, Phase.VERIFY, str(alive[str(rank)]["address"]))
+        for node in up:
+            rank, record = str(node.rank), node.record or {}
+            if rank in alive:
+                self._done(node, Phase.VERIFY, str(alive[rank]["address"]))
                 continue
-            dead_member = dead.get(str(rank))
-            why = f"it joined and died: {dead_member['reason']}" if dead_member else members.get("fault") or ""
+            why = f"it joined and died: {dead[rank]['reason']}" if rank in dead else members.get("fault") or ""
             message = "Ray was started, but its head does not list the node"
-            log = f"{self._up[rank]['folder']}/up.log"
-            help_text = f"run the command again; see {log} on the node"
-            self._fail(NodeFailure(rank, by_rank[rank].name, Phase.VERIFY, message, why, help_text))
-            self._up.pop(rank)
+            help_text = f"run the command again; see {record.get('folder')}/up.log on the node"
+            self._fail(NodeFailure(node.rank, node.target.name, Phase.VERIFY, message, why, help_text))
+            node.record = None
 
-    def _failure(self, node: NodeTarget, phase: Phase, answer: AgentReply) -> NodeFailure:
-        return NodeFailure(
-            node.rank, node.name, phase, answer.message, answer.why, answer.help, answer.rc, answer.lines
-        )
+    def _begin(self, node: NodeState, phase: Phase, deadline: float) -> None:
+        node.phase = phase
+        self._emit(Event(node.rank, phase, Progress.BEGUN, deadline=deadline))
 
-    def _begin(self, rank: int, phase: Phase, deadline: float) -> None:
-        self._phases[rank] = phase
-        self._emit(Event(rank, phase, Progress.BEGUN, deadline=deadline))
-
-    def _done(self, rank: int, phase: Phase, detail: str = "") -> None:
-        self._phases[rank] = phase
-        self._emit(Event(rank, phase, Progress.DONE, detail))
+    def _done(self, node: NodeState, phase: Phase, detail: str = "") -> None:
+        node.phase = phase
+        self._emit(Event(node.rank, phase, Progress.DONE, detail))
 
     def _fail(self, failure: NodeFailure) -> None:
         self._failures.append(failure)
-        self._phases[failure.rank] = failure.phase
+        for node in self._nodes:
+            if node.rank == failure.rank:
+                node.phase = failure.phase
         self._emit(Event(failure.rank, failure.phase, Progress.FAILED, failure.message))
 
     def _save(self, before: ClusterRecord | None) -> None:
         request = self.request
-        earlier_nodes = {node.rank: node for node in before.nodes} if before else {}
-        head = self._up.get(0)
+        earlier = {node.rank: node for node in before.nodes} if before else {}
+        states = {node.rank: node for node in self._nodes}
+        head = self._head.record if self._head is not None else None
         ports = request.nodes[0].ports
         cluster_records.save(
             ClusterRecord(
@@ -374,7 +357,7 @@ class _Run:
                 address=str(head["gcs"]) if head else before.address if before else "",
                 authenticated=request.authenticated,
                 ports=(ports.gcs, ports.last_data),
-                nodes=tuple(self._recorded(node, earlier_nodes.get(node.rank)) for node in request.nodes),
+                nodes=tuple(_recorded(node, states.get(node.rank), earlier.get(node.rank)) for node in request.nodes),
                 since=before.since if before else time.time(),
                 synced=request.archive is not None,
                 path=request.path,
@@ -382,34 +365,30 @@ class _Run:
             )
         )
 
-    def _recorded(self, node: NodeTarget, before: RecordedNode | None) -> RecordedNode:
-        facts, record = self._facts.get(node.rank), self._up.get(node.rank)
-        return RecordedNode(
-            rank=node.rank,
-            host=node.host,
-            groups=node.groups,
-            interpreter=node.interpreter,
-            ssh=node.ssh.model_dump(mode="json"),
-            address=record["address"] if record else before.address if before else None,
-            folder=facts["folder"] if facts else before.folder if before else None,
-            process=record["process"] if record else before.process if before else None,
-            machine=facts["machine"] if facts else before.machine if before else None,
-        )
-
     def _report(self) -> UpReport:
-        outcomes = tuple(
-            NodeOutcome(
-                node.rank,
-                node.host,
-                node.groups,
-                node.rank in self._up,
-                bool(self._up.get(node.rank, {}).get("started")),
-                self._up.get(node.rank, {}).get("address"),
-                self._phases[node.rank],
-            )
-            for node in self._nodes
-        )
-        head = self._up.get(0) or next(iter(self._up.values()), None)
-        address = str(head["gcs"]) if head else ""
+        outcomes: list[NodeOutcome] = []
+        for node in self._nodes:
+            target, record = node.target, node.record or {}
+            started, address = bool(record.get("started")), record.get("address")
+            up = node.record is not None
+            outcomes.append(NodeOutcome(node.rank, target.host, target.groups, up, started, address, node.phase))
+        up = [node.record for node in self._nodes if node.record is not None]
         failures = tuple(sorted(self._failures, key=lambda failure: failure.rank))
-        return UpReport(self.request.name, address, outcomes, failures, time.monotonic() - self._begun)
+        address = str(up[0]["gcs"]) if up else ""
+        return UpReport(self.request.name, address, tuple(outcomes), failures, time.monotonic() - self._begun)
+
+
+def _recorded(node: NodeTarget, state: NodeState | None, before: RecordedNode | None) -> RecordedNode:
+    """Return the entry of a node in the record: what this run has seen of it, else what was known before."""
+    facts, record = (state.facts, state.record) if state is not None else (None, None)
+    return RecordedNode(
+        rank=node.rank,
+        host=node.host,
+        groups=node.groups,
+        interpreter=node.interpreter,
+        ssh=node.ssh.model_dump(mode="json"),
+        address=record["address"] if record else before.address if before else None,
+        folder=facts["folder"] if facts else before.folder if before else None,
+        process=record["process"] if record else before.process if before else None,
+        machine=facts["machine"] if facts else before.machine if before else None,
+    )

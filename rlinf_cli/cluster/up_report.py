@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-from rlinf_cli.cluster import down, up
+import typer
+
+from rlinf_cli.cluster.down import DownReport, RunningJob
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.phases import NodeFailure
+from rlinf_cli.cluster.progress import NodeFailure
+from rlinf_cli.cluster.up import UpReport
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.placement.job_layout import masked
+from rlinf_core.errors import ClusterError
+from rlinf_core.node import attach
 
-UP_SCHEMA = "rlinf.up/1"
+UP_SCHEMA: Final = "rlinf.up/1"
 PLAN_SCHEMA = "rlinf.up-plan/1"
 DOWN_SCHEMA = "rlinf.down/1"
 # Failures beyond these are only counted.
 _MOST_FAILURES = 10
+_LONGEST_COMMAND: Final = 100
 
 
 def show_failures(failures: Sequence[NodeFailure]) -> None:
@@ -38,14 +45,14 @@ def _spoken(failure: NodeFailure) -> str:
     return "\n".join(part for part in (code, f"last lines:\n{lines}" if lines else "") if part)
 
 
-def up_result(report: up.UpReport) -> Result:
+def up_result(report: UpReport) -> Result:
     """Print the nodes that failed, and return what `rlinf up` answers."""
     show_failures(report.failures)
     code = ExitCode.OK if report.ok else ExitCode.UNREACHABLE
     return Result(up_text(report), up_record(report), code)
 
 
-def up_text(report: up.UpReport) -> str:
+def up_text(report: UpReport) -> str:
     """Return `cluster hetero18 is up: 18 nodes, head 10.0.0.1:20000 (3 started, 15 were up), 7.2 s`."""
     ups = [node for node in report.nodes if node.up]
     started = sum(node.changed for node in ups)
@@ -59,7 +66,7 @@ def up_text(report: up.UpReport) -> str:
     return f"cluster {report.name} {state}{count}{head} ({how}), {report.seconds:.1f} s"
 
 
-def up_record(report: up.UpReport) -> dict[str, Any]:
+def up_record(report: UpReport) -> dict[str, Any]:
     """Return the report as data."""
     return {
         "schema": UP_SCHEMA,
@@ -67,18 +74,7 @@ def up_record(report: up.UpReport) -> dict[str, Any]:
         "cluster": report.name,
         "address": report.address or None,
         "seconds": round(report.seconds, 3),
-        "nodes": [
-            {
-                "rank": node.rank,
-                "host": node.host,
-                "groups": list(node.groups),
-                "up": node.up,
-                "changed": node.changed,
-                "address": node.address,
-                "phase": str(node.phase),
-            }
-            for node in report.nodes
-        ],
+        "nodes": [node._asdict() for node in report.nodes],
         "failures": failures_record(report.failures),
     }
 
@@ -100,14 +96,14 @@ def failures_record(failures: Sequence[NodeFailure]) -> list[dict[str, Any]]:
     ]
 
 
-def down_result(report: down.DownReport) -> Result:
+def down_result(report: DownReport) -> Result:
     """Print the nodes that failed, and return what `rlinf down` answers."""
     show_failures(report.failures)
     code = ExitCode.OK if report.ok else ExitCode.UNREACHABLE
     return Result(down_text(report), down_record(report), code)
 
 
-def down_text(report: down.DownReport) -> str:
+def down_text(report: DownReport) -> str:
     """Return the outcome for all nodes, in one line."""
     present = sum(node.found for node in report.nodes)
     reached = sum(node.reached and not node.left for node in report.nodes)
@@ -122,23 +118,14 @@ def down_text(report: down.DownReport) -> str:
     return f"cluster {report.name} is not fully down: {reached} of {nodes} are clean, {report.seconds:.1f} s"
 
 
-def down_record(report: down.DownReport) -> dict[str, Any]:
+def down_record(report: DownReport) -> dict[str, Any]:
     """Return the report as data."""
     return {
         "schema": DOWN_SCHEMA,
         "ok": report.ok,
         "cluster": report.name or None,
         "seconds": round(report.seconds, 3),
-        "nodes": [
-            {
-                "rank": node.rank,
-                "host": node.host,
-                "reached": node.reached,
-                "found": node.found,
-                "left": list(node.left),
-            }
-            for node in report.nodes
-        ],
+        "nodes": [node._asdict() for node in report.nodes],
         "failures": failures_record(report.failures),
     }
 
@@ -196,3 +183,39 @@ def plan_record(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) 
 
 def _masked_env(node: NodeTarget) -> dict[str, str]:
     return {name: masked(name, value, ()) for name, value in node.env.items()}
+
+
+def nothing_recorded(cluster: str | None) -> Result:
+    """Return that there is no cluster to take down from here.
+
+    Raises:
+        ClusterError: a node started with `--node-rank` runs here.
+    """
+    here = attach.known()
+    if here is not None and cluster in (None, here.name):
+        raise ClusterError(
+            f"a node of cluster `{here.name}` runs here, started with `--node-rank`",
+            why="the record of the cluster is on the machine of node 0",
+            help="take it down with `rlinf down FILE --node-rank K`",
+        )
+    text = "no cluster is up" if cluster is None else f"cluster {cluster} is not up"
+    return Result(text, down_record(DownReport(cluster or "", (), (), 0.0)))
+
+
+def agreed(cluster: str, jobs: list[str]) -> bool:
+    """Ask whether to end running jobs, if there is a terminal."""
+    console.error_block(
+        f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} running on cluster {cluster}",
+        why="\n".join(jobs),
+        do="end it first, or add --force",
+    )
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    return typer.confirm("take the cluster down anyway?", err=True)
+
+
+def job_line(job: RunningJob) -> str:
+    """Return a job in one line."""
+    command = job.command.strip()
+    shown = (command.splitlines() or [""])[0][:_LONGEST_COMMAND]
+    return f"pid {job.pid} on {job.address}: {shown}{'' if shown == command else ' ...'}"

@@ -27,8 +27,8 @@ def validate(
     `actor.seed=7`, and ~KEY deletes one.
     """
     from rlinf_cli.cluster.probing import prober
-    from rlinf_cli.file.findings import validated
-    from rlinf_cli.file.job_file import load, split_files
+    from rlinf_cli.job.findings import validated
+    from rlinf_cli.job.job_file import load, split_files
 
     files, overrides = split_files(arguments)
     if not files:
@@ -57,7 +57,7 @@ def explain(
     `cluster.node_groups.label`. Without either, all codes are listed. A file whose first line is
     `# yaml-language-server: $schema=rlinf.schema.json` is completed by editors from the schema.
     """
-    from rlinf_cli.file import explained
+    from rlinf_cli.job import explained
 
     if schema:
         return explained.schema(recipe)

@@ -13,7 +13,7 @@ from rlinf_cli.arguments import completion
 from rlinf_cli.command import arg, command, opt
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_cli.file.job_file import is_override
+from rlinf_cli.job.job_file import is_override
 
 if TYPE_CHECKING:
     from rlinf_cli.importing.convert import Converted
@@ -213,7 +213,7 @@ def _show_failure(imported: _Imported) -> None:
 
 def _show_findings(imported: _Imported) -> None:
     """Print the findings from composing the file."""
-    from rlinf_cli.file.findings import finding_blocks
+    from rlinf_cli.job.findings import finding_blocks
 
     if imported.findings is not None and len(imported.findings):
         console.error("\n\n".join(finding_blocks([*imported.findings], sys.stderr)))
@@ -240,8 +240,8 @@ def _table(imported: list[_Imported], folder: Path) -> None:
 
 
 def _record(imported: list[_Imported]) -> dict[str, Any]:
-    from rlinf_cli.file.findings import to_json
     from rlinf_cli.importing.summary import SCHEMA, record
+    from rlinf_cli.job.findings import to_json
 
     files: list[dict[str, Any]] = []
     for result in imported:

@@ -10,7 +10,7 @@ import typer
 from rlinf_cli.arguments import completion
 from rlinf_cli.arguments.options import Assume, FileIfAny, FileOrRun, Live, Name, Out, Overrides, Parallel, assumed
 from rlinf_cli.command import Group, Result, command, group, opt
-from rlinf_cli.file.job_file import is_override
+from rlinf_cli.job.job_file import is_override
 from rlinf_core.suggest import near
 
 _DEFAULT = "placement"
@@ -78,7 +78,7 @@ def placement(
     if staleness is not None:
         raise typer.BadParameter("`--staleness` goes with `--advise`", param_hint="'--staleness'")
     from rlinf_cli.cluster.probing import prober
-    from rlinf_cli.file.job_file import load_sound
+    from rlinf_cli.job.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.placement.placement_picture import picture_of
     from rlinf_cli.placement.placement_summary import placement_result
@@ -109,8 +109,8 @@ def config(
     The output is YAML that loads to the same values; the comment after each value is its file and line, its override,
     or `default`. Secrets are masked. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
-    from rlinf_cli.file.config_view import config_result
-    from rlinf_cli.file.job_file import load_sound
+    from rlinf_cli.job.config_view import config_result
+    from rlinf_cli.job.job_file import load_sound
     from rlinf_cli.run.policy_source import config_of
 
     return config_result(load_sound(config_of(file), overrides), every_value=show_all)
@@ -131,9 +131,9 @@ def env(
     a value of FILE, ~KEY deletes one.
     """
     from rlinf_cli.cluster.probing import prober
-    from rlinf_cli.file.job_file import load_sound
+    from rlinf_cli.job.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
-    from rlinf_cli.placement.process_env import env_record, env_text
+    from rlinf_cli.placement.process_variables import env_record, env_text
     from rlinf_cli.run.policy_source import config_of
     from rlinf_core.errors import PlacementError
 
@@ -160,10 +160,9 @@ def hardware(
     Probes the machines of FILE, or those of the running cluster. The exit status is 1 if declared hardware is missing,
     3 if a node cannot be reached.
     """
-    from rlinf_cli.cluster.hardware import hardware_result
-    from rlinf_cli.cluster.probing import look_at_hardware
+    from rlinf_cli.cluster.doctor_report import hardware_of
 
-    return hardware_result(*look_at_hardware(file, overrides, name, parallel=parallel))
+    return hardware_of(file, overrides, name, parallel=parallel)
 
 
 @command(
@@ -190,7 +189,7 @@ def memory(
     were, and their measured peaks are shown beside the forecast. The exit status is 1 if a node has too little memory;
     what reduces it is suggested.
     """
-    from rlinf_cli.memory.forecast import forecast_of
+    from rlinf_cli.memory import forecast_of
 
     words = (*(overrides or ()), *assumed(assume))
     return forecast_of(file, overrides or (), assume, available, words)

@@ -67,8 +67,6 @@ def up(
     With --node-rank (or as a Slurm task) it starts only the node that it runs on. KEY=VALUE replaces a value of FILE,
     ~KEY deletes one.
     """
-    from rlinf_cli.cluster.lifecycle import Asked, prepare, up_or_back
-    from rlinf_cli.cluster.up_report import plan_result, up_result
     from rlinf_core.process.signal_mask import ignore_warnings
 
     # These signals are for the driver: its nodes must stay until it has saved.
@@ -79,15 +77,27 @@ def up(
         return Result(job_script(template, file, overrides, name, wishes or ()))
     if wishes:
         raise typer.BadParameter("it requires --print", param_hint="'--with'")
-    asked = Asked(file, overrides, name, node_rank, head_address, token_file, timeout, not insecure_no_auth, sync)
-    request = prepare(asked)
+    from rlinf_cli.cluster.lifecycle import prepare, up_or_back
+    from rlinf_cli.cluster.up_report import plan_result, up_result
+
+    request = prepare(
+        file,
+        overrides,
+        name,
+        node_rank=node_rank,
+        head_address=head_address,
+        token_file=token_file,
+        timeout=timeout,
+        authenticated=not insecure_no_auth,
+        code=sync,
+    )
     if dry_run:
         nodes = [node for node in request.nodes if request.only in (None, node.rank)]
         return plan_result(request.name, nodes, authenticated=request.authenticated)
     if insecure_no_auth:
         console.message("warning: authentication is off: anyone who reaches the ports can run programs on the nodes")
     if block:
-        from rlinf_cli.cluster.foreground import hold
+        from rlinf_cli.cluster.block import hold
 
         hold(request, lambda report: up_result(report).show(), parallel=parallel)
         return None
@@ -107,12 +117,9 @@ def status(file: FileIfAny = None, name: Name = None, parallel: Parallel = 128) 
     means is queried at RLINF_ADDRESS. The exit status is 3 while a node is missing.
     """
     from rlinf_cli.cluster import identity
-    from rlinf_cli.cluster.cluster_status import status_record, status_text
-    from rlinf_cli.cluster.probing import ask_status
+    from rlinf_cli.cluster.status import status_of
 
-    report = ask_status(name if file is None else identity.cluster_name(file, name), parallel=parallel)
-    code = ExitCode.OK if report.all_up else ExitCode.UNREACHABLE
-    return Result(lambda: status_text(report), lambda: status_record(report), code)
+    return status_of(name if file is None else identity.cluster_name(file, name), parallel=parallel)
 
 
 @command("rlinf down", "rlinf down cluster.yaml")
@@ -128,18 +135,18 @@ def down(
     By default the only running cluster. With FILE no record of it is needed: every node of the file is probed. A Ray
     that `up` did not start is left alone.
     """
-    from rlinf_cli.cluster import taking_down
-    from rlinf_cli.cluster.lifecycle import end, jobs_of
-    from rlinf_cli.cluster.up_report import down_result
+    from rlinf_cli.cluster.lifecycle import end, jobs_of, nodes_to_end
+    from rlinf_cli.cluster.up_report import agreed, down_result, job_line, nothing_recorded
 
     if node_rank is not None and file is None:
         raise typer.BadParameter("it requires FILE, in which this machine is node K", param_hint="'--node-rank'")
-    cluster, nodes = taking_down.nodes_of(file, name, node_rank)
+    cluster, nodes = nodes_to_end(file, name, node_rank)
     if cluster is None or not nodes:
-        return taking_down.nothing_recorded(cluster)
-    jobs = jobs_of(cluster, nodes)
-    listed = [taking_down.job_line(job) for job in jobs]
-    if jobs and not force and not taking_down.agreed(cluster, listed):
+        return nothing_recorded(cluster)
+    head = next((node for node in nodes if node.is_head), None)
+    jobs = jobs_of(cluster, head) if head is not None else []
+    listed = list(map(job_line, jobs))
+    if jobs and not force and not agreed(cluster, listed):
         return Result(code=ExitCode.FAILED)
     for job in listed:
         console.message(f"ending {job}")
@@ -161,7 +168,6 @@ def doctor(
     Checks interpreters, Ray, clocks, ports, disks, accelerators, robots, cameras, and the links between nodes that the
     job will use. Nothing is started or changed. KEY=VALUE replaces a value of FILE, ~KEY deletes one.
     """
-    from rlinf_cli.cluster.doctor_findings import doctor_result
-    from rlinf_cli.cluster.probing import examine
+    from rlinf_cli.cluster.doctor_report import examined
 
-    return doctor_result(examine(file, overrides, name, link_seconds=link_seconds, parallel=parallel))
+    return examined(file, overrides, name, link_seconds=link_seconds, parallel=parallel)

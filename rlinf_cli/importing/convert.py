@@ -40,7 +40,7 @@ from rlinf_cli.importing.rules.sac import is_off_policy
 from rlinf_cli.importing.rules.shared import Table, Values
 from rlinf_cli.importing.rules.verl_algorithm import teacher_rules
 from rlinf_cli.importing.writing import written
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, format_path
 from rlinf_core.job.load import Job

@@ -91,7 +91,7 @@ def _findings(diagnostics: list[Diagnostic]) -> list[tuple[str, str]]:
 
 def record(converted: Converted, source: str, target: str | None) -> dict[str, Any]:
     """Return the summary for programs."""
-    from rlinf_cli.file.findings import to_json
+    from rlinf_cli.job.findings import to_json
 
     return {
         "file": source,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlinf_cli.file.job_file import SoundJob
+from rlinf_cli.job.job_file import SoundJob
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls

@@ -1,23 +1,25 @@
-"""A placement in a few lines: a row per component, shared units, idle units. Ranges, never a row per process."""
+"""A placement in a few lines, ranges of processes and never a row for each; and as data, `rlinf.placement/1`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from rlinf_cli.command import Result
 from rlinf_cli.console import console, prose
-from rlinf_cli.file.job_file import SoundJob
+from rlinf_cli.job.job_file import SoundJob
 from rlinf_cli.placement.job_layout import JobLayout, masked, secret_texts
 from rlinf_cli.placement.picture import NODE, Card, Picture
-from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers
-from rlinf_cli.placement.placement_record import placement_record
-from rlinf_cli.placement.process_variables import Layer, process_interpreter, process_variables
+from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers, unit_uses
+from rlinf_cli.placement.process_variables import Layer, layer_text, process_interpreter, process_variables
 from rlinf_core.config.machines.cluster import replaceable
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
+from rlinf_core.placement.environment import process_environment
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology
 
+SCHEMA: Final = "rlinf.placement/1"
 _HEADERS = ("component", "processes", "group", "nodes", "units", "per process", "accelerators")
 
 
@@ -94,8 +96,7 @@ def _environment_lines(job: SoundJob, layout: JobLayout) -> list[str]:
         for variable in process_variables(job.cluster, placement):
             if variable.layer is not Layer.RUNTIME:
                 value = visible(masked(variable.name, variable.value, secrets)) or '""'
-                layer = f"{variable.layer} of {variable.group}" if variable.group else str(variable.layer)
-                variables.setdefault((f"{variable.name}={value}", layer), {})[node] = None
+                variables.setdefault((f"{variable.name}={value}", layer_text(variable)), {})[node] = None
     lines = [f"python: {path} on {_nodes(list(nodes))} ({layer})" for (path, layer), nodes in interpreters.items()]
     return lines + [f"{setting} on {_nodes(list(nodes))} ({layer})" for (setting, layer), nodes in variables.items()]
 
@@ -180,3 +181,60 @@ def _cards(picture: Picture) -> Iterable[Card]:
 
 def _nodes(ranks: Sequence[int]) -> str:
     return f"node{'s' if len(ranks) > 1 else ''} {format_ranks(sorted(ranks))}"
+
+
+def placement_record(job: SoundJob, layout: JobLayout) -> dict[str, Any]:
+    """Return every process and every unit. A part of a variable in `<...>` is known only on the node or at launch."""
+    return {
+        "schema": SCHEMA,
+        "num_nodes": job.topology.num_nodes,
+        "spares": [
+            {"node_rank": spare, "serves_as": list(replaceable(job.cluster, spare))}
+            for spare in job.cluster.spare_ranks
+        ],
+        "components": {
+            name: {"world_size": len(placements), "processes": _processes(job, placements)}
+            for name, placements in layout.placements.items()
+        },
+        "units": _unit_records(job, layout.placements),
+        "placement_mode": layout.mode,
+    }
+
+
+def _processes(job: SoundJob, placements: Sequence[Placement]) -> list[dict[str, Any]]:
+    secrets = secret_texts(job)
+    places = {(placement.cluster_node_rank, placement.node_group_label) for placement in placements}
+    environments = {place: process_environment(job.cluster, *place) for place in places}
+    records: list[dict[str, Any]] = []
+    for placement in placements:
+        environment = environments[placement.cluster_node_rank, placement.node_group_label]
+        variables = process_variables(job.cluster, placement, environment=environment)
+        records.append(
+            {
+                "rank": placement.rank,
+                "node_rank": placement.cluster_node_rank,
+                "placement_node_rank": placement.placement_node_rank,
+                "local_rank": placement.local_rank,
+                "local_world_size": placement.local_world_size,
+                "hardware_type": placement.hardware_type,
+                "local_hardware_ranks": list(placement.local_hardware_ranks),
+                "visible_accelerators": list(placement.visible_accelerators),
+                "node_group": placement.node_group_label,
+                "python": environment.interpreter,
+                "env": {variable.name: masked(variable.name, variable.value, secrets) for variable in variables},
+                "env_layers": {variable.name: str(variable.layer) for variable in variables},
+            }
+        )
+    return records
+
+
+def _unit_records(job: SoundJob, placements: Mapping[str, Sequence[Placement]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "node_rank": use.node_rank,
+            "hardware_type": use.hardware_type,
+            "local_hardware_rank": use.local_hardware_rank,
+            "users": [f"{component}:{rank}" for component, rank in use.users],
+        }
+        for use in unit_uses(job.topology, placements)
+    ]

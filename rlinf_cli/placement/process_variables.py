@@ -1,12 +1,18 @@
-"""The variables and the interpreter of a process, each with its source and the source's location."""
+"""The environment of one process: its interpreter and every variable, each with its source; as text and as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
+from rlinf_cli.console import console
+from rlinf_cli.job.job_file import SoundJob
+from rlinf_cli.placement.job_layout import masked, secret_texts
+from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.render import visible
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, SequenceNode, find, place
 from rlinf_core.placement.environment import (
@@ -18,6 +24,7 @@ from rlinf_core.placement.environment import (
 )
 from rlinf_core.placement.strategy import Placement
 
+SCHEMA: Final = "rlinf.env/1"
 AT_LAUNCH = "<at launch>"
 NODES_OWN = "<node's own>"
 FROM_DRIVER = "<from the driver>"
@@ -123,3 +130,78 @@ def _variable_path(tree: MappingNode, variable: GroupVariable) -> Path:
     if isinstance(find(tree, variable.path), SequenceNode):
         return (*variable.path, variable.index, variable.name)
     return (*variable.path, variable.name)
+
+
+def env_text(job: SoundJob, component: str, placement: Placement) -> str:
+    """Return the environment for people."""
+    node = placement.cluster_node_rank
+    host = hosts_by_rank(job.cluster).get(node)
+    where = f"node {node} ({host})" if host else f"node {node}"
+    held = ""
+    if placement.local_hardware_ranks:
+        numbers, kind = robot_numbers(job.topology), placement.hardware_type
+        units = [numbers.get((node, kind, local), local) for local in placement.local_hardware_ranks]
+        held = f", {kind} {format_ranks(units)}"
+    python = process_interpreter(job.cluster, placement, job.tree)
+    set_by = _origin(python.layer, python.span)
+    secrets = secret_texts(job)
+    rows = [
+        (
+            variable.name,
+            visible(masked(variable.name, variable.value, secrets)) or '""',
+            _origin(layer_text(variable), variable.span),
+        )
+        for variable in process_variables(job.cluster, placement, job.tree)
+    ]
+    head = console.style(f"{component}:{placement.rank}", "bold")
+    return "\n".join(
+        [
+            f"{head} on {where}{held}",
+            "",
+            console.table(("python", "set by"), [(python.path or "the node's own", set_by)]),
+            "",
+            console.table(("variable", "value", "set by"), rows),
+        ]
+    )
+
+
+def env_record(job: SoundJob, component: str, placement: Placement) -> dict[str, Any]:
+    """Return the format `rlinf.env/1`."""
+    python = process_interpreter(job.cluster, placement, job.tree)
+    secrets = secret_texts(job)
+    return {
+        "schema": SCHEMA,
+        "component": component,
+        "rank": placement.rank,
+        "node_rank": placement.cluster_node_rank,
+        "python": python.path,
+        "python_layer": python.layer,
+        "python_by_up": python.by_up,
+        "python_place": _place_record(python.span),
+        "variables": [
+            {
+                "name": variable.name,
+                "value": masked(variable.name, variable.value, secrets),
+                "layer": str(variable.layer),
+                "node_group": variable.group,
+                "place": _place_record(variable.span),
+            }
+            for variable in process_variables(job.cluster, placement, job.tree)
+        ],
+    }
+
+
+def layer_text(variable: ProcessVariable) -> str:
+    """Return `runtime`, `env_configs of a800`."""
+    return f"{variable.layer} of {variable.group}" if variable.group else str(variable.layer)
+
+
+def _origin(layer: str, span: Span | None) -> str:
+    """Return `runtime`, `env_configs of a800, job.yaml:24`."""
+    return f"{layer}, {span.source.name}:{span.begin.line}" if span else layer
+
+
+def _place_record(span: Span | None) -> dict[str, Any] | None:
+    if span is None:
+        return None
+    return {"file": span.source.name, "line": span.begin.line, "column": span.begin.column}

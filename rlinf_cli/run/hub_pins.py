@@ -23,7 +23,7 @@ def with_hub_pins(job: Job, file: str, overrides: Sequence[str], *, trains: bool
     Raises:
         ConfigError: a name is neither in the cache of huggingface_hub, nor can it be fetched.
     """
-    from rlinf_cli.file.job_file import load
+    from rlinf_cli.job.job_file import load
     from rlinf_core.config.sections.hub_names import commit_of, ensure_here, hub_paths, pins_of
 
     unread = () if trains or job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)

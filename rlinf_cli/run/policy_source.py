@@ -42,7 +42,7 @@ def used_job(name: str, overrides: list[str], command: str, checkpoint: str | No
         ConfigError: it selects no recipe, or the command ignores one of `overrides`.
         RLinfError: its machines do not include this one.
     """
-    from rlinf_cli.file.job_file import load, show_findings, sound, without_start, without_training_data
+    from rlinf_cli.job.job_file import load, show_findings, sound, without_start, without_training_data
     from rlinf_cli.run.hub_pins import with_hub_pins
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
     from rlinf_cli.run.runnable import check_installed

@@ -9,7 +9,7 @@ from rlinf_cli.console import console
 from rlinf_core import env_vars
 
 if TYPE_CHECKING:
-    from rlinf_cli.file.job_file import SoundJob
+    from rlinf_cli.job.job_file import SoundJob
     from rlinf_core.errors import ClusterError
     from rlinf_core.node.attach import Known
     from rlinf_core.node.cluster_records import ClusterRecord

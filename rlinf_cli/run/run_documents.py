@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf_cli.file.findings import without_effect
+from rlinf_cli.job.findings import without_effect
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View, relaunched
@@ -124,7 +124,7 @@ class DocumentWriter(View):
             self._warned = True
 
     def _origins(self) -> dict[str, str]:
-        from rlinf_cli.file.config_view import config_record
+        from rlinf_cli.job.config_view import config_record
         from rlinf_core.config.composing.origins import origins
         from rlinf_core.config.secrets import mask
 
@@ -134,11 +134,11 @@ class DocumentWriter(View):
         return {ORIGINS: _json(config_record(tree, list(origins(tree, self._job.config))))}
 
     def _placement(self, topology: ClusterTopology) -> dict[str, str]:
-        from rlinf_cli.file.job_file import sound
+        from rlinf_cli.job.job_file import sound
         from rlinf_cli.placement.job_layout import lay_out
         from rlinf_cli.placement.picture import picture_record
         from rlinf_cli.placement.placement_picture import picture_of
-        from rlinf_cli.placement.placement_record import placement_record
+        from rlinf_cli.placement.placement_summary import placement_record
 
         try:
             parts = sound(self._job)._replace(topology=topology)

@@ -10,12 +10,11 @@ import typer
 
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
-from rlinf_cli.file.config_view import config_record, config_text
-from rlinf_cli.file.job_file import file_of_recipe, load, show_findings, sound, split_files
+from rlinf_cli.job.config_view import config_record, config_text
+from rlinf_cli.job.job_file import file_of_recipe, load, show_findings, sound, split_files
 from rlinf_cli.placement.job_layout import lay_out
 from rlinf_cli.placement.placement_picture import picture_of
-from rlinf_cli.placement.placement_record import placement_record
-from rlinf_cli.placement.placement_summary import summary_text
+from rlinf_cli.placement.placement_summary import placement_record, summary_text
 from rlinf_cli.run.hub_pins import with_hub_pins
 from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train_there
 from rlinf_cli.run.runnable import check_has_program, check_installed, recipe_of
@@ -25,7 +24,7 @@ from rlinf_core.config.secrets import mask
 from rlinf_core.errors import PlacementError
 
 if TYPE_CHECKING:
-    from rlinf_cli.file.job_file import SoundJob
+    from rlinf_cli.job.job_file import SoundJob
     from rlinf_core.job.load import Job
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
 from rlinf_cli.exit_codes import ExitCode, code_of
-from rlinf_cli.file.findings import without_effect
+from rlinf_cli.job.findings import without_effect
 from rlinf_cli.run.end_record import record_end
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped

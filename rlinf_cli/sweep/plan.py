@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rlinf_cli.file.job_file import load, sound
+from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.run.runnable import recipe_of
 from rlinf_cli.sweep.grid import Axis, Point, axes_of, points_of, split_values
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlinf_cli.file.job_file import SoundJob
+    from rlinf_cli.job.job_file import SoundJob
     from rlinf_core.job.load import Job
 
 _LOG_PATH: Final = "runner.logger.log_path"

@@ -24,8 +24,8 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
 from recipes.sft.config import SftConfig
 from recipes.sft_chat.config import ChatConfig
-from rlinf_cli.file.json_schema import file_schema
 from rlinf_cli.importing.convert import OF_THIS_MACHINE
+from rlinf_cli.job.json_schema import file_schema
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.find_recipe import find_recipe

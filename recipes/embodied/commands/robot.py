@@ -180,7 +180,7 @@ def _opened(file: str) -> tuple[list[Listed], RobotEnvOptions | None]:
     """
     from recipes.embodied.robots.manual_control import list_robots
     from recipes.embodied.rules.camera_rules import robot_options
-    from rlinf_cli.file.job_file import load_sound
+    from rlinf_cli.job.job_file import load_sound
 
     job = load_sound(file, packages=False)
     env: Any = getattr(job.model, "env", None)

@@ -25,7 +25,7 @@ def app(
     of it, as in `server.port=8700`. The command prints the two environment variables that a client needs, and listens
     on loopback. Ctrl-C ends the service.
     """
-    from rlinf_cli.file.job_file import load
+    from rlinf_cli.job.job_file import load
     from rlinf_cli.run.starting import chosen, start
 
     file, overrides = chosen(arguments)

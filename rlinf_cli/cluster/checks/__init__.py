@@ -1,1 +1,1 @@
-"""The checks of `rlinf doctor`: functions from node facts to findings, one file per subject."""
+"""The checks of `rlinf doctor`: rules from the facts of a node to a verdict."""

@@ -26,6 +26,18 @@ class CheckVerdict(StrEnum):
     SKIPPED = "not checked"
 
 
+OK, WARNING, FAULT, SKIPPED = CheckVerdict.OK, CheckVerdict.WARNING, CheckVerdict.FAULT, CheckVerdict.SKIPPED
+
+
+class Said(NamedTuple):
+    """A rule's answer about a node: the verdict, the observation, the remedy, and figures for programs."""
+
+    verdict: CheckVerdict
+    what: str
+    help: str = ""
+    data: Mapping[str, Any] = {}
+
+
 class Finding(NamedTuple):
     """A finding, one line of the report.
 
@@ -62,14 +74,9 @@ class ProbedNode(NamedTuple):
     asked: float
     heard: float
 
-    def finding(
-        self, check: str, verdict: CheckVerdict, what: str, help: str = "", data: Mapping[str, Any] | None = None
-    ) -> Finding:
+    def finding(self, check: str, said: Said) -> Finding:
         """Return a finding about this node."""
-        return Finding(check, verdict, what, self.node.rank, self.node.name, help, data or {})
-
-    def ok(self, check: str, what: str, data: Mapping[str, Any] | None = None) -> Finding:
-        return self.finding(check, CheckVerdict.OK, what, data=data)
+        return Finding(check, said.verdict, said.what, self.node.rank, self.node.name, said.help, said.data)
 
 
 class Merged(NamedTuple):

@@ -5,12 +5,10 @@ Sent to nodes: standard library only, and no syntax or function later than Pytho
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -18,59 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlinf_cli.cluster.node import node_probe
-from rlinf_core.node import node_facts as facts
+from rlinf_cli.cluster.node.node_probe import ask_interpreter
 from rlinf_core.node.node_env import merged
 
-_TOOL_SECONDS = 20.0
 _ROBOT_SECONDS = 3.0
-# The same code as in a running job, in Ray's environment.
-_ACCELERATORS = r"""
-import json
-from rlinf_core.hardware.accelerators.vendors import find_accelerators
-found = find_accelerators()
-print(json.dumps({"type": found.accelerator.name, "models": [device.model for device in found.devices]}))
-"""
-# The entry point of `recipe: NAME`, and a digest of its package.
-_RECIPE = r"""
-import hashlib, importlib.metadata as metadata, importlib.util as util, json, os
-asked = sys.argv[1]
-values = [p.value for p in metadata.entry_points(group="rlinf.recipes") if p.name == asked]
-value = asked if ":" in asked else values[0] if values else None
-digest = hashlib.sha256()
-if value:
-    name = value.partition(":")[0].partition(".")[0]
-    spec = util.find_spec(name)
-    if spec is None:
-        sys.exit("No module named %r" % name)
-    roots = list(spec.submodule_search_locations or ()) or [spec.origin]
-    for root in roots:
-        files = [root] if os.path.isfile(root) else sorted(
-            os.path.join(folder, file) for folder, _, names in os.walk(root) for file in names if file.endswith(".py")
-        )
-        for path in files:
-            digest.update(os.path.relpath(path, root).encode() + b"\0")
-            with open(path, "rb") as source:
-                digest.update(source.read() + b"\0")
-print(json.dumps({"value": value, "digest": digest.hexdigest()[:16]}))
-"""
-_CAMERAS = {
-    "realsense": r"""
-import json
-import pyrealsense2 as rs
-print(json.dumps([device.get_info(rs.camera_info.serial_number) for device in rs.context().query_devices()]))
-""",
-    "zed": r"""
-import json
-import pyzed.sl as sl
-print(json.dumps([str(device.serial_number) for device in sl.Camera.get_device_list()]))
-""",
-    # Names of links end in the serial number that a USB camera reports: `usb-MAKER_MODEL_SERIAL-video-index0`.
-    "v4l2": r"""
-import glob, json, os
-links = [os.path.basename(link) for link in glob.glob("/dev/v4l/by-id/*-video-index0")]
-print(json.dumps(sorted({part for link in links for part in link[: -len("-video-index0")].split("_")[1:]})))
-""",
-}
 
 
 def inspect(request: dict[str, Any]) -> dict[str, Any]:
@@ -89,13 +38,13 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
     }
     cameras_env = merged(env, cameras_by["env"], cameras_by["prepended"])
     with ThreadPoolExecutor(8) as pool:
-        accelerators = pool.submit(_json_of, _ACCELERATORS, env)
+        accelerators = pool.submit(ask_interpreter, env, "accelerators")
         cameras = {
-            make: pool.submit(_json_of, _CAMERAS[make], cameras_env, interpreter=cameras_by["interpreter"])
+            make: pool.submit(ask_interpreter, cameras_env, "cameras", make, interpreter=cameras_by["interpreter"])
             for make in request.get("cameras", ())
         }
         recipe = pool.submit(recipe_of, name, env) if name else None
-        others = [pool.submit(_software, other, env, name) for other in request.get("environments", ())]
+        others = [pool.submit(_software, other, env, request) for other in request.get("environments", ())]
         addresses = [tuple(address) for address in request.get("addresses", ())]
         robots = list(pool.map(_reach, addresses, [cameras_env] * len(addresses)))
         common = node_probe.probe(request)
@@ -133,13 +82,13 @@ def try_out(request: dict[str, Any]) -> dict[str, Any]:
     if declared is not None:
         env, interpreter = merged(env, declared["env"], declared["prepended"]), declared["interpreter"]
     code = "import runpy; runpy.run_module({!r}, run_name='__main__')\n".format(request["module"])
-    return _json_of(code, env, *request["arguments"], interpreter=interpreter, seconds=float(request["seconds"]))
+    return node_probe.run_code(code, env, interpreter, float(request["seconds"]), *request["arguments"])
 
 
-def _software(declared: dict[str, Any], own: dict[str, str], recipe: str | None) -> dict[str, Any]:
+def _software(declared: dict[str, Any], own: dict[str, str], request: dict[str, Any]) -> dict[str, Any]:
     """Return the versions of another interpreter of the node, in its given environment."""
     env, interpreter = merged(own, declared["env"], declared["prepended"]), declared["interpreter"]
-    facts = node_probe.software(env, interpreter)
+    facts, recipe = node_probe.software(env, interpreter, request.get("packages", ())), request.get("recipe")
     return {**facts, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in facts else None}
 
 
@@ -147,34 +96,7 @@ def recipe_of(name: str, env: dict[str, str], interpreter: str = sys.executable)
     """Return the entry point of a recipe in an interpreter, and a digest of its package: `{"found": ...}` or `{"fault":
     "..."}`.
     """
-    return _json_of(_RECIPE, env, name, interpreter=interpreter)
-
-
-def _json_of(
-    code: str,
-    env: dict[str, str],
-    *arguments: str,
-    interpreter: str = sys.executable,
-    seconds: float = _TOOL_SECONDS,
-) -> dict[str, Any]:
-    """Return the JSON that a script prints in an interpreter: `{"found": ...}` or `{"fault": "..."}`."""
-    try:
-        done = subprocess.run(
-            [interpreter, "-c", facts.WITHOUT_WORKING_FOLDER + code, *arguments],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-        )
-        if done.returncode:
-            lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-            return {"fault": lines[-1] if lines else f"exit code {done.returncode}"}
-        return {"found": json.loads(done.stdout.decode().splitlines()[-1])}
-    except subprocess.TimeoutExpired:
-        return {"fault": f"no answer within {seconds:g} s"}
-    except (OSError, ValueError, IndexError) as error:
-        return {"fault": str(error) or type(error).__name__}
+    return ask_interpreter(env, "recipe", name, interpreter=interpreter)
 
 
 def _reach(address: tuple[str, int], env: Mapping[str, str]) -> list[Any]:

@@ -22,6 +22,7 @@ from typing import Any
 from rlinf_core.foreign.strangers import Unproven, origin_of
 
 _NONCE_BYTES = 32
+_PROOF_BYTES = 32
 _STEP_SECONDS = 5.0
 _CONNECT_SECONDS = 3.0
 _HEARTBEAT_SECONDS = 1.0
@@ -32,7 +33,7 @@ _CHUNK = bytes(1 << 20)
 # From what slow Wi-Fi carries in one round to what keeps a fast card busy.
 _LEAST_BYTES = 64 << 10
 _MOST_BYTES = 256 << 20
-_PING, _STREAM, _ACK = b"p", b"s", b"a"
+_MOST_PINGS = 100
 _LENGTH = struct.Struct("!Q")
 
 
@@ -85,18 +86,10 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     except OSError as error:
         return {"fault": _cause(error)}
     with line:
-        line.settimeout(_STEP_SECONDS)
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        own = line.getsockname()[0]
         try:
             if not _prove(line, bytes.fromhex(request["secret"]), first=True):
                 return {"fault": "something else answers there"}
-            return {
-                "fault": None,
-                "from": own,
-                "latency": _latency(line, seconds),
-                "bandwidth": _bandwidth(line, seconds),
-            }
+            return {"fault": None, "latency": _latency(line, seconds), "bandwidth": _bandwidth(line, seconds)}
         except OSError as error:
             return {"fault": "the connection broke: " + _cause(error)}
 
@@ -117,33 +110,22 @@ def _listen(address: str, ports: range) -> socket.socket | None:
 
 
 def _answer(line: socket.socket, secret: bytes, unproven: Unproven[socket.socket]) -> None:
-    with line:
+    """Read what a proven peer sends, and confirm each message by one byte."""
+    with line, contextlib.suppress(OSError):
         try:
-            line.settimeout(_STEP_SECONDS)
-            try:
-                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if not _prove(line, secret, first=False):
+            if not _prove(line, secret, first=False):
+                return
+        finally:
+            unproven.remove(line)
+        buffer = bytearray(len(_CHUNK))
+        while True:
+            (left,) = _LENGTH.unpack(_read(line, _LENGTH.size))
+            while left > 0:
+                count = line.recv_into(buffer, min(left, len(buffer)))
+                if not count:
                     return
-            finally:
-                unproven.remove(line)
-            while True:
-                what = line.recv(1)
-                if what == _PING:
-                    line.sendall(_PING)
-                elif what == _STREAM:
-                    (left,) = _LENGTH.unpack(_read(line, _LENGTH.size))
-                    buffer = bytearray(len(_CHUNK))
-                    left = min(left, _MOST_BYTES)
-                    while left:
-                        got = line.recv_into(buffer, min(left, len(buffer)))
-                        if not got:
-                            return
-                        left -= got
-                    line.sendall(_ACK)
-                else:
-                    return
-        except OSError:
-            return
+                left -= count
+            line.sendall(b"k")
 
 
 def _hang_up(lines: list[socket.socket]) -> None:
@@ -157,6 +139,8 @@ def _prove(line: socket.socket, secret: bytes, *, first: bool) -> bool:
     """Return whether the other side knows the secret; neither side reveals it. One deadline covers all reads."""
     own = os.urandom(_NONCE_BYTES)
     end = time.monotonic() + _STEP_SECONDS
+    line.settimeout(_STEP_SECONDS)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     line.sendall(own)
     other = _read(line, _NONCE_BYTES, end)
     # Each proof covers both nonces and the side's role, so it cannot be reflected.
@@ -166,19 +150,26 @@ def _prove(line: socket.socket, secret: bytes, *, first: bool) -> bool:
         return hmac.new(secret, part + client + server, "sha256").digest()
 
     line.sendall(proof(b"client" if first else b"server"))
-    proof_received = _read(line, 32, end)
+    received = _read(line, _PROOF_BYTES, end)
     line.settimeout(_STEP_SECONDS)
-    return hmac.compare_digest(proof_received, proof(b"server" if first else b"client"))
+    return hmac.compare_digest(received, proof(b"server" if first else b"client"))
+
+
+def _send(line: socket.socket, size: int) -> float:
+    """Send a message; return the seconds until the peer has confirmed it."""
+    begun = time.perf_counter()
+    line.sendall(_LENGTH.pack(size))
+    for start in range(0, size, len(_CHUNK)):
+        line.sendall(_CHUNK[: size - start])
+    _read(line, 1)
+    return time.perf_counter() - begun
 
 
 def _latency(line: socket.socket, seconds: float) -> float:
     times: list[float] = []
     end = time.perf_counter() + seconds
-    while len(times) < 100 and (len(times) < 3 or time.perf_counter() < end):
-        begun = time.perf_counter()
-        line.sendall(_PING)
-        _read(line, 1)
-        times.append(time.perf_counter() - begun)
+    while len(times) < 3 or (len(times) < _MOST_PINGS and time.perf_counter() < end):
+        times.append(_send(line, 1))
     return sorted(times)[len(times) // 2]
 
 
@@ -186,12 +177,7 @@ def _bandwidth(line: socket.socket, seconds: float) -> float:
     """Return the bandwidth, sending more and more until one round takes long enough to be measured."""
     size = _LEAST_BYTES
     while True:
-        begun = time.perf_counter()
-        line.sendall(_STREAM + _LENGTH.pack(size))
-        for start in range(0, size, len(_CHUNK)):
-            line.sendall(_CHUNK[: size - start])
-        _read(line, 1)
-        spent = time.perf_counter() - begun
+        spent = _send(line, size)
         if spent > seconds / 2 or size >= _MOST_BYTES:
             return size / spent
         size = min(_MOST_BYTES, size * (4 if spent < seconds / 10 else 2))

@@ -12,55 +12,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from rlinf_cli.cluster.node import questions
 from rlinf_cli.cluster.node.node_holdings import cluster_of, described, listeners
 from rlinf_core.node.node_env import merged
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER, folder_of, machine, running
 from rlinf_core.process.proc import processes_of
 
-# Run by the node's interpreter in the node's environment, so that PYTHONPATH applies; imports nothing heavy.
-_SOFTWARE = r"""
-import hashlib, importlib.metadata as metadata, importlib.util as util, json, os, runpy
-def version(name):
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-def found(name):
-    try:
-        return util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-def own_version(place):
-    # Not that of an installed distribution: shipped code has none, and another project's may be called `rlinf`.
-    try:
-        return runpy.run_path(os.path.join(place, "version.py"))["__version__"] if place else None
-    except (OSError, KeyError):
-        return None
-digest, places = hashlib.sha256(), {}
-for name in ("rlinf_core", "recipes"):
-    spec = found(name)
-    roots = sorted(spec.submodule_search_locations or ()) if spec else []
-    if roots:
-        places[name] = roots[0]
-    for root in roots:
-        for folder, folders, files in os.walk(root):
-            folders[:] = sorted(f for f in folders if f != "__pycache__")
-            for file in sorted(files):
-                if file.endswith(".py"):
-                    path = os.path.join(folder, file)
-                    digest.update(os.path.relpath(path, root).encode() + b"\0")
-                    with open(path, "rb") as source:
-                        digest.update(source.read() + b"\0")
-print(json.dumps({
-    "python": list(sys.version_info[:3]),
-    "ray": version("ray") if found("ray") else None,
-    "rlinf": own_version(places.get("rlinf_core")),
-    "fingerprint": digest.hexdigest()[:16] if "rlinf_core" in places else None,
-    "places": places,
-}))
-"""
+_QUESTION_SECONDS = 20.0
 _SOFTWARE_SECONDS = 30.0
 
 
@@ -80,23 +41,49 @@ def environment(request: dict[str, Any]) -> dict[str, str]:
     return env
 
 
-def software(env: dict[str, str], interpreter: str = sys.executable) -> dict[str, Any]:
-    """Return the versions that an interpreter reports, or its error."""
+def ask_interpreter(
+    env: dict[str, str],
+    question: str,
+    *arguments: str,
+    interpreter: str = sys.executable,
+    seconds: float = _QUESTION_SECONDS,
+) -> dict[str, Any]:
+    """Return an interpreter's answer to one of `questions`: `{"found": ...}` or `{"fault": "..."}`."""
+    source = getattr(questions, "__source__", None)
+    if source is None:
+        # Elsewhere than on a node, where the module is its source alone.
+        with open(str(questions.__file__), encoding="utf-8") as file:
+            source = file.read()
+    code = f"exec(compile({source!r}, 'questions', 'exec'))"
+    return run_code(code, env, interpreter, seconds, question, *arguments)
+
+
+def run_code(code: str, env: dict[str, str], interpreter: str, seconds: float, *arguments: str) -> dict[str, Any]:
+    """Return the JSON that code prints in an interpreter: `{"found": ...}` or `{"fault": "..."}`."""
     try:
         done = subprocess.run(
-            [interpreter, "-c", WITHOUT_WORKING_FOLDER + _SOFTWARE],
+            [interpreter, "-c", WITHOUT_WORKING_FOLDER + code, *arguments],
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=_SOFTWARE_SECONDS,
+            timeout=seconds,
             check=False,
         )
-        return json.loads(done.stdout.decode().splitlines()[-1])
+        if done.returncode:
+            lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+            return {"fault": lines[-1] if lines else f"exit code {done.returncode}"}
+        return {"found": json.loads(done.stdout.decode().splitlines()[-1])}
     except subprocess.TimeoutExpired:
-        fault = f"it did not answer within {_SOFTWARE_SECONDS:g} s"
+        return {"fault": f"no answer within {seconds:g} s"}
     except (OSError, ValueError, IndexError) as error:
-        fault = str(error) or type(error).__name__
-    return {"python": list(sys.version_info[:3]), "ray": None, "rlinf": None, "fingerprint": None, "fault": fault}
+        return {"fault": str(error) or type(error).__name__}
+
+
+def software(env: dict[str, str], interpreter: str = sys.executable, packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the versions that an interpreter reports, of `packages` too, or its error as `fault`."""
+    reply = ask_interpreter(env, "software", *packages, interpreter=interpreter, seconds=_SOFTWARE_SECONDS)
+    unknown = {"python": list(sys.version_info[:3]), "ray": None, "rlinf": None, "fingerprint": None}
+    return reply["found"] if "found" in reply else {**unknown, "fault": reply["fault"]}
 
 
 def address_of_login() -> str | None:
@@ -153,5 +140,5 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "record": record,
         "taken": taken_ports(request.get("ports", {}), set(processes_of(cluster, folder))),
-        **software(env),
+        **software(env, packages=request.get("packages", ())),
     }

@@ -6,24 +6,58 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.schedulers.pods import check_wishes, pod_of, value_of
-from rlinf_cli.cluster.schedulers.text import one_line, yaml
-from rlinf_cli.cluster.schedulers.wishes import Wish
+from rlinf_cli.cluster.schedulers.scheduler_options import SchedulerOption, one_line
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.secrets import is_secret
-from rlinf_core.env_vars import NODE_RANK
+from rlinf_core.env_vars import ADDRESS, NODE_RANK
 from rlinf_core.errors import ConfigError
+from rlinf_core.hardware.accelerators.vendors import accelerator_of_model
 from rlinf_core.placement.environment import forwarded_values
+from rlinf_core.suggest import did_you_mean, quoted
 
 # The version that the extra `train` requires.
 RAY_VERSION: Final = "2.60.0"
 # Where a RayJob's file is in the head's pod, and its key in the ConfigMap.
 _FILE_FOLDER: Final = "/etc/rlinf"
 _FILE_KEY: Final = "job.yaml"
+# Resource names of the vendors' device plugins.
+_DEVICE_PLUGINS: Final = {
+    "NVIDIA": "nvidia.com/gpu",
+    "AMD": "amd.com/gpu",
+    "Ascend": "huawei.com/Ascend910",
+    "Intel": "gpu.intel.com/xe",
+    "MUSA": "mthreads.com/gpu",
+}
+# KubeRay's default port of the head.
+_KUBERAY_GCS_PORT: Final = 6379
+_IMAGE_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_IMAGE: Final = "rlinf:latest"
+# Of Kubernetes objects; of amounts, such as `500m` or `64Gi`.
+_NAME: Final = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
+_QUANTITY: Final = r"[0-9]+(\.[0-9]+)?([mkMGTPE]|[KMGTPE]i)?"
+_LABEL: Final = r"([a-z0-9.-]+/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?"
+# Keys of `--with`: the form of their values and an example; None without a value.
+_OPTIONS: Final[Mapping[str, tuple[str, str] | None]] = {
+    "image": (r"[A-Za-z0-9][A-Za-z0-9_.:/@-]*", "registry.lab/rlinf:1"),
+    "volume": (rf"{_NAME}:/[^:]*", "runs:/runs"),
+    "cpu": (_QUANTITY, "16"),
+    "memory": (_QUANTITY, "64Gi"),
+    "toleration": (
+        rf"{_LABEL}(=[A-Za-z0-9_.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?",
+        "pool=robots:NoSchedule",
+    ),
+    "secret": (_NAME, "wandb"),
+    "job": None,
+}
 
 
 def kuberay(
@@ -31,7 +65,7 @@ def kuberay(
     file: str,
     nodes: Sequence[NodeTarget],
     overrides: Sequence[str] = (),
-    wishes: Iterable[Wish] = (),
+    options: Iterable[SchedulerOption] = (),
     environ: Mapping[str, str] | None = None,
     text: str | None = None,
     log_path: str | None = None,
@@ -43,22 +77,22 @@ def kuberay(
         file: the configuration file as named on the command line.
         nodes: the nodes of the file, by rank.
         overrides: the command line's overrides.
-        wishes: keys of `pods.WISHES`.
+        options: those of `--with`.
         environ: the source of forwarded variables; the driver runs in the head's pod.
         text: the text of the file, which a RayJob carries with it; None if the image has the file.
         log_path: `runner.logger.log_path` of the file; None if it has none.
 
     Raises:
-        ConfigError: a forwarded variable is not set, a wish is not valid, or no volume keeps the results of a RayJob.
+        ConfigError: a forwarded variable is not set, an option is not valid, or no volume keeps a RayJob's results.
     """
-    wishes = list(wishes)
-    check_wishes(wishes)
-    is_job = any(wish.key == "job" for wish in wishes)
-    mounts = [value_of(wish).partition(":")[2] for wish in wishes if wish.key == "volume" and wish.covers(nodes[0])]
+    options = list(options)
+    _check(options)
+    is_job = any(option.key == "job" for option in options)
+    mounts = [volume.partition(":")[2] for volume in _values(options, nodes[0], "volume")]
     overrides = [*overrides, *_results(mounts, log_path, is_job)]
     resource = _kubernetes_name(name)
     forwarded = forwarded_values(nodes[0].forwarded, os.environ if environ is None else environ)
-    spec = _cluster(resource, nodes, forwarded, wishes)
+    spec = _cluster(resource, nodes, forwarded, options)
     shown = one_line(shlex.join([file, *overrides]))
     if is_job:
         kind, then = (
@@ -74,7 +108,7 @@ def kuberay(
         f"# {shown}",
         f"# as a {kind}, for KubeRay 1.5.1 or newer: each node is a pod with its rank in {NODE_RANK.name}.",
     ]
-    if not any(wish.key == "image" and wish.group is None for wish in wishes):
+    if not any(option.key == "image" and option.group is None for option in options):
         lines.append(
             "# Put your image in place of `rlinf:latest`: it needs rlinf with its extra `train`, and this Ray."
         )
@@ -83,9 +117,32 @@ def kuberay(
             "# Runs end with the head's pod: `--with volume=CLAIM:/PATH` mounts a volume, and they are written there."
         )
     lines += [f"# Then: {then}", *_notes(resource, nodes, sorted(filter(is_secret, forwarded)))]
-    for index, manifest in enumerate(manifests):
-        lines += [*(["---"] if index else []), *yaml(manifest)]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "---\n".join(map(_yaml, manifests))])
+
+
+def _check(options: Sequence[SchedulerOption]) -> None:
+    """Check the keys and values of `--with`.
+
+    Raises:
+        ConfigError: there is no such key, or its value is missing, of another form, or not to be given.
+    """
+    for option in options:
+        if option.key not in _OPTIONS:
+            help = did_you_mean(option.key, _OPTIONS) or f"it has {quoted(_OPTIONS)}"
+            raise ConfigError(f"`--print kuberay` has no `{option.key}`", help=help)
+        form = _OPTIONS[option.key]
+        if form is None:
+            if option.value is not None or option.group is not None:
+                raise ConfigError(f"`--with {option.key}` is for all nodes, and has no value")
+        elif option.value is None or not re.fullmatch(form[0], option.value):
+            shown = f"`{option.value}` is not a value of" if option.value is not None else "there is no value for"
+            help = f"write it as in `--with {option.key}={form[1]}`"
+            raise ConfigError(f"{shown} `--with {option.key}`", help=help)
+
+
+def _values(options: Sequence[SchedulerOption], node: NodeTarget, key: str) -> list[str]:
+    """Return the values of a key that a node has."""
+    return [option.value or "" for option in options if option.key == key and option.covers(node)]
 
 
 def _results(mounts: Sequence[str], log_path: str | None, is_job: bool) -> list[str]:
@@ -120,7 +177,7 @@ def _manifest(kind: str, resource: str, spec: Mapping[str, Any]) -> dict[str, An
 
 
 def _cluster(
-    resource: str, nodes: Sequence[NodeTarget], forwarded: Mapping[str, str], wishes: Sequence[Wish]
+    resource: str, nodes: Sequence[NodeTarget], forwarded: Mapping[str, str], options: Sequence[SchedulerOption]
 ) -> dict[str, Any]:
     head, *others = nodes
     return {
@@ -130,7 +187,7 @@ def _cluster(
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
             "rayStartParams": _start_params(head),
-            "template": pod_of(resource, head, forwarded, wishes),
+            "template": _pod(resource, head, forwarded, options),
         },
         "workerGroupSpecs": [
             {
@@ -139,7 +196,7 @@ def _cluster(
                 "minReplicas": 1,
                 "maxReplicas": 1,
                 "rayStartParams": _start_params(node),
-                "template": pod_of(resource, node, {}, wishes),
+                "template": _pod(resource, node, {}, options),
             }
             for node in others
         ],
@@ -190,3 +247,107 @@ def _start_params(node: NodeTarget) -> dict[str, str]:
 def _kubernetes_name(name: str) -> str:
     """Return a resource name: lower case, and short enough for pod names of 63 characters."""
     return re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:40].rstrip("-") or "rlinf"
+
+
+def _volume(claim: str) -> str:
+    """Return the name of a claim's volume, which may have no dots."""
+    return f"claim-{claim}".replace(".", "-")
+
+
+def _toleration(text: str) -> dict[str, str]:
+    rest, _, effect = text.partition(":")
+    key, equals, value = rest.partition("=")
+    toleration = {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
+    return {**toleration, "effect": effect} if effect else toleration
+
+
+def _pod(
+    resource: str, node: NodeTarget, forwarded: Mapping[str, str], options: Sequence[SchedulerOption]
+) -> dict[str, Any]:
+    """Return the template of a node's pod.
+
+    Args:
+        resource: the name of the manifest.
+        node: the node.
+        forwarded: variables of the head's container.
+        options: checked ones.
+    """
+    volumes = [value.split(":", 1) for value in _values(options, node, "volume")]
+    container: dict[str, Any] = {
+        "name": "ray-head" if node.is_head else "ray-worker",
+        "image": [_IMAGE, *_values(options, node, "image")][-1],
+        "env": [_variable(resource, key, value) for key, value in _environment(node, forwarded).items()],
+        "volumeMounts": [
+            {"name": "shm", "mountPath": "/dev/shm"},
+            *({"name": _volume(claim), "mountPath": path} for claim, path in volumes),
+        ],
+    }
+    secrets = _values(options, node, "secret")
+    if secrets:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in secrets]
+    requests = {key: value for key in ("cpu", "memory") for value in _values(options, node, key)}
+    resources: dict[str, Any] = {"requests": requests} if requests else {}
+    declared = node.accelerators
+    if declared is not None and declared.per_node:
+        vendor = accelerator_of_model(declared.model).name
+        resources["limits"] = {_DEVICE_PLUGINS.get(vendor, "nvidia.com/gpu"): str(declared.per_node)}
+    if resources:
+        container["resources"] = resources
+    pod: dict[str, Any] = {
+        "containers": [container],
+        # A container's /dev/shm has 64 MiB by default; messages between workers of a pod go through it.
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            *(
+                {"name": _volume(claim), "persistentVolumeClaim": {"claimName": claim}}
+                for claim in dict.fromkeys(claim for claim, _ in volumes)
+            ),
+        ],
+    }
+    tolerations = list(map(_toleration, _values(options, node, "toleration")))
+    if tolerations:
+        pod["tolerations"] = tolerations
+    if node.host is not None:
+        pod["nodeSelector"] = {"kubernetes.io/hostname": node.host.rpartition("@")[2]}
+    elif node.robots:
+        pod["nodeSelector"] = {"rlinf.io/rank": str(node.rank)}
+    if node.robots:
+        # A robot's controller is on the machine's network, not the cluster's.
+        pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+    return {"spec": pod}
+
+
+def _environment(node: NodeTarget, forwarded: Mapping[str, str]) -> dict[str, str]:
+    env = {**forwarded, **node.env}
+    if node.is_head:
+        # Commands in the head's pod, such as `rlinf train`, find the cluster by it.
+        env[ADDRESS.name] = f"127.0.0.1:{_KUBERAY_GCS_PORT}"
+    if node.declared_interpreter:
+        # KubeRay runs `ray start` from PATH.
+        folder = str(PurePosixPath(node.interpreter).parent)
+        env["PATH"] = f"{folder}:{env.get('PATH', _IMAGE_PATH)}"
+    return env
+
+
+def _variable(resource: str, key: str, value: str) -> dict[str, Any]:
+    if is_secret(key, value):
+        return {"name": key, "valueFrom": {"secretKeyRef": {"name": f"{resource}-env", "key": key}}}
+    # Kubernetes replaces $(NAME) in a value; $$ stands for one $.
+    return {"name": key, "value": value.replace("$(", "$$(")}
+
+
+def _yaml(manifest: Mapping[str, Any]) -> str:
+    """Return a manifest as YAML. Every text is quoted, so that no reader takes it for another type."""
+    yaml: Any = YAML()
+    stream = StringIO()
+    yaml.width = 2**20
+    yaml.dump(_quoted(manifest), stream)
+    return stream.getvalue()
+
+
+def _quoted(value: Any) -> Any:
+    if isinstance(value, str):
+        return DoubleQuotedScalarString(value)
+    if isinstance(value, Mapping):
+        return {key: _quoted(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    return [_quoted(item) for item in value] if isinstance(value, list) else value  # pyright: ignore[reportUnknownVariableType]

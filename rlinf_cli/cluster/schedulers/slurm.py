@@ -8,8 +8,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.schedulers.text import one_line
-from rlinf_cli.cluster.schedulers.wishes import Wish
+from rlinf_cli.cluster.schedulers.scheduler_options import SchedulerOption, one_line
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import ConfigError
 
@@ -134,7 +133,11 @@ fi
 
 
 def slurm(
-    name: str, file: str, nodes: Sequence[NodeTarget], overrides: Sequence[str] = (), wishes: Iterable[Wish] = ()
+    name: str,
+    file: str,
+    nodes: Sequence[NodeTarget],
+    overrides: Sequence[str] = (),
+    options: Iterable[SchedulerOption] = (),
 ) -> str:
     """Return an `sbatch` script that brings the cluster up on machines chosen by Slurm, and runs the job.
 
@@ -143,27 +146,27 @@ def slurm(
         file: the configuration file as named on the command line.
         nodes: the nodes of the file, by rank.
         overrides: the command line's overrides.
-        wishes: options of `sbatch`, and `requeue`.
+        options: options of `sbatch`, and `requeue`.
 
     Raises:
-        ConfigError: a wish contradicts what the script needs, or `requeue` has a value.
+        ConfigError: an option contradicts what the script needs, or `requeue` has a value.
     """
-    wishes = _checked(wishes)
-    requeue = any(wish.key == _REQUEUE for wish in wishes)
+    options = _checked(options)
+    requeue = any(option.key == _REQUEUE for option in options)
     name = name[:_NAME_LENGTH]
     pieces = pieces_of(nodes)
     several = len(pieces) > 1
     lines = ["#!/bin/bash"]
-    if not any(wish.key == "job-name" for wish in wishes):
+    if not any(option.key == "job-name" for option in options):
         lines.append(f"#SBATCH --job-name={name}")
     if requeue:
         lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
-        if not any(wish.key == "signal" for wish in wishes):
+        if not any(option.key == "signal" for option in options):
             lines.append(f"#SBATCH --signal=USR1@{_WARNING_SECONDS}")
     for index, piece in enumerate(pieces):
         if index:
             lines.append("#SBATCH hetjob")
-        lines += [f"# {piece.title}", *_requests(piece), *_wished(piece, wishes)]
+        lines += [f"# {piece.title}", *_requests(piece), *_asked(piece, options)]
 
     def group(index: int) -> str:
         return f"--het-group={index} " if several else ""
@@ -195,27 +198,27 @@ def slurm(
     return "".join(script)
 
 
-def _checked(wishes: Iterable[Wish]) -> list[Wish]:
-    checked = list(wishes)
-    for wish in checked:
-        if wish.key in _OWN:
-            raise ConfigError(f"`--with {wish.key}` is not possible", why=_OWN[wish.key])
-        if wish.key == _REQUEUE and (wish.value is not None or wish.group is not None):
+def _checked(options: Iterable[SchedulerOption]) -> list[SchedulerOption]:
+    checked = list(options)
+    for option in checked:
+        if option.key in _OWN:
+            raise ConfigError(f"`--with {option.key}` is not possible", why=_OWN[option.key])
+        if option.key == _REQUEUE and (option.value is not None or option.group is not None):
             raise ConfigError("`--with requeue` is for the whole job, and has no value", help="write `--with requeue`")
-        if wish.key == "signal" and (wish.value or "").startswith("B:"):
+        if option.key == "signal" and (option.value or "").startswith("B:"):
             raise ConfigError(
-                f"`--with signal={wish.value}` warns the script alone",
+                f"`--with signal={option.value}` warns the script alone",
                 why="the driver is a step of the job",
-                help=f"write `--with signal={str(wish.value)[2:]}`, which warns the steps",
+                help=f"write `--with signal={str(option.value)[2:]}`, which warns the steps",
             )
     return checked
 
 
-def _wished(piece: NodeBlock, wishes: Sequence[Wish]) -> list[str]:
+def _asked(piece: NodeBlock, options: Sequence[SchedulerOption]) -> list[str]:
     return [
-        f"#SBATCH --{wish.key}" + ("" if wish.value is None else f"={shlex.quote(wish.value)}")
-        for wish in wishes
-        if wish.key != _REQUEUE and wish.covers(piece.first)
+        f"#SBATCH --{option.key}" + ("" if option.value is None else f"={shlex.quote(option.value)}")
+        for option in options
+        if option.key != _REQUEUE and option.covers(piece.first)
     ]
 
 

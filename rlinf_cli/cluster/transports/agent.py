@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, Transport
+from rlinf_cli.cluster.transports.commands import CommandOutcome, CommandResult
+from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import clipped
 
+# Of this module only the source is needed there.
+QUESTIONS: Final = "rlinf_cli.cluster.node.questions"
 # The modules of the agent, in import order.
 PARTS: Final = (
     "rlinf_core.foreign.strangers",
     "rlinf_core.process.proc",
     "rlinf_core.node.node_env",
     "rlinf_core.node.node_facts",
+    QUESTIONS,
     "rlinf_cli.cluster.node.node_holdings",
     "rlinf_cli.cluster.node.node_probe",
     "rlinf_cli.cluster.node.node_inspect",
@@ -61,7 +65,10 @@ for name, source in parts:
     module = sys.modules[name] = types.ModuleType(name)
     package, _, own = name.rpartition('.')
     setattr(sys.modules[package], own, module)
-    exec(compile(source, name, 'exec'), module.__dict__)
+    if name == {questions!r}:
+        module.__source__ = source
+    else:
+        exec(compile(source, name, 'exec'), module.__dict__)
 sys.exit(sys.modules[{main!r}].main())
 """
 _MISSING: Final = frozenset((126, 127))
@@ -104,7 +111,9 @@ def path_of(part: str) -> Path:
 def source(main: str = "node_agent") -> bytes:
     """Return the loader's program: the parts as modules under their names here, and a call of one's `main()`."""
     parts = [(name, path_of(name).read_text(encoding="utf-8")) for name in PARTS]
-    text = _CARRIER.format(parts=parts, packages=_PACKAGES, main=f"{_PACKAGES[-1]}.{main}").encode()
+    text = _CARRIER.format(
+        parts=parts, packages=_PACKAGES, questions=QUESTIONS, main=f"{_PACKAGES[-1]}.{main}"
+    ).encode()
     return b"%s%d\n%s" % (_SPARE_LINES, len(text), text)
 
 
@@ -159,33 +168,41 @@ def _understood(node: NodeTarget, interpreter: str, result: CommandResult, deadl
         message, why, hint, lines = (clipped(str(last.get(name) or "")) for name in ("message", "why", "help", "lines"))
         rc = last.get("rc")
         return AgentReply(None, message, why, hint, rc if isinstance(rc, int) else None, lines, result)
+    return _unanswered(node, interpreter, result, deadline, spoke=bool(events))
+
+
+def _unanswered(
+    node: NodeTarget, interpreter: str, result: CommandResult, deadline: float, *, spoke: bool
+) -> AgentReply:
+    """Return why there is no reply; `spoke` says whether the agent ran."""
     spoken = result.last_lines()
+
+    def reply(message: str, why: str, help: str, rc: int | None = result.rc) -> AgentReply:
+        return AgentReply(None, message, why, help, rc, spoken, result)
+
     if _TAKEN.encode() in result.stderr:
-        message = "the login shell took the standard input of the command"
         why = "a script that it runs at the login, such as ~/.bashrc or ~/.profile, reads it"
-        hint = "let the script read only where the shell is interactive: `case $- in *i*) ...;; esac`"
-        return AgentReply(None, message, why, hint, result.rc, spoken, result)
+        help = "let the script read only where the shell is interactive: `case $- in *i*) ...;; esac`"
+        return reply("the login shell took the standard input of the command", why, help)
     if result.kind is CommandOutcome.TIMEOUT:
-        message = f"no answer within {deadline:g} s"
         silent = f"`{interpreter}`, or a script of the login shell before it, printed nothing"
-        why = "it connected, but then sent nothing" if events else silent
-        return AgentReply(None, message, why, result.help or f"try `{interpreter} -V` there", None, spoken, result)
+        why = "it connected, but then sent nothing" if spoke else silent
+        return reply(f"no answer within {deadline:g} s", why, result.help or f"try `{interpreter} -V` there", None)
     if result.kind is not CommandOutcome.DONE:
-        return AgentReply(None, str(result.kind), _first_cause(spoken), result.help or "", result.rc, spoken, result)
+        return reply(str(result.kind), _first_cause(spoken), result.help or "")
     if result.rc in _MISSING:
-        problem = "is not executable" if result.rc == 126 else "does not exist"
-        hint = (
-            "correct `python_interpreter_path`"
-            if node.declared_interpreter
-            else (
-                "install Python there, or set `python_interpreter_path` for the node's group; by default it is the"
-                " path of the interpreter that runs `rlinf` here"
-            )
+        help = (
+            "install Python there, or set `python_interpreter_path` for the node's group; by default it is the path of"
+            " the interpreter that runs `rlinf` here"
         )
-        return AgentReply(None, f"the interpreter `{interpreter}` {problem}", spoken, hint, result.rc, spoken, result)
-    message = f"`{interpreter}` cannot run the agent" if not events else "the agent ended without an answer"
-    hint = "`python_interpreter_path` must be a Python 3.11 or newer"
-    return AgentReply(None, message, f"it ended with exit code {result.rc}", hint, result.rc, spoken, result)
+        problem = "is not executable" if result.rc == 126 else "does not exist"
+        declared = "correct `python_interpreter_path`"
+        return reply(
+            f"the interpreter `{interpreter}` {problem}", spoken, declared if node.declared_interpreter else help
+        )
+    message = "the agent ended without an answer" if spoke else f"`{interpreter}` cannot run the agent"
+    help = "`python_interpreter_path` must be a Python 3.11 or newer"
+    return reply(message, f"it ended with exit code {result.rc}", help)
 
 
 def _first_cause(spoken: str) -> str:

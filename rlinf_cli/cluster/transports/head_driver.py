@@ -13,8 +13,7 @@ from typing import Final
 
 from rlinf_cli.cluster.inventory import recorded_targets
 from rlinf_cli.cluster.node import node_run
-from rlinf_cli.cluster.transports import agent
-from rlinf_cli.cluster.transports.ssh import SshTransport, environment
+from rlinf_cli.cluster.transports import agent, ssh
 from rlinf_core import env_vars
 from rlinf_core.errors import ClusterError
 from rlinf_core.node.cluster_records import ClusterRecord
@@ -60,10 +59,9 @@ def run_on_head(
     }
     if head.host is None:
         raise ClusterError(f"cluster `{record.name}` is on this machine", help="run the driver here")
-    transport = SshTransport()
-    command = ["ssh", *transport.arguments(head), shlex.join(agent.command(head.interpreter))]
+    command = ["ssh", *ssh.arguments(head), shlex.join(agent.command(head.interpreter))]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, env=environment(), start_new_session=True
+        command, stdin=subprocess.PIPE, env=ssh.environment(), start_new_session=True
     )  # in its own session, because the driver handles Ctrl-C
     rc = _wait(process, agent.source("node_run") + json.dumps(request).encode() + b"\n")
     if rc == _SSH_FAILED:

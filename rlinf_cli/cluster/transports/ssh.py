@@ -1,23 +1,19 @@
-"""The ssh transport: the system's OpenSSH client with the user's config, agent and known_hosts."""
+"""The command line of the system's OpenSSH client with the user's config, agent and known_hosts."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, OnLine, Transport, run_process
+from rlinf_cli.cluster.transports.commands import CommandOutcome, CommandResult
 from rlinf_core.errors import ClusterError
 from rlinf_core.node.node_facts import make_private, private_base
 
-# Each is a local process with three pipes; a shared jump host refuses more than its `MaxStartups`.
-DEFAULT_PARALLEL: Final = 128
 _SSH_FAILED: Final = 255
 # After the user's options: ssh keeps the first value of an option. Host keys are checked by the user's config; batch
 # mode refuses what ssh would ask about.
@@ -59,51 +55,21 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], CommandOutcome], ...]] = tuple(
 )
 
 
-class SshTransport(Transport):
-    """A transport that runs commands by `ssh`. Runs on the same node share one connection, kept for half a minute."""
-
-    def __init__(self) -> None:
-        self.turns = asyncio.Semaphore(DEFAULT_PARALLEL)
-        self._folder = _control_folder()
-
-    async def run(
-        self,
-        node: NodeTarget,
-        argv: Sequence[str],
-        stdin: bytes = b"",
-        *,
-        deadline: float,
-        on_line: OnLine | None = None,
-    ) -> CommandResult:
-        command = ["ssh", *self.arguments(node), shlex.join(argv)]
-        try:
-            result = await run_process(command, stdin, deadline, on_line, environment())
-        except OSError as error:
-            hint = "install OpenSSH's client, and have `ssh` on PATH"
-            return CommandResult(-1, b"", str(error.strerror).encode(), CommandOutcome.NO_CLIENT, hint)
-        kind = classify(result)
-        return CommandResult(result.rc, result.stdout, result.stderr, kind, remedy(kind, node))
-
-    def arguments(self, node: NodeTarget) -> list[str]:
-        """Return the arguments of `ssh` before the command: options and destination."""
-        ssh = node.ssh
-        file_options = [f"{name}={value}" for name, value in ssh.options.items()]
-        timeout = math.ceil(node.connect_seconds)
-        options = [
-            "BatchMode=yes",
-            *file_options,
-            f"ConnectTimeout={timeout}",
-            *_OPTIONS,
-            f"ControlPath={self._folder}/%C",
-        ]
-        arguments = ["-T", *(part for option in options for part in ("-o", option))]
-        if ssh.user:
-            arguments += ["-l", ssh.user]
-        if ssh.port:
-            arguments += ["-p", str(ssh.port)]
-        if ssh.identity_file:
-            arguments += ["-i", os.path.expanduser(ssh.identity_file)]
-        return [*arguments, "--", node.host or "localhost"]
+def arguments(node: NodeTarget) -> list[str]:
+    """Return the arguments of `ssh` before the command: options and destination."""
+    ssh = node.ssh
+    file_options = [f"{name}={value}" for name, value in ssh.options.items()]
+    timeout = math.ceil(node.connect_seconds)
+    options = [
+        "BatchMode=yes",
+        *file_options,
+        f"ConnectTimeout={timeout}",
+        *_OPTIONS,
+        f"ControlPath={_control_folder()}/%C",
+    ]
+    arguments = ["-T", *(part for option in options for part in ("-o", option))]
+    login = [os.path.expanduser(word) for word in _login(node)]
+    return [*arguments, *login, "--", node.host or "localhost"]
 
 
 def classify(result: CommandResult) -> CommandOutcome:

@@ -1,85 +1,44 @@
-"""The interface of transports, which run a command on a node; one file per implementation."""
+"""The way to nodes: the system's ssh, or a child process on this machine; and the event loop for it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Final
+import resource
+import shlex
+import sys
+import warnings
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_core.suggest import clipped
+from rlinf_cli.cluster.transports import ssh
+from rlinf_cli.cluster.transports.commands import CommandOutcome, CommandResult, OnLine, run_process
+from rlinf_cli.console.interrupts import command_signals
 
-# The output limit per node, so that a thousand nodes cannot fill this machine's memory.
-MAX_OUTPUT_BYTES: Final = 1 << 20
-_CHUNK: Final = 1 << 16
-_GRACE_SECONDS: Final = 2.0
-
-
-class CommandOutcome(StrEnum):
-    """The outcome of running a command on a node."""
-
-    DONE = "done"
-    """The command ran on the node; its exit code is its own."""
-    UNKNOWN_HOST_KEY = "unknown host key"
-    HOST_KEY_CHANGED = "host key changed"
-    KEY_REFUSED = "key refused"
-    UNRESOLVED = "unknown host name"
-    UNREACHABLE = "unreachable"
-    TIMEOUT = "timeout"
-    DROPPED = "connection lost"
-    """The connection broke before the command had ended."""
-    NO_CLIENT = "no ssh client"
-    FAILED = "ssh failed"
-    """Ssh failed for another reason, given in its output."""
+T = TypeVar("T")
+# Each run of ssh is a local process with three pipes; a shared jump host refuses more than its `MaxStartups`.
+DEFAULT_PARALLEL: Final = 128
+# Each takes a few descriptors; the usual soft limit is 1024.
+_DESCRIPTORS: Final = 8192
+# As a shell ends where a program cannot be started.
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """The result of a command.
+class Transport:
+    """The way to run commands on nodes: by `ssh`, or as a child process where the node is this machine.
 
-    Attributes:
-        rc: its exit code; ssh's own if the command did not run; -1 if it was killed at its deadline.
-        stdout, stderr: its output, each truncated to 1 MiB.
-        kind: how it ended.
-        help: the remedy for a `kind` other than done, or None.
-    """
+    Runs on the same node share one connection, kept for half a minute.
 
-    rc: int
-    stdout: bytes
-    stderr: bytes
-    kind: CommandOutcome = CommandOutcome.DONE
-    help: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether the command ran and ended with 0."""
-        return self.kind is CommandOutcome.DONE and self.rc == 0
-
-    def last_lines(self, count: int = 5) -> str:
-        """Return the end of its standard error, or else of its standard output."""
-        text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
-        return clipped("\n".join(text.splitlines()[-count:]))
-
-
-OnLine = Callable[[bytes], None]
-
-
-class Transport(ABC):
-    """A way to run commands on nodes.
-
-    Attributes:
-        turns: limits concurrent runs; None for no limit.
+    Args:
+        parallel: the maximum number of nodes contacted at the same time.
     """
 
     turns: asyncio.Semaphore | None = None
 
-    @abstractmethod
+    def __init__(self, *, parallel: int = DEFAULT_PARALLEL) -> None:
+        self.turns = asyncio.Semaphore(parallel)
+
     async def run(
         self,
         node: NodeTarget,
@@ -97,82 +56,51 @@ class Transport(ABC):
             stdin: its standard input; tokens and scripts are passed here, never in `argv`.
             deadline: seconds after which it is killed.
             on_line: called with each line of its standard output as it comes.
+
+        Raises:
+            ClusterError: there is no private folder for the sockets of ssh.
         """
+        if node.host is not None:
+            command = ["ssh", *ssh.arguments(node), shlex.join(argv)]
+            try:
+                result = await run_process(command, stdin, deadline, on_line, ssh.environment())
+            except OSError as error:
+                hint = "install OpenSSH's client, and have `ssh` on PATH"
+                return CommandResult(-1, b"", str(error.strerror).encode(), CommandOutcome.NO_CLIENT, hint)
+            kind = ssh.classify(result)
+            return CommandResult(result.rc, result.stdout, result.stderr, kind, ssh.remedy(kind, node))
+        try:
+            return await run_process(argv, stdin, deadline, on_line)
+        except OSError as error:
+            rc = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+            return CommandResult(rc, b"", f"{argv[0]}: {error.strerror}".encode())
 
-    async def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Release resources held between runs."""
+
+async def _ended_by_signals(work: Coroutine[Any, Any, T]) -> T:
+    with command_signals.cancelling_task():
+        return await work
 
 
-async def run_process(
-    argv: Sequence[str],
-    stdin: bytes,
-    deadline: float,
-    on_line: OnLine | None = None,
-    env: Mapping[str, str] | None = None,
-) -> CommandResult:
-    """Run a local program in its own session, bounded in time and in output.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    process = await asyncio.create_subprocess_exec(
-        *argv,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=None if env is None else dict(env),
-        # Ctrl-C is handled by rlinf, which ends the whole session.
-        start_new_session=True,
-    )
-    out, err = _Sink(on_line), _Sink()
-    io = asyncio.gather(_feed(process.stdin, stdin), out.take(process.stdout), err.take(process.stderr))
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` and return its result. A terminating signal cancels it, which ends the processes that it started."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    watches = sys.version_info < (3, 12) and hasattr(os, "pidfd_open")
+    if watches:
+        # Python 3.11 would use a thread per process.
+        asyncio.set_child_watcher(asyncio.PidfdChildWatcher())  # pyright: ignore[reportDeprecated] - not from 3.12 on
     try:
-        async with asyncio.timeout(deadline):
-            await io
-            rc = await process.wait()
-    except TimeoutError:
-        await _end(process)
-        return CommandResult(-1, out.bytes, err.bytes, CommandOutcome.TIMEOUT)
+        with warnings.catch_warnings():
+            # A warning on Ctrl-C while processes are awaited; they are ended anyway.
+            warnings.filterwarnings("ignore", message="A loop is being detached", category=RuntimeWarning)
+            return asyncio.run(_ended_by_signals(work))
     except asyncio.CancelledError:
-        await _end(process)
+        # By the signal that has to end the command.
+        command_signals.check()
         raise
-    return CommandResult(rc, out.bytes, err.bytes)
-
-
-async def _feed(pipe: asyncio.StreamWriter | None, data: bytes) -> None:
-    if pipe is None:
-        return
-    # A program may end, or close its standard input, before reading all of it; its exit code says why.
-    with contextlib.suppress(ConnectionError):
-        pipe.write(data)
-        await pipe.drain()
-        # The rest is still written, without waiting for it: asyncio cannot cancel such a wait cleanly.
-        pipe.close()
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(process.wait()), _GRACE_SECONDS)
-            return
-
-
-class _Sink:
-    """The output of a stream, up to a limit; lines are passed on as they arrive."""
-
-    def __init__(self, on_line: OnLine | None = None) -> None:
-        self.bytes = b""
-        self._on_line = on_line
-        self._rest = b""
-
-    async def take(self, stream: asyncio.StreamReader | None) -> None:
-        while stream is not None and (chunk := await stream.read(_CHUNK)):
-            self.bytes += chunk[: MAX_OUTPUT_BYTES - len(self.bytes)]
-            if self._on_line is not None:
-                *lines, self._rest = (self._rest + chunk).split(b"\n")
-                # A line without an end is not ours, and is also truncated at the limit.
-                self._rest = self._rest[-MAX_OUTPUT_BYTES:]
-                for line in lines:
-                    self._on_line(line)
+    finally:
+        if watches:
+            # It serves only this loop; a loop in another thread could not start processes.
+            asyncio.set_child_watcher(None)  # pyright: ignore[reportDeprecated, reportArgumentType]

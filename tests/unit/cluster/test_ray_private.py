@@ -15,7 +15,7 @@ from rlinf_core.process.proc import MARK
 
 ROOT = Path(ray_private.__file__).parents[2]
 # What is run on a node in an interpreter of its own, which has no rlinf, is a text.
-AS_TEXT = "rlinf_cli/cluster/node/node_members.py"
+AS_TEXT = "rlinf_cli/cluster/node/questions.py"
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.module)

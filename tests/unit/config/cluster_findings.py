@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_cli.lint.load import RULES
+from rlinf_cli.job.load import RULES
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.reading import decode, read
 from rlinf_core.config.validating.validation import validate

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from recipes.sections.values import EVALUATION, TRAINING, files_of_part
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.hub_names import HubPath, commit_of, ensure_here, hub_paths, located, pins_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
 from rlinf_core.job.load import Job

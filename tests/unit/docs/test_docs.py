@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from docs.generate import pages
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.render import render_text
 from rlinf_core.env_vars import REGISTER
 from rlinf_core.job.find_recipe import recipe_names

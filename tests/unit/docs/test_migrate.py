@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.file.field_docs import describe
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.field_docs import describe
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.errors import RLinfError
 from rlinf_core.job.find_recipe import find_recipe
 

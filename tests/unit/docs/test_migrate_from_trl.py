@@ -12,8 +12,8 @@ from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.language.rewards.scoring import Item, Scorer
 from recipes.sft_chat.chat_actor import ChatActor
 from recipes.sft_chat.config import ChatActorConfig, ChatConfig
-from rlinf_cli.file.field_docs import describe
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.field_docs import describe
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.errors import RLinfError
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.recipe import Job

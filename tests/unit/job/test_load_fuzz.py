@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from rlinf_cli.codes import all_codes
-from rlinf_cli.file.field_docs import fields_below
-from rlinf_cli.file.findings import to_github, to_json
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.field_docs import fields_below
+from rlinf_cli.job.findings import to_github, to_json
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.render import render_text
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import Job

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic import BaseModel
 
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.reading import decode, read
 from rlinf_core.config.tree import Path

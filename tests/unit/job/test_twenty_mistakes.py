@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 
 # A comment at the end of a line names what is found there: the code and the text that is underlined.
 TEXT = """\

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlinf_cli.file.json_schema import file_schema
+from rlinf_cli.job.json_schema import file_schema
 from rlinf_core.job.find_recipe import find_recipe, find_variant, recipe_of
 from rlinf_core.job.load import load_job
 

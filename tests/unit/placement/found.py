@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlinf_cli.codes import CLOSE, OPEN
-from rlinf_cli.lint.placement import lint
+from rlinf_cli.job.placement_rules import lint
 from rlinf_core.config.composing.compose import with_bases
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core import HybridComponentPlacement, PlacementMode
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.placement.environment import process_environment

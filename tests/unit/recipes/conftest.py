@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_cli.lint.load import load_with_lint
-from rlinf_cli.lint.no_effect import NO_EFFECT
+from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.no_effect import NO_EFFECT
 
 Findings = Callable[..., list[tuple[str, str]]]
 

@@ -11,9 +11,10 @@ import pytest
 
 from rlinf_cli.cluster import doctor
 from rlinf_cli.cluster.checks.finding import CheckVerdict
-from rlinf_cli.cluster.doctor_findings import doctor_record, doctor_text
+from rlinf_cli.cluster.doctor_report import doctor_record, doctor_text
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
+from rlinf_cli.cluster.transports.commands import CommandOutcome, CommandResult, OnLine
+from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Trial
 
@@ -111,7 +112,7 @@ def examine(machines: Machines, make_nodes: Nodes) -> Callable[..., doctor.Docto
     def run(text: str = FILE, **changes: Any) -> doctor.DoctorReport:
         cluster = load_job("-", stdin=text.encode()).cluster
         assert cluster is not None
-        request = doctor.DoctorRequest(cluster, make_nodes(text=text), "id", "c0de", **changes)
+        request = doctor.DoctorRequest(cluster, make_nodes(text=text), "id", {"fingerprint": "c0de"}, **changes)
         return asyncio.run(doctor.examine(request, machines, lambda _: None))
 
     return run

@@ -21,11 +21,11 @@ from tests.waiting import until
 
 COMMAND = """\
 import sys, time
-from rlinf_cli.cluster.guardian import Guardian
-with Guardian("lab", 0) as guardian:
+from rlinf_cli.cluster.block import guarded
+with guarded("lab", 0) as dismiss:
     print("guarded", flush=True)
     sys.stdin.read()
-    guardian.dismiss()
+    dismiss()
 """
 
 
@@ -58,9 +58,7 @@ class Node:
 def _is_guardian(pid: int, folder: Path) -> bool:
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return (
-            b"rlinf_cli.cluster.guardian" in words and os.fsencode(folder) in Path(f"/proc/{pid}/environ").read_bytes()
-        )
+        return b"rlinf_cli.cluster.block" in words and os.fsencode(folder) in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
 

@@ -16,14 +16,16 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster import links
+from rlinf_cli.cluster.checks import links
 from rlinf_cli.cluster.checks.finding import CheckVerdict, ProbedNode
-from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.links import Measured, NodeLink
+from rlinf_cli.cluster.checks.links import Measured, NodeLink
+from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.node import node_links
 from rlinf_cli.cluster.node.node_links import measure
-from rlinf_cli.cluster.transports.routes import LocalTransport
+from rlinf_cli.cluster.transports.commands import CommandResult, OnLine
+from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core import env_vars
+from tests.unit.cli.cluster.conftest import request_in
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 
@@ -48,17 +50,6 @@ def test_there_are_no_more_ways_than_a_few_for_each_node() -> None:
     assert len(result) < 5 * 1000
 
 
-@pytest.mark.parametrize("most", [1, 3, 64])
-def test_rounds_hold_every_way_once_and_no_node_twice(most: int) -> None:
-    wanted = links.links_of({"actor": range(6), "rollout": range(3, 9)}, 9)
-    rounds = links.rounds_of(wanted, most)
-    assert sorted(link for group in rounds for link in group) == sorted(wanted)
-    for group in rounds:
-        ends = [rank for link in group for rank in (link.one, link.other)]
-        assert len(ends) == len(set(ends))
-        assert len(group) <= most
-
-
 @pytest.mark.parametrize(
     ("facts", "declared", "address"),
     [
@@ -70,7 +61,7 @@ def test_rounds_hold_every_way_once_and_no_node_twice(most: int) -> None:
     ],
 )
 def test_a_node_is_reached_where_the_others_will(facts: dict[str, object], declared: str | None, address: str) -> None:
-    assert links.address_of(facts, declared) == address
+    assert address_of(facts, declared) == address
 
 
 @pytest.fixture
@@ -84,20 +75,54 @@ def here(make_nodes: Nodes) -> dict[int, ProbedNode]:
 
 def test_a_way_is_measured(here: dict[int, ProbedNode]) -> None:
     link = NodeLink(1, 0, ("Ray",))
-    measured, left = asyncio.run(links.measure([link], here, LocalTransport(), seconds=30))
-    assert left == []
-    (result,) = measured
-    assert result.fault is None
+    (result,), left = asyncio.run(links.measure([link], here, Transport(), seconds=30))
+    assert (result.fault, left) == (None, [])
     assert 0 < result.latency < 1
     assert result.bandwidth > 1e6
 
 
 def test_ways_for_which_there_is_no_time_are_told(here: dict[int, ProbedNode]) -> None:
     link = NodeLink(1, 0, ("Ray",))
-    measured, left = asyncio.run(links.measure([link], here, LocalTransport(), seconds=-1))
+    measured, left = asyncio.run(links.measure([link], here, Transport(), seconds=-1))
     assert (measured, left) == ([], [link])
     (result,) = links.findings_of(measured, left, here)
     assert (result.verdict, "1 of 1" in result.what) == (CheckVerdict.SKIPPED, True)
+
+
+class Busy(Transport):
+    """Nodes that measure at once, and refuse to be asked for two links."""
+
+    def __init__(self) -> None:
+        self.busy: set[int] = set()
+        self.most = 0
+
+    async def run(
+        self, node: NodeTarget, argv: Any, stdin: bytes = b"", *, deadline: float, on_line: OnLine | None = None
+    ) -> CommandResult:
+        assert node.rank not in self.busy
+        self.busy.add(node.rank)
+        self.most = max(self.most, len(self.busy))
+        try:
+            await asyncio.sleep(0)
+            if request_in(stdin)["verb"] == "measure":
+                return CommandResult(0, b'{"event": "result", "fault": null, "latency": 1e-3, "bandwidth": 1e9}', b"")
+            assert on_line is not None
+            on_line(b'{"event": "listening", "port": 1}')
+            await asyncio.sleep(60)
+            raise AssertionError("the measurement does not end")
+        finally:
+            self.busy.remove(node.rank)
+
+
+@pytest.mark.parametrize("most", [1, 3, 64])
+def test_no_node_has_two_measurements_at_once(make_nodes: Nodes, most: int) -> None:
+    wanted = links.links_of({"actor": range(6), "rollout": range(3, 9)}, 9)
+    probed = {node.rank: ProbedNode(node, {"primary": "h"}, 0.0, 0.0) for node in make_nodes(9)}
+    transport = Busy()
+    measured, left = asyncio.run(links.measure(wanted, probed, transport, seconds=60, most=most))
+    assert (sorted(result.link for result in measured), left) == (sorted(wanted), [])
+    assert {result.latency for result in measured} == {1e-3}
+    assert transport.most <= 2 * most
 
 
 def test_clients_without_the_secret_are_not_answered() -> None:

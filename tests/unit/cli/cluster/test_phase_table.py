@@ -11,8 +11,7 @@ import pytest
 
 from rlinf_cli.cluster import inventory
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.phase_table import PhaseTable
-from rlinf_cli.cluster.phases import Event, Phase, Progress
+from rlinf_cli.cluster.progress import Event, Phase, PhaseTable, Progress
 from rlinf_cli.console import console
 from rlinf_core.config.machines.cluster import ClusterConfig
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.codes import CLOSE, OPEN, Code, Example, all_codes
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic
 from rlinf_core.job.load import Job, Probe
 from rlinf_core.topology import NodeInfo

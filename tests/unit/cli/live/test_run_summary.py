@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlinf_cli.file.findings import without_effect
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.findings import without_effect
+from rlinf_cli.job.load import load_with_lint
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.run_summary import summary_record, summary_text
 

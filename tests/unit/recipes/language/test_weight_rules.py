@@ -15,7 +15,7 @@ from recipes.language.rules.model_rules import require_model
 from recipes.sections.actor import LoraSettings
 from recipes.sft_chat.chat_rules import require_inputs
 from recipes.training.huggingface import with_lora
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core import ConfigError
 from tests.unit.recipes.language.weights.written_cases import save
 

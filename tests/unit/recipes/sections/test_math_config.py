@@ -14,7 +14,7 @@ import pytest
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.weights_file import WEIGHTS
 

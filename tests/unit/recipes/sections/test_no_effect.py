@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
-from rlinf_cli.lint.load import load_with_lint
-from rlinf_cli.lint.no_effect import NO_EFFECT
+from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.model import ConfigModel, IgnoredKeys
 from rlinf_core.config.render import render_text

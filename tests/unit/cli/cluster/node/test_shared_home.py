@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from rlinf_cli.cluster import by_hand, identity
+from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.down import take_down
-from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.inventory import NodeTarget, here
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
 from rlinf_core.node import cluster_records
 from tests.unit.cli.cluster.conftest import CODE, FakeCluster
@@ -16,7 +16,7 @@ Nodes = Callable[..., tuple[NodeTarget, ...]]
 
 
 def test_nodes_come_up_and_end_while_the_head_is_at_work(make_nodes: Nodes) -> None:
-    nodes = by_hand.here(make_nodes(3))
+    nodes = here(make_nodes(3))
     fake = FakeCluster(3)
 
     def up(rank: int) -> UpReport:

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from rlinf_cli.cluster.inventory import NodeTarget, targets
 from rlinf_cli.cluster.schedulers.kuberay import kuberay
-from rlinf_cli.cluster.schedulers.wishes import parse
+from rlinf_cli.cluster.schedulers.scheduler_options import parse
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job
 
@@ -89,7 +89,7 @@ def test_volumes_and_secrets_are_in_every_pod(lab: tuple[NodeTarget, ...]) -> No
 def test_a_manifest_without_a_volume_says_that_runs_end_with_it(lab: tuple[NodeTarget, ...]) -> None:
     note = "# Runs end with the head's pod: `--with volume=CLAIM:/PATH`"
     assert note in kuberay("lab", "lab.yaml", lab)
-    printed = kuberay("lab", "lab.yaml", lab, wishes=parse(["volume=runs:/runs"], lab))
+    printed = kuberay("lab", "lab.yaml", lab, options=parse(["volume=runs:/runs"], lab))
     assert note not in printed
     assert "rlinf train lab.yaml runner.logger.log_path=/runs" in printed
 

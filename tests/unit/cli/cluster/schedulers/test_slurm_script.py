@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.schedulers.scheduler_options import SchedulerOption
 from rlinf_cli.cluster.schedulers.slurm import slurm
-from rlinf_cli.cluster.schedulers.wishes import Wish
 from tests.waiting import until
 
 # A step is named by what its bash is called: `node` or `driver`. A node ends when it is asked to, by `scancel`.
@@ -71,7 +71,7 @@ class Job:
 @pytest.fixture
 def start(tmp_path: Path, make_nodes: Callable[..., tuple[NodeTarget, ...]]) -> Callable[..., Job]:
     def start(*wishes: str, **commands: str) -> Job:
-        asked = [Wish(None, key, None) for key in wishes]
+        asked = [SchedulerOption(None, key, None) for key in wishes]
         return Job(tmp_path, slurm("lab", "lab.yaml", make_nodes(1), (), asked), **commands)
 
     return start

@@ -14,13 +14,13 @@ from ruamel.yaml import YAML
 from rlinf_cli.cluster import inventory
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.schedulers.kuberay import RAY_VERSION, kuberay
+from rlinf_cli.cluster.schedulers.scheduler_options import SchedulerOption, parse
 from rlinf_cli.cluster.schedulers.slurm import slurm
-from rlinf_cli.cluster.schedulers.wishes import Wish, parse
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.load import load_job
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
-REQUEUE = Wish(None, "requeue", None)
+REQUEUE = SchedulerOption(None, "requeue", None)
 EVIL = "$(touch {0}) `touch {0}` '; touch {0}; ' \" $HOME: {{x}}"
 
 
@@ -86,7 +86,7 @@ def test_slurm_requeues_only_where_it_is_wished(make_nodes: Nodes) -> None:
     assert not re.search(r"requeue|resume_dir|--signal=USR1", plain)
     assert {"requeue", "open-mode=append", "signal=USR1@120"} <= set(requests_of(again)[0])
     assert "${SLURM_RESTART_COUNT:+runner.resume_dir=auto}" in again
-    own = slurm("x", "x.yaml", make_nodes(1), (), [REQUEUE, Wish(None, "signal", "USR2@600")])
+    own = slurm("x", "x.yaml", make_nodes(1), (), [REQUEUE, SchedulerOption(None, "signal", "USR2@600")])
     assert [option for option in requests_of(own)[0] if "signal" in option] == ["signal=USR2@600"]
 
 

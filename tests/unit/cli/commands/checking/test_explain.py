@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.codes import Code, Example, all_codes, codes_by_stage
-from rlinf_cli.file.explained import code_text
+from rlinf_cli.job.explained import code_text
 from rlinf_core.config.diagnostics import Severity
 
 Cli = Callable[..., Any]

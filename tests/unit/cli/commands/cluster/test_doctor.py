@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_cli.cluster.checks.finding import CheckVerdict, Finding
 from rlinf_cli.cluster.doctor import DoctorReport
-from rlinf_cli.cluster.doctor_findings import doctor_text
+from rlinf_cli.cluster.doctor_report import doctor_text
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster import foreground
+from rlinf_cli.cluster import block
 from rlinf_cli.cluster.node import node_probe
-from rlinf_cli.cluster.transports import routes
-from rlinf_cli.cluster.transports.transport import CommandOutcome
+from rlinf_cli.cluster.transports.commands import CommandOutcome
+from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.process import proc
 from tests.unit.cli.cluster.conftest import CODE, FakeCluster
@@ -43,7 +43,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     fake = FakeCluster(3)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(routes, "NodeRoutes", lambda **options: fake)
+    monkeypatch.setattr(Transport, "run", fake.run)
     monkeypatch.setattr(node_probe, "software", lambda env: {"fingerprint": CODE})
     (tmp_path / "lab.yaml").write_text(FILE)
     return fake
@@ -248,7 +248,7 @@ def test_block_takes_the_nodes_down_when_it_is_stopped(
     cli: Cli, site: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    monkeypatch.setattr(foreground, "time", clock)
+    monkeypatch.setattr(block, "time", clock)
     ended = cli("up", "lab.yaml", "--block")
     assert ended.code == 143
     assert "lab: the nodes run until stopped" in ended.err
@@ -268,7 +268,7 @@ def test_block_lets_running_jobs_end_first(cli: Cli, site: FakeCluster, monkeypa
         # Asked again, it does not end sooner.
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(foreground, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(block, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     assert cli("up", "lab.yaml", "--block").code == 143
     assert len(waits) == 3
     assert all(node.record is None for node in site.nodes.values())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recipes.embodied.rules.data_rules import check_given
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core import CheckpointError, load_job
 
 MODEL = {"model_type": "mlp_policy", "num_action_chunks": 1, "hidden_dim": 128}

@@ -14,7 +14,7 @@ from recipes.embodied.config.env_config import InferenceConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.temporal_ensembling import GreedyActing, TemporalEnsemble
-from rlinf_cli.lint.load import load_with_lint
+from rlinf_cli.job.load import load_with_lint
 
 N, HORIZON, LOOKS = 2, 7, 9
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.lint.placement import overlapping
+from rlinf_cli.job.placement_rules import overlapping
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.ranks import merge_ranges
 from tests.unit.placement.found import EIGHT_NODES, findings

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from rlinf_cli.file.field_docs import UnknownFieldError, describe, fields_below
+from rlinf_cli.job.field_docs import UnknownFieldError, describe, fields_below
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.scalars import Float, Int, Text

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, cast
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind, models_json_schema
 
-from rlinf_cli.file.field_docs import hardware_models
+from rlinf_cli.job.field_docs import hardware_models
 from rlinf_core.config.machines.cluster import ClusterConfig, HardwareConfig
 from rlinf_core.config.validating.foreign_names import foreign_names
 from rlinf_core.config.validating.model_fields import sections

@@ -15,7 +15,7 @@ from rlinf_core.errors import ConfigError
 from rlinf_core.suggest import near, quoted
 
 if TYPE_CHECKING:
-    from rlinf_cli.file.field_docs import FieldDoc, UnknownFieldError
+    from rlinf_cli.job.field_docs import FieldDoc, UnknownFieldError
 
 SCHEMA: Final = "rlinf.explain/1"
 
@@ -24,7 +24,7 @@ _COLORS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cy
 
 def schema(recipe: str | None) -> Result:
     """Return the JSON Schema of all job files, or of those of a recipe."""
-    from rlinf_cli.file.json_schema import file_schema, json_schema
+    from rlinf_cli.job.json_schema import file_schema, json_schema
     from rlinf_core.job.find_recipe import find_recipe, recipe_names
 
     if recipe is not None:
@@ -70,7 +70,7 @@ def topic(name: str, recipe: str | None) -> Result:
     code = find_code(name)
     if code is not None:
         return Result(partial(code_text, code), lambda: {"schema": SCHEMA, "code": code_record(code)})
-    from rlinf_cli.file.field_docs import UnknownFieldError, describe
+    from rlinf_cli.job.field_docs import UnknownFieldError, describe
     from rlinf_core.job.find_recipe import find_recipe, recipe_names
     from rlinf_core.job.load import ClusterFile
 

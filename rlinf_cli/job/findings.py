@@ -31,7 +31,7 @@ def finding_blocks(diagnostics: Sequence[Diagnostic], stream: TextIO) -> Iterato
 
 def without_effect(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Return the findings about keys without effect."""
-    from rlinf_cli.lint.no_effect import NO_EFFECT
+    from rlinf_cli.job.no_effect import NO_EFFECT
 
     return [diagnostic for diagnostic in diagnostics if diagnostic.code == NO_EFFECT]
 

@@ -1,26 +1,97 @@
-"""The current phase of each node: a redrawn table on a terminal, lines elsewhere."""
+"""The phases of nodes that come up or go down, their failures, and the view of them: a redrawn table on a terminal,
+lines elsewhere."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from rlinf_cli.cluster.phases import Event, Phase, Progress
+from rlinf_cli.cluster.inventory import NodeTarget
+from rlinf_cli.cluster.transports.agent import AgentReply
 from rlinf_cli.console import console
 from rlinf_cli.console.terminal_stream import unguarded_stream
 from rlinf_core.foreign.terminal_text import replaced
 
-if TYPE_CHECKING:
-    from rlinf_cli.cluster.inventory import NodeTarget
-
+T = TypeVar("T")
 # Beyond this many nodes, only failed and late ones are listed, the others counted.
 _MOST_ROWS = 24
 _MOST_LINES = 40
 # Seconds between messages about a wait where nothing is redrawn.
 _WORD_EVERY = 10.0
+
+
+class Phase(StrEnum):
+    """The phases of a node, in order."""
+
+    CONNECT = "connect"
+    PROBE = "probe"
+    SYNC = "sync code"
+    HEAD = "start head"
+    JOIN = "join"
+    VERIFY = "verify"
+    STOP = "stop"
+
+
+class Progress(StrEnum):
+    BEGUN = "begun"
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """Not tried, because a precondition failed."""
+
+
+class Event(NamedTuple):
+    """A phase event of one node.
+
+    Attributes:
+        rank: the node.
+        phase: its phase.
+        progress: begun, done, failed or skipped.
+        detail: details, such as the reason of a failure; may be empty.
+        deadline: time limit of a phase that begins, in seconds.
+    """
+
+    rank: int
+    phase: Phase
+    progress: Progress
+    detail: str = ""
+    deadline: float | None = None
+
+
+Emit: TypeAlias = Callable[[Event], None]
+
+
+class NodeFailure(NamedTuple):
+    """The failure of a node.
+
+    Attributes:
+        node: its name, as in `node 3 (trainer03)`.
+        phase: the failed phase.
+        message, why, help: the error, its cause and the remedy; the last two may be empty.
+        rc: the exit code of the failed command, or None.
+        lines: the last lines of the failed command; may be empty.
+    """
+
+    rank: int
+    node: str
+    phase: Phase
+    message: str
+    why: str = ""
+    help: str = ""
+    rc: int | None = None
+    lines: str = ""
+
+    @classmethod
+    def of(cls, node: NodeTarget, phase: Phase, answer: AgentReply) -> NodeFailure:
+        """Return the failure that a reply without data tells."""
+        return cls(node.rank, node.name, phase, answer.message, answer.why, answer.help, answer.rc, answer.lines)
+
+
 _MARKS = {Progress.DONE: ("ok", "green"), Progress.FAILED: ("failed", "red"), Progress.SKIPPED: ("not tried", "yellow")}
 
 
@@ -90,6 +161,20 @@ class PhaseTable:
             named = ", ".join(f"node {row.node.rank} in {row.waiting}" for row in late[:3])
             others = f", and {len(late) - 3} more" if len(late) > 3 else ""
             console.message(f"waiting for {named}{others}")
+
+    async def beside(self, work: Awaitable[T]) -> T:
+        """Return the result of `work`; meanwhile remind of what is awaited."""
+
+        async def tick() -> None:
+            while True:
+                await asyncio.sleep(1.0)
+                self.remind()
+
+        ticking = asyncio.ensure_future(tick())
+        try:
+            return await work
+        finally:
+            ticking.cancel()
 
     def _say(self, row: _Row, event: Event) -> None:
         """Print every phase of a few nodes; of many nodes only the outcome."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from rlinf_cli.command import Result
-from rlinf_cli.file.job_file import SoundJob
+from rlinf_cli.job.job_file import SoundJob
 from rlinf_core.config.composing.origins import Nested, Origin, lines_of, nested_of, origins, says_something
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import read_value

@@ -89,7 +89,7 @@ def load(
         ConfigError: `recipe=NAME` names no recipe.
         ClusterError: a node cannot be probed.
     """
-    from rlinf_cli.lint.load import load_with_lint
+    from rlinf_cli.job.load import load_with_lint
 
     if name == "-" and stdin is None and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
         console.message("reading standard input; end it with Ctrl-D")
@@ -184,7 +184,7 @@ def sound(job: Job) -> SoundJob:
 
 def show_findings(job: Job, severity: Severity) -> None:
     """Print the findings of one severity on standard error."""
-    from rlinf_cli.file.findings import finding_blocks
+    from rlinf_cli.job.findings import finding_blocks
 
     selected = [diagnostic for diagnostic in job.diagnostics if diagnostic.severity is severity]
     if selected:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.memory.memory_table import memory_text
+from rlinf_cli.memory import memory_text
 from rlinf_cli.runs.memory_record import NodeMemory, memory_record, node_memory, node_needs
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import ACCELERATOR_LIBRARIES, ProcessForecast

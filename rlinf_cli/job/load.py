@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from rlinf_cli.lint import environment, machines, no_effect, placement
+from rlinf_cli.job import machine_rules, no_effect, placement_rules, variable_rules
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.tree import MappingNode, scalars
 from rlinf_core.job.load import ClusterFile, Job, Probe, Rule, load_job
 from rlinf_core.suggest import quoted
 
-RULES: Final[tuple[Rule, ...]] = (environment.check, machines.check)
+RULES: Final[tuple[Rule, ...]] = (variable_rules.check, machine_rules.check)
 
 
 def load_with_lint(
@@ -29,7 +29,7 @@ def load_with_lint(
     if job.tree is not None and job.tree.entry("recipe") is None:
         _note_unchecked(job.tree, job.diagnostics)
     job.diagnostics.extend(_leading_zeros(job))
-    job.diagnostics.extend(placement.lint(job))
+    job.diagnostics.extend(placement_rules.lint(job))
     no_effect.report_no_effect(job)
     return job
 

@@ -10,6 +10,7 @@ from itertools import combinations, pairwise
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli.cluster.checks.finding import CheckVerdict, Finding, ProbedNode
+from rlinf_cli.cluster.inventory import address_of
 from rlinf_cli.cluster.transports.agent import ask, command, script
 from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core.foreign.strict_json import load_json_object
@@ -19,7 +20,6 @@ _PART_SECONDS: Final = 0.1
 _LINK_SECONDS: Final = 20.0
 # A gigabit Ethernet carries 117 MB/s.
 _SLOW_BYTES: Final = 50e6
-_LOOPBACK: Final = ("127.", "::1")
 
 
 class NodeLink(NamedTuple):
@@ -78,82 +78,6 @@ def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[Node
     return [NodeLink(one, other, tuple(names)) for (one, other), names in uses.items()]
 
 
-def rounds_of(links: Sequence[NodeLink], most: int) -> list[list[NodeLink]]:
-    """Return the links in rounds, in which no two links share a node.
-
-    Args:
-        links: the links.
-        most: the maximum size of a round.
-    """
-    rounds: list[list[NodeLink]] = []
-    busy: list[set[int]] = []
-    for link in links:
-        ends = {link.one, link.other}
-        free = (index for index, taken in enumerate(busy) if not taken & ends and len(rounds[index]) < most)
-        index = next(free, len(rounds))
-        if index == len(rounds):
-            rounds.append([])
-            busy.append(set())
-        rounds[index].append(link)
-        busy[index] |= ends
-    return rounds
-
-
-def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
-    """Return the address at which others reach a node: from the file, its Ray, ssh, or its default route."""
-    record: Mapping[str, Any] = facts.get("record") or {}
-    login = facts.get("address")
-    if declared is not None:
-        return declared
-    if record.get("alive") and record.get("address"):
-        return str(record["address"])
-    if login and not str(login).startswith(_LOOPBACK):
-        return str(login)
-    return str(facts["primary"])
-
-
-class _Server:
-    """A node that accepts measurements within the block."""
-
-    def __init__(self, transport: Transport, probed: ProbedNode, address: str, secret: str) -> None:
-        self._node = probed.node
-        self._port: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        ports = probed.node.ports
-        request = {
-            "verb": "serve",
-            "secret": secret,
-            "address": address,
-            "ports": [ports.first_data, ports.last_data],
-            "deadline": _LINK_SECONDS,
-        }
-        self._task = asyncio.ensure_future(self._run(transport, request))
-
-    async def _run(self, transport: Transport, request: dict[str, Any]) -> None:
-        argv = command(self._node.interpreter)
-        await transport.run(self._node, argv, script(request), deadline=2 * _LINK_SECONDS, on_line=self._heard)
-        if not self._port.done():
-            self._port.set_result(None)
-
-    def _heard(self, line: bytes) -> None:
-        try:
-            port = load_json_object(line).get("port")
-        except ValueError:
-            return
-        if isinstance(port, int) and not self._port.done():
-            self._port.set_result(port)
-
-    async def __aenter__(self) -> int | None:
-        """Return the port that it listens on; None if it does not."""
-        try:
-            return await asyncio.wait_for(asyncio.shield(self._port), _LINK_SECONDS)
-        except TimeoutError:
-            return None
-
-    async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-
-
 async def measure(
     links: Sequence[NodeLink],
     probed: Mapping[int, ProbedNode],
@@ -163,42 +87,70 @@ async def measure(
     head_address: str | None = None,
     most: int = 64,
 ) -> tuple[list[Measured], list[NodeLink]]:
-    """Return the measured links, and those left for lack of time.
+    """Return the measured links, and those left for lack of time. No two links of a node are measured at once.
 
     Args:
         links: the links, between nodes of `probed` only.
         probed: the nodes by rank.
         transport: the transport to each of them.
-        seconds: the seconds after which no further round starts.
+        seconds: the seconds after which no further link is measured.
         head_address: the head's address in the file.
         most: how many are measured concurrently; each needs two runs of the transport.
     """
     end = time.monotonic() + seconds
-    results: list[Measured] = []
-    unmeasured: list[NodeLink] = []
-    for group in rounds_of(links, most):
-        if time.monotonic() > end:
-            unmeasured += group
-            continue
-        addresses = [address_of(probed[link.other].facts, head_address if link.other == 0 else None) for link in group]
-        results += await asyncio.gather(
-            *(_measure(link, probed, address, transport) for link, address in zip(group, addresses, strict=True))
-        )
-    return results, unmeasured
+    free = {rank: asyncio.Lock() for rank in probed}
+    places = asyncio.Semaphore(most)
+
+    async def one(link: NodeLink) -> Measured | None:
+        # The lower rank first, so that no two links wait for each other.
+        async with free[link.other], free[link.one], places:
+            if time.monotonic() > end:
+                return None
+            address = address_of(probed[link.other].facts, head_address if link.other == 0 else None)
+            return await _measure(link, probed, address, transport)
+
+    results = await asyncio.gather(*map(one, links))
+    unmeasured = [link for link, result in zip(links, results, strict=True) if result is None]
+    return [result for result in results if result is not None], unmeasured
 
 
 async def _measure(link: NodeLink, probed: Mapping[int, ProbedNode], address: str, transport: Transport) -> Measured:
-    secret = secrets.token_hex(32)
-    async with _Server(transport, probed[link.other], address, secret) as port:
-        if port is None:
+    secret, server = secrets.token_hex(32), probed[link.other].node
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def heard(line: bytes) -> None:
+        try:
+            number = load_json_object(line).get("port")
+        except ValueError:
+            return
+        if isinstance(number, int) and not port.done():
+            port.set_result(number)
+
+    request: dict[str, Any] = {
+        "verb": "serve",
+        "secret": secret,
+        "address": address,
+        "ports": [server.ports.first_data, server.ports.last_data],
+        "deadline": _LINK_SECONDS,
+    }
+    argv = command(server.interpreter)
+    serving = asyncio.ensure_future(
+        transport.run(server, argv, script(request), deadline=2 * _LINK_SECONDS, on_line=heard)
+    )
+    try:
+        await asyncio.wait({serving, port}, timeout=_LINK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if not port.done():
             return Measured(link, f"node {link.other} does not listen")
-        request = {"verb": "measure", "secret": secret, "peer": [address, port], "seconds": _PART_SECONDS}
+        request = {"verb": "measure", "secret": secret, "peer": [address, port.result()], "seconds": _PART_SECONDS}
         answer = await ask(transport, probed[link.one].node, request, deadline=_LINK_SECONDS)
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
     if answer.data is None:
         return Measured(link, answer.message)
     fault = answer.data["fault"]
     if fault is not None:
-        return Measured(link, f"{fault} at {address}:{port}")
+        return Measured(link, f"{fault} at {address}:{port.result()}")
     return Measured(link, None, float(answer.data["latency"]), float(answer.data["bandwidth"]))
 
 

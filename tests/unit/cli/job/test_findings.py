@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from rlinf_cli.file.findings import to_github, to_json
+from rlinf_cli.job.findings import to_github, to_json
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.source import SourceText, Span
 from tests.unit.config.found import LINES, finding

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.lint.load import load_with_lint
-from rlinf_cli.lint.no_effect import NO_EFFECT
+from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 

@@ -19,7 +19,7 @@ from recipes.math.config import MathConfig
 from recipes.serve.config import ServeConfig
 from recipes.sft.config import SftConfig
 from recipes.sft_chat.config import ChatConfig
-from rlinf_cli.file.json_schema import DIALECT, file_schema, json_schema
+from rlinf_cli.job.json_schema import DIALECT, file_schema, json_schema
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.find_recipe import find_recipe
 

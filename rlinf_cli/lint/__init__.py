@@ -1,1 +1,0 @@
-"""Findings that only commands report: machines to bring up, and legal settings that look like mistakes."""
