@@ -18,6 +18,9 @@ REPOSITORY = Path(__file__).parents[1]
 # A link out of docs/, by as many folders as its page lies below it, or to what the site leaves out.
 _UP = r"\[([^\]]+)\]\((?:(?:\.\./){%d}|dev/|container/)[^)]*\)"
 
+# Guides come before pages that are made.
+_LAST_IN_SEARCH = "---\nsearch: {boost: 0.2}\n---\n"
+
 # A key alone in a cell, as the models name it.
 _KEY = re.compile(r"(?<=<td><code>)[\w.\[\]]+(?=</code></td>)")
 
@@ -32,7 +35,7 @@ _NAMED = re.compile(r"^```(\w+) file=(\S+)$", re.MULTILINE)
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made here."""
     for name, text in {"examples.md": _examples(), "changes.md": _changes(), "api.md": _api()}.items():
-        files.append(File.generated(config, name, content=text))
+        files.append(File.generated(config, name, content=_LAST_IN_SEARCH + text))
     for report in sorted(gallery.MADE.glob("*.html")):
         files.append(File.generated(config, f"gallery/{report.name}", abs_src_path=str(report)))
     return files
