@@ -48,7 +48,7 @@ def require_lerobot(
             why=first_line(error),
             help=f"create an environment with `pip install '{package}'` and this rlinf, and name it as"
             " `python_interpreter_path` in `env_configs` of the node group of actor and rollout; to export, run"
-            f" the `rlinf` of that environment (docs/models/{model_type}.md)",
+            " the `rlinf` of that environment (docs/models.md)",
         ) from None
 
 
