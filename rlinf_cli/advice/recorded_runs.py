@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from statistics import median, pstdev
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 # Steps before and behind which a run is not itself: it warms up, and nothing runs ahead any more.
 _FIRST: Final = 1
 _FEWEST_STEPS: Final = 3
-# Calls of a phase that say how long it takes.
+# Calls of a phase, of any size, that say how long it takes.
 _FEWEST_CALLS: Final = 4
 
 
@@ -110,7 +111,11 @@ def read_run(name: str) -> tuple[RecordedRun, JobFlow]:
     names = {key for metrics in kept for key in metrics if key.startswith(("time/", "agent/"))}
     phases = {key: median([metrics[key] for metrics in kept if key in metrics]) for key in names}
     deviation = pstdev([metrics["time/step"] for metrics in kept])
-    rows = [call for row in profile.rows if (call := _call(row, devices, arrangement)) is not None]
+    calls = Counter[str]()
+    for row in profile.rows:
+        calls[row.phase] += row.calls
+    often = [row for row in profile.rows if row.quantiles and calls[row.phase] >= _FEWEST_CALLS]
+    rows = [_call(row, devices, arrangement) for row in often]
     sizes: dict[str, list[tuple[float, int]]] = {}
     for row in profile.rows:
         if not row.quantiles:
@@ -147,9 +152,7 @@ def _profile(folder: Path) -> _Profile:
         raise RunError("the record of calls cannot be read", where=str(file), why=error.strerror) from error
 
 
-def _call(row: _Row, devices: JobDevices, arrangement: Arrangement) -> CallRow | None:
-    if row.calls < _FEWEST_CALLS or not row.quantiles:
-        return None
+def _call(row: _Row, devices: JobDevices, arrangement: Arrangement) -> CallRow:
     seats = devices.seats.get(row.component)
     kind = None if seats is None or seats.kind is None else devices.kinds[seats.kind]
     together = arrangement.staleness > 0 or arrangement.stages > 1

@@ -45,7 +45,7 @@ class Duration:
 
     Attributes:
         rows: the smallest and the largest number seen.
-        error: the largest difference between a measured median and the line, relative to it.
+        error: the mean difference between a measured median and the line, relative to it.
         one_size: whether but one size was seen: then the line is one of many, and `between` gives the extremes.
         spread: see `CallRow`.
     """
@@ -82,7 +82,7 @@ class Duration:
 
 
 def fit_duration(rows: Sequence[CallRow]) -> Duration:
-    """Return the line through the medians of one phase on one model of accelerator, by least squares.
+    """Return the line through the medians of one phase on one model of accelerator, by least squares of all calls.
 
     Rows from a shared accelerator are left out where others suffice.
 
@@ -96,17 +96,21 @@ def fit_duration(rows: Sequence[CallRow]) -> Duration:
     spread = max((row for row in points), key=lambda row: row.calls).spread
     sizes = [row.rows for row in points]
     least, most = min(sizes), max(sizes)
+    weights = [row.calls for row in points]
+    x, y = fmean(sizes, weights), fmean((row.seconds for row in points), weights)
     if most < _APART * least or least == most:
-        seconds = fmean(row.seconds for row in points)
-        slope = seconds / fmean(sizes) if most else 0.0
+        seconds = y
+        slope = seconds / x if most else 0.0
         return Duration(0.0 if most else seconds, slope, (least, most), one_size=most > 0, spread=spread)
-    x, y = fmean(sizes), fmean(row.seconds for row in points)
-    slope = sum((row.rows - x) * (row.seconds - y) for row in points) / sum((size - x) ** 2 for size in sizes)
-    slope = max(0.0, slope)
+    across = sum(row.calls * (row.rows - x) * (row.seconds - y) for row in points)
+    slope = max(0.0, across / sum(row.calls * (row.rows - x) ** 2 for row in points))
     fix = max(0.0, y - slope * x)
     if fix == 0.0:
-        slope = sum(row.rows * row.seconds for row in points) / sum(size * size for size in sizes)
-    error = max(abs(fix + slope * row.rows - row.seconds) / max(row.seconds, 1e-9) for row in points)
+        slope = sum(row.calls * row.rows * row.seconds for row in points) / sum(
+            row.calls * row.rows * row.rows for row in points
+        )
+    off = (abs(fix + slope * row.rows - row.seconds) / max(row.seconds, 1e-9) for row in points)
+    error = fmean(off, weights)
     return Duration(fix, slope, (least, most), error, spread=spread)
 
 

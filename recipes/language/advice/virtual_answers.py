@@ -12,7 +12,7 @@ from rlinf_core.advice.search import Simulated
 from rlinf_core.advice.virtual_time import Process, Use, VirtualTime, Wait
 
 # Steps before the regime is steady, and those that are measured.
-_WARM_UP, _MEASURED = 2, 8
+_WARM_UP, _MEASURED = 2, 32
 # Engine steps that are taken at once while others may come in between: a part of the longest answer.
 _PARTS: Final = 48
 

@@ -34,6 +34,12 @@ def test_one_size_leaves_an_interval() -> None:
     assert (low.at(64), high.at(64)) == (pytest.approx(2 * high.at(64)), high.at(1))
 
 
+def test_many_calls_of_a_size_count_more_than_one_of_another() -> None:
+    often = [row(8, 0.1)._replace(calls=100), row(16, 0.2)._replace(calls=100)]
+    odd = row(12, 5.0)._replace(calls=1)
+    assert fit_duration([*often, odd]).at(8) == pytest.approx(0.1, abs=0.04)
+
+
 def test_calls_on_a_shared_accelerator_count_for_want_of_better() -> None:
     alone = [row(8, 0.2), row(32, 0.8)]
     assert fit_duration([*alone, row(16, 0.9, shared=True)]) == fit_duration(alone)

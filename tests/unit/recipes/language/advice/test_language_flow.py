@@ -66,7 +66,7 @@ line = st.tuples(st.floats(0.01, 0.2), st.floats(0.0, 0.01))
 spans = st.sampled_from([(first, size) for first in range(3) for size in range(1, 4 - first)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(line, line, st.floats(0, 0.05), spans, spans, st.integers(0, 2))
 def test_no_simulation_is_below_its_bound(step: Any, update: Any, score: float, r: Any, a: Any, ahead: int) -> None:
     flow, where = timed(step, update, score, SOME), arranged(r, a, ahead)
