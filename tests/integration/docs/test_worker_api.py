@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 
+@pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.timeout(240)
 def test_page_prints_what_it_says(follow_page: Callable[..., str]) -> None:
