@@ -135,9 +135,6 @@ def _listed(texts: Sequence[str]) -> str:
     return ", ".join(f"`{text}`" for text in texts[:_MOST_LISTED]) + ending
 
 
-_LOGGER: Final = logging.getLogger("rlinf")
-
-
 def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str, *, skips: bool = False) -> None:
     """Check that the pictures of demonstrations stand as the environment's, and note it in the record of the run.
 
