@@ -80,12 +80,21 @@ class RLinfError(Exception):
         where: the location (a file position, a component and rank, a node), or None.
         why: the cause, if known and not part of the message, or None.
         help: the remedy, or None.
+        code: the stable name of its kind of failure, as in `deadlock`, which `rlinf why` knows; empty without one.
 
     What they quote of others is shortened, where it is enormous (see `clipped`).
     """
 
+    code: str = ""
+
     def __init__(
-        self, message: str, *, where: str | None = None, why: str | None = None, help: str | None = None
+        self,
+        message: str,
+        *,
+        where: str | None = None,
+        why: str | None = None,
+        help: str | None = None,
+        code: str | None = None,
     ) -> None:
         # gymnasium makes an error of this type from another one, which its caller takes out again.
         message = clipped(message) if isinstance(message, str) else message  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -94,6 +103,7 @@ class RLinfError(Exception):
         self.where = where and clipped(where)
         self.why = why and clipped(why)
         self.help = help and clipped(help)
+        self.code = code or self.code
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
@@ -209,6 +219,8 @@ class CommunicationTimeoutError(RuntimeFailure, TimeoutError):
         picture: who waits for whom, in words, or None.
     """
 
+    code = "timed-out"
+
     def __init__(
         self,
         operation: str,
@@ -230,6 +242,8 @@ class DeadlockError(RuntimeFailure):
     Attributes:
         picture: who waits for whom, in words.
     """
+
+    code = "deadlock"
 
     def __init__(self, members: tuple[str, ...], picture: str, *, where: str | None = None) -> None:
         super().__init__(f"deadlock among {', '.join(f'`{member}`' for member in members)}", where=where, why=picture)
@@ -301,9 +315,13 @@ class RunError(RLinfError):
 class CheckpointError(RunError):
     """A checkpoint cannot be written, or cannot be resumed from: it is missing, incomplete, or of another model."""
 
+    code = "checkpoint"
+
 
 class ClusterError(RLinfError):
     """The cluster is unreachable or incomplete, or cannot start what was requested."""
+
+    code = "cluster"
 
 
 class RayStartError(ClusterError):

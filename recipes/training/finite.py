@@ -35,6 +35,8 @@ class NonFiniteError(RLinfError):
         help: what the reader can do.
     """
 
+    code = "not-finite"
+
     def __init__(self, tensor: str, value: float, where: str, help: str | None = None) -> None:
         super().__init__(f"`{tensor}` is {value:g}, not a finite number", where=where, help=help)
         self.tensor = tensor

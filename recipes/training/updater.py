@@ -30,6 +30,8 @@ class UntrainedError(RLinfError):
         help: the remedy.
     """
 
+    code = "untrained"
+
     def __init__(self, names: Iterable[str], where: str, why: str, help: str) -> None:
         first, *others = [*sorted(names), ""]
         rest = f" and {len(others) - 1} more" if len(others) > 1 else ""

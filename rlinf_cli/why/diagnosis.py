@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from rlinf_cli.why.facts import RunFacts
+from rlinf_cli.why.failures import named_failure
 from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident, incidents
-from rlinf_cli.why.rules.registry import FOLLOWS, OF_INCIDENTS, OF_LEARNING
-
-# The code of items that were set aside.
-SET_ASIDE: Final = "items-set-aside"
+from rlinf_cli.why.signs import FOLLOWS, SET_ASIDE, SIGNS
 
 
 class Diagnosis(NamedTuple):
@@ -46,8 +44,8 @@ class Diagnosis(NamedTuple):
 
 def diagnose(facts: RunFacts) -> Diagnosis:
     """Return the causes that the rules find in the facts about a run."""
-    failures = [(incident, _named(incident)) for incident in incidents(facts)]
-    findings = [finding for rule in OF_LEARNING if (finding := rule(facts)) is not None]
+    failures = [(incident, named_failure(incident)) for incident in incidents(facts)]
+    findings = [finding for rule in SIGNS if (finding := rule(facts)) is not None]
     codes = {finding.code for finding in findings} | {finding.code for _, finding in failures}
     implied = {follower for code in codes for follower in FOLLOWS.get(code, ())}
     ended = {finding.code for _, finding in failures}
@@ -77,8 +75,3 @@ def _items_first(
 def _tells_of(incident: Incident, death: str) -> bool:
     """Return whether a death that was noted of an item is that of an incident."""
     return bool(death) and not incident.ended and death in incident.text
-
-
-def _named(incident: Incident) -> RunFinding:
-    """Return what the first matching rule says; the last rule matches everything."""
-    return next(finding for rule in OF_INCIDENTS if (finding := rule(incident)) is not None)

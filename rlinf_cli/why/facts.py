@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -60,6 +60,10 @@ class MetricColumn:
         """Return the column without the steps that have this very value."""
         kept = [(step, other) for step, other in zip(self.steps, self.values, strict=True) if other != value]
         return MetricColumn([step for step, _ in kept], [other for _, other in kept])
+
+    def values_of(self, wanted: Callable[[int], bool]) -> list[float]:
+        """Return the values of the steps that are wanted."""
+        return [value for step, value in zip(self.steps, self.values, strict=True) if wanted(step)]
 
     def since(self, lowest: float, highest: float) -> int | None:
         """Return the first step of the values at the end that all lie within bounds; None if the last does not."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 from statistics import median
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rlinf_cli.why.facts import RunFacts
@@ -75,9 +76,10 @@ class Incident(NamedTuple):
         parts = [self.what, *self.lines]
         return "\n".join(parts if process is None else [*parts, process.text, process.why])
 
-    def is_a(self, *names: str) -> bool:
-        """Return whether the first error is of one of these types, or derives from one."""
-        return self.process is not None and not set(names).isdisjoint(self.process.bases)
+    def codes(self, of_types: Mapping[str, str] = MappingProxyType({})) -> set[str]:
+        """Return the code of the first error, and those of the types that it derives from."""
+        process = self.process
+        return set() if process is None else {process.code, *(of_types.get(base, "") for base in process.bases)}
 
 
 def incidents(facts: RunFacts) -> list[Incident]:

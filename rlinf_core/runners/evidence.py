@@ -111,6 +111,7 @@ def _failed(failure: Failure, components: Mapping[str, str]) -> FailedProcess:
         "place": failure.place,
         "type": f"{type(error).__module__}.{type(error).__qualname__}",
         "bases": [base.__name__ for base in type(error).__mro__[:-1]],
+        "code": error.code if own else "",
         "text": _short(str(error)),
         "traceback": _short("".join(traceback.format_exception(error))),
         "why": _short(error.why or "") if own else "",

@@ -100,6 +100,7 @@ def episode_means(
             why="they raised, and the episodes came out otherwise when new simulators repeated them; the log of the env"
             " worker has environments, action and traceback",
             help="mend the simulator; `runner.max_failed_fraction` of the episodes may fail",
+            code="simulators-fail",
         )
     means = {f"{namespace}/{name}": total / count for name, (total, count) in totals.items()}
     if failed:

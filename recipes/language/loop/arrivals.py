@@ -152,6 +152,7 @@ class Failures:
                 f"{self.failed} of {self.answers} answers of {where} failed: {self.causes}",
                 why=f"the first: {self.first}",
                 help="fix the scoring or generation; `runner.max_failed_fraction` of a step may fail",
+                code="reward-fails",
             )
 
     def __str__(self) -> str:

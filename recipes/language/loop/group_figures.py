@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from recipes.language.prompts.prompt_messages import GroupReport
+from rlinf_core.errors import RunError
 from rlinf_core.statistics import mean
 
 
@@ -41,22 +42,20 @@ def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
     return metrics
 
 
-def why_nothing(groups: Sequence[GroupReport]) -> str:
-    """Return why none of the groups is trained on."""
+def nothing_to_learn(step: int, groups: Sequence[GroupReport]) -> RunError:
+    """Return the error of a step none of whose groups can be trained on."""
     skipped, spoiled = (sum(getattr(group, name) for group in groups) for name in ("skipped", "spoiled"))
+    help = "use other problems, a larger `algorithm.group_size`, or `filter_groups: false`"
     if skipped == len(groups):
-        return f"all {skipped} prompts are longer than `data.max_prompt_length`"
-    if spoiled + skipped == len(groups):
+        code, why = "prompts-skipped", f"all {skipped} prompts are longer than `data.max_prompt_length`"
+    elif spoiled + skipped == len(groups):
         first = next(group.failure for group in groups if group.spoiled)
-        return f"too few answers to {spoiled} prompts could be scored; the first: {first}"
-    return f"the answers to {len(groups) - skipped - spoiled} prompts have equal rewards within their group"
-
-
-def help_with_nothing(groups: Sequence[GroupReport]) -> str:
-    """Return the remedy when no group can be trained on."""
-    if any(group.spoiled for group in groups):
-        return "fix the scoring or generation"
-    return "use other problems, a larger `algorithm.group_size`, or `filter_groups: false`"
+        code, why = "reward-fails", f"too few answers to {spoiled} prompts could be scored; the first: {first}"
+    else:
+        equal = len(groups) - skipped - spoiled
+        code, why = "groups-equal", f"the answers to {equal} prompts have equal rewards within their group"
+    help = "fix the scoring or generation" if spoiled else help
+    return RunError(f"step {step} has no samples to learn from", why=why, help=help, code=code)
 
 
 def rank_figures(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from recipes.language.loop.answer_evaluation import evaluation_metrics, scoring_
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.arrivals import Arrivals
 from recipes.language.loop.generation import PROGRESS, AsyncRollouts, PromptService, SyncRollouts, wait_for
-from recipes.language.loop.group_figures import group_metrics, help_with_nothing, rank_figures, why_nothing
+from recipes.language.loop.group_figures import group_metrics, nothing_to_learn, rank_figures
 from recipes.language.loop.model_checkpoints import PromptCheckpoints, require_state, save_parts
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.protocols import (
@@ -49,7 +49,6 @@ from recipes.language.prompts.prompt_messages import (
 from recipes.language.prompts.prompt_plan import PromptPlan
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import Channel, WorkerGroup, WorkerGroupHandle
-from rlinf_core.errors import RunError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import ItemFates
 from rlinf_core.runners.record import RunConfig, RunRecord
@@ -284,11 +283,7 @@ class ReasoningRunner(RolloutRunner):
             self._arrivals.close(step, self.record.folder.path, self._settings.max_samples)
             kept = [group for group in groups if group.kept]
             if not kept:
-                raise RunError(
-                    f"step {step} has no samples to learn from",
-                    why=why_nothing(groups),
-                    help=help_with_nothing(groups),
-                )
+                raise nothing_to_learn(step, groups)
             assignment = assign(kept, self.world_sizes["actor"], self._cfg.minibatches)
             # Where generation never stops the reward workers have put the answers into a channel.
             sends = () if self.runs_ahead else (self.reward.send_rollout_batch(step, assignment),)

@@ -104,6 +104,7 @@ class WeightUpdate:
                 f"the engine's weights of version {self.version} differ from the actor's",
                 why=f"their fingerprint is {loaded}, the actor's is {sent}",
                 help="actor and rollout must have the same model and precision",
+                code="weights-not-arrived",
             )
 
 

@@ -51,6 +51,7 @@ class FailedProcess(FileModel):
         place: where it ran, in words.
         type: the type of its error, as in `ValueError`.
         bases: the names of that type and of those that it derives from.
+        code: the code of an error of rlinf's own that has one; see `RLinfError`.
         text, traceback: the whole error.
         why, help: the cause and the remedy in an error of rlinf's own.
         position: `FILE:LINE in FUNCTION` of the frame that raised it, the user's own if there is one.
@@ -68,6 +69,7 @@ class FailedProcess(FileModel):
     place: Text | None = None
     type: Name = ""
     bases: list[Name] = Field(default_factory=list[Name])
+    code: Name = ""
     text: Text = ""
     traceback: Text = ""
     why: Text = ""

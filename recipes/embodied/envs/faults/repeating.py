@@ -30,6 +30,8 @@ ResultT = TypeVar("ResultT")
 class SimulatorError(RuntimeFailure):
     """A simulator raised an exception, and a new one did so too."""
 
+    code = "simulator-raises"
+
 
 class RaisedTwiceError(SimulatorError):
     """An operation raised on a simulator and on the new one that repeated it; a third one has started over."""

@@ -76,6 +76,8 @@ class SimulatorDiedError(WorkerDiedError):
         episode: the episode there, if one was under way.
     """
 
+    code = "simulator-died"
+
     def __init__(self, address: str, *, cause: str, row: int | None = None) -> None:
         super().__init__(address, cause=cause)
         self.row = row

@@ -12,11 +12,25 @@ from typing import Any
 
 import pytest
 
+from recipes.embodied.envs.faults.repeating import RaisedTwiceError
+from recipes.language.loop.group_figures import nothing_to_learn
+from recipes.language.prompts.prompt_messages import GroupReport
+from recipes.training.finite import NonFiniteError
+from recipes.training.updater import UntrainedError
 from rlinf_cli.why.diagnosis import diagnose
 from rlinf_cli.why.facts import MetricColumn, RunFacts, columns_of, read_facts
 from rlinf_cli.why.finding import FindingKind
 from rlinf_cli.why.why_page import why_text
+from rlinf_core.errors import (
+    CheckpointError,
+    CommunicationTimeoutError,
+    DeadlockError,
+    RayStartError,
+    RLinfError,
+    RunError,
+)
 from rlinf_core.process.proc import identity
+from rlinf_core.runners.evidence import failed_processes
 from rlinf_core.runners.metrics import EVALUATION_TIME, read_metrics
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import quarantine
@@ -226,6 +240,32 @@ def test_failure_is_named_with_evidence_and_remedy(tmp_path: Path, planted: str)
     assert words in "\n".join((finding.what, *finding.evidence))
     assert any("failure.json" in line for line in finding.evidence)
     assert finding.do
+
+
+# Errors that carry their code are known by it, in whatever words.
+CODED: tuple[RLinfError, ...] = (
+    DeadlockError(("env:0", "rollout:0"), "env:0 waits for rollout:0"),
+    CommunicationTimeoutError("recv from actor:0", 30.0, help="wait longer"),
+    CheckpointError("it is damaged"),
+    RayStartError("it does not start"),
+    NonFiniteError("reward", float("nan"), "step 12"),
+    UntrainedError(["critic"], "step 1", "values need it", "freeze it"),
+    RaisedTwiceError("it raised"),
+    *(RunError("it failed", code=code) for code in ("groups-equal", "prompts-skipped", "reward-fails")),
+    *(RunError("it failed", code=code) for code in ("simulators-fail", "weights-not-arrived")),
+    nothing_to_learn(4, [GroupReport(0, 4, 0, "", "", 0, (), (), 0, {}, {}, 0, 0, skipped=True)]),
+)
+
+
+@pytest.mark.parametrize("error", CODED, ids=lambda error: f"{type(error).__name__} {error.code}")
+def test_coded_error_is_known_by_its_code(tmp_path: Path, error: RLinfError) -> None:
+    run = made_run(tmp_path, status=RunStatus.FAILED)
+    (process,) = failed_processes(error, {})
+    add_failure(run, error.message, process.model_dump())
+    ((_, finding),) = diagnosis_of(run).failures
+    codes = {"RayStartError": "cluster", "RaisedTwiceError": "simulator-raises"}
+    assert finding.code == error.code == codes.get(type(error).__name__, error.code) != ""
+    assert error.help is None or error.code not in {"timed-out", "untrained"} or finding.do == (error.help,)
 
 
 def test_only_the_kernel_makes_a_kill_one_for_memory(tmp_path: Path) -> None:
