@@ -11,6 +11,7 @@ import typer
 from rlinf_cli.arguments import completion
 from rlinf_cli.arguments.options import Run, Runs
 from rlinf_cli.command import Result, arg, command, opt
+from rlinf_cli.runs.x_axis import XAxis
 
 
 class Order(StrEnum):
@@ -118,6 +119,9 @@ def compare(
             " repeated.",
         ),
     ] = None,
+    x: Annotated[
+        XAxis, opt("--x", "What results and curves are laid over: steps of different runs differ.")
+    ] = XAxis.STEP,
 ) -> Result:
     """Compare runs: what differs, and whether by more than chance.
 
@@ -127,4 +131,4 @@ def compare(
     """
     from rlinf_cli.report.reporting import compared
 
-    return compared(runs, metrics or (), out or ())
+    return compared(runs, metrics or (), out or (), x)

@@ -7,8 +7,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from rlinf_cli.report.series import Band, EvaluatedPoint
-from rlinf_cli.report.trace_steps import TraceBar
+from rlinf_cli.runs.metric_columns import Band
 
 Spec: TypeAlias = dict[str, Any]
 
@@ -33,64 +32,90 @@ CONFIG: Final[Mapping[str, Any]] = {
     },
     "legend": {"labelColor": "currentColor", "titleColor": "currentColor", "labelFontSize": 12},
 }
+# Below this many points, each is marked.
+_FEW_POINTS: Final = 30
 # Below this many steps, bars: an area over two points is meaningless.
 _FEWEST_FOR_AREA: Final = 8
 
 
-def curve(title: str, series: Mapping[str, Sequence[Band] | Sequence[EvaluatedPoint]], *, share: bool) -> Spec:
-    """Return curves over steps: training as a mean with its band, evaluations with their intervals.
+class Curve(NamedTuple):
+    """A line of a chart.
+
+    Attributes:
+        label: the legend's text; lines with the same one have one colour.
+        bands: its points.
+        kind: `mean` for a strong line within its band, `eval` for points with their intervals, `run` for a thin line.
+        place: the number of its colour; by default that of its label.
+        name: what it is called beside the label.
+    """
+
+    label: str
+    bands: Sequence[Band]
+    kind: str = "mean"
+    place: int | None = None
+    name: str = ""
+
+
+def curves(
+    title: str,
+    lines: Sequence[Curve],
+    *,
+    share: bool = False,
+    x: str = "step",
+    small: bool = False,
+    height: int = _HEIGHT,
+) -> Spec:
+    """Return metrics over steps.
 
     Args:
         title: the title, also for screen readers.
-        series: the series by the label of the line.
+        lines: the lines; bands of a single value have no area.
         share: whether values are between 0 and 1.
+        x: what the horizontal axis counts.
+        small: whether it is one of many: without a legend and without titles.
     """
-    rows: list[Sequence[object]] = []
-    for label, points in series.items():
-        for point in points:
-            if isinstance(point, Band):
-                rows.append(("train", label, point.step, _number(point.mean), _number(point.low), _number(point.high)))
-            else:
-                low, high = _number(point.low), _number(point.high)
-                rows.append(("eval", label, point.step, _number(point.value), low, high))
-    scale = {"domain": [0, 1]} if share else {"zero": False}
-    x = _quantity("step", title="step", axis={"tickMinStep": 1})
-    # The legend symbol of a band would be as pale as the band.
-    colour = _colour("series", list(series), {"orient": "top", "symbolOpacity": 1})
-    value = {"x": x, "color": colour, "y": _quantity("value", title=None, scale=scale)}
-    interval = {"x": x, "color": colour, "y": _quantity("low", title=None, scale=scale), "y2": {"field": "high"}}
-    figures = [_quantity(name, format=".4g") for name in ("value", "low", "high")]
-    train = [{"filter": "datum.kind === 'train'"}]
-    evaluation = [{"filter": "datum.kind === 'eval'"}]
-    layers: list[Spec] = []
-    # The chart library warns about an empty layer.
-    if any(row[0] == "train" for row in rows):
-        layers.append(_layer("area", interval, train, opacity=0.25, line=False))
-    if any(row[0] == "eval" and row[4] for row in rows):
-        layers.append(_layer("rule", interval, evaluation, opacity=0.6, strokeWidth=2))
-    layers.append(_layer("line", value, strokeWidth=2))
-    if any(row[0] == "eval" for row in rows):
-        layers.append(_layer("point", value, evaluation, filled=True, size=45))
-    # Wide and transparent, so that hovering needs no precision.
-    layers.append(
-        _layer("point", {**value, "tooltip": [_name("series"), _quantity("step"), *figures]}, size=120, opacity=0)
-    )
-    data = _data(("kind", "series", "step", "value", "low", "high"), rows)
-    return _finished({"layer": layers}, data, title, _HEIGHT)
-
-
-def small_curve(title: str, bands: Sequence[Band]) -> Spec:
-    """Return one metric over steps, small."""
-    rows = [(band.step, _number(band.mean), _number(band.low), _number(band.high)) for band in bands]
-    x = _quantity("step", title=None, axis={"tickMinStep": 1, "tickCount": 4})
-    scale, axis = {"zero": False}, {"tickCount": 4, "format": "~g"}
-    low = _quantity("low", title=None, scale=scale, axis=axis)
-    value = _quantity("value", title=None, scale=scale, axis=axis)
-    layers = [
-        _layer("area", {"x": x, "y": low, "y2": {"field": "high"}}, opacity=0.25, color=PALETTE[0]),
-        _layer("line", {"x": x, "y": value}, strokeWidth=1.5, color=PALETTE[0], point=len(rows) == 1),
+    rows = [
+        (curve.kind, curve.label, _number(band.step, 9), *map(_number, band[1:]), curve.name)
+        for curve in lines
+        for band in curve.bands
     ]
-    return _finished({"layer": layers}, _data(("step", "value", "low", "high"), rows), title, _SMALL_HEIGHT)
+    kinds = {curve.kind for curve in lines}
+    places = {curve.label: curve.place for curve in lines}
+    labels = {label: number if place is None else place for number, (label, place) in enumerate(places.items())}
+    many = any(len(label) > 20 for label in labels)
+    # The legend symbol of a band would be as pale as the band.
+    legend = {"orient": "top", "symbolOpacity": 1, **({"columns": 1, "labelLimit": 600} if many else {})}
+    colour = _colour("series", list(labels), legend)
+    colour["scale"]["range"] = [PALETTE[place % len(PALETTE)] for place in labels.values()]
+    if small:
+        colour["legend"] = None
+    ticks = {"tickCount": 4} if small else {}
+    along = _quantity("step", title=None if small else x, axis={**({"tickMinStep": 1} if x == "step" else {}), **ticks})
+    scale = {"domain": [0, 1]} if share else {"zero": False}
+    up: Spec = {"title": None, "scale": scale, **({"axis": {**ticks, "format": "~g"}} if small else {})}
+    value = {"x": along, "y": _quantity("value", **up), "color": colour, "detail": _name("name")}
+    interval = {**value, "y": _quantity("low", **up), "y2": {"field": "high"}}
+    strong, thin, points = ([{"filter": f"datum.kind {test}"}] for test in ("=== 'mean'", "=== 'run'", "=== 'eval'"))
+    few = max((len(curve.bands) for curve in lines), default=0) < _FEW_POINTS
+    # The chart library warns about an empty layer.
+    layers: list[Spec] = []
+    if "mean" in kinds:
+        layers.append(_layer("area", interval, strong, opacity=0.2, line=False))
+    if any(band.low is not None for curve in lines if curve.kind == "eval" for band in curve.bands):
+        layers.append(_layer("rule", interval, points, opacity=0.6, strokeWidth=2))
+    if "run" in kinds:
+        layers.append(_layer("line", value, thin, strokeWidth=0.6, opacity=0.4))
+    dots = len(rows) == 1 or (few and not small and "eval" not in kinds)
+    layers.append(_layer("line", value, [{"filter": "datum.kind !== 'run'"}], strokeWidth=1.8, point=dots))
+    if "eval" in kinds:
+        layers.append(_layer("point", value, points, filled=True, size=45))
+    if not small:
+        # Wide and transparent, so that hovering needs no precision.
+        figures = [_quantity(name, format=".4g") for name in ("value", "low", "high")]
+        tooltip = [_name("series"), _name("name"), _quantity("step"), *figures]
+        layers.append(_layer("point", {**value, "tooltip": tooltip}, size=120, opacity=0))
+    data = _data(("kind", "series", "step", "value", "low", "high", "name"), rows)
+    return _finished({"layer": layers}, data, title, _SMALL_HEIGHT if small else height)
 
 
 def stacked_over_steps(title: str, series: Mapping[str, Sequence[Band]]) -> Spec:
@@ -122,97 +147,6 @@ def stacked_by_component(title: str, rows: Sequence[tuple[str, str, float]]) -> 
     }
     data = _data(("component", "activity", "seconds"), [(a, b, _number(c)) for a, b, c in rows])
     return _finished({"mark": {"type": "bar"}, "encoding": encoding}, data, title, 34 * len(components) + _AROUND)
-
-
-def timeline(title: str, bars: Sequence[TraceBar], seconds: float) -> Spec:
-    """Return the timeline of one step; its time axis zooms."""
-    # Longer bars first, so that what happened within them lies above.
-    ordered = sorted(bars, key=lambda bar: -bar.seconds)
-    rows = [
-        (bar.process, bar.kind, bar.name[:80], _number(bar.start, 6), _number(bar.start + bar.seconds, 6),
-         _number(bar.seconds * 1000))
-        for bar in ordered
-    ]  # fmt: skip
-    kinds = [kind for kind in ("phase", "method", "timer", "wait", "transfer") if any(bar.kind == kind for bar in bars)]
-    processes = sorted({bar.process for bar in bars}, key=_driver_first)
-    encoding = {
-        "y": _name("process", title=None, sort=processes),
-        "yOffset": _name("kind", sort=kinds),
-        "x": _quantity("start", title="seconds from the beginning of the step", scale={"domain": [0, seconds]}),
-        "x2": {"field": "end"},
-        "color": _colour("kind", kinds),
-        # The outline keeps bars below a pixel visible.
-        "stroke": _colour("kind", kinds),
-        "tooltip": [_name("process"), _name("kind"), _name("name"), _quantity("ms", format=".4g")],
-    }
-    zoom = {
-        "name": "zoom",
-        "bind": "scales",
-        "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
-    }
-    shape: Spec = {
-        "mark": {"type": "bar", "clip": True, "strokeWidth": 0.5},
-        "encoding": encoding,
-        "params": [zoom],
-    }
-    height = 9 * len(processes) * max(1, len(kinds)) + _AROUND
-    return _finished(shape, _data(("process", "kind", "name", "start", "end", "ms"), rows), title, height)
-
-
-def compared(title: str, runs: Sequence[tuple[str, int, Sequence[Band]]]) -> Spec:
-    """Return one metric of several runs, overlaid; each run is a label, a colour index and values."""
-    rows = [(label, band.step, _number(band.mean)) for label, _, bands in runs for band in bands]
-    colour = _colour("run", [label for label, _, _ in runs], {"orient": "top", "columns": 1, "labelLimit": 600})
-    colour["scale"]["range"] = [PALETTE[number % len(PALETTE)] for _, number, _ in runs]
-    few = max((len(bands) for _, _, bands in runs), default=0) < 30
-    encoding = {
-        "x": _quantity("step", title="step", axis={"tickMinStep": 1}),
-        "y": _quantity("value", title=None, scale={"zero": False}),
-        "color": colour,
-        "tooltip": [_name("run"), _quantity("step"), _quantity("value", format=".4g")],
-    }
-    shape: Spec = {"mark": {"type": "line", "strokeWidth": 2, "point": few}, "encoding": encoding}
-    return _finished(shape, _data(("run", "step", "value"), rows), title, 300)
-
-
-class SetCurve(NamedTuple):
-    """A curve of a comparison of sets of runs.
-
-    Attributes:
-        label: the legend's text, the same for all curves of a set.
-        run: the name of the run; empty for the mean of several.
-        place: the number of the set, and of its colour.
-        kind: `set` for a strong line with its band, `run` for a thin one.
-    """
-
-    label: str
-    run: str
-    place: int
-    kind: str
-    bands: Sequence[Band]
-
-
-def compared_sets(title: str, curves: Sequence[SetCurve]) -> Spec:
-    """Return one metric of sets of runs: their means within their ranges, and each run as a thin line."""
-    rows = [
-        (curve.label, curve.run, curve.kind, band.step, *map(_number, band[1:]))
-        for curve in curves
-        for band in curve.bands
-    ]
-    places = {curve.label: curve.place for curve in curves}
-    colour = _colour("set", list(places), {"orient": "top", "columns": 1, "labelLimit": 600, "symbolOpacity": 1})
-    colour["scale"]["range"] = [PALETTE[place % len(PALETTE)] for place in places.values()]
-    x, scale = _quantity("step", title="step", axis={"tickMinStep": 1}), {"zero": False}
-    value = {"x": x, "y": _quantity("value", title=None, scale=scale), "color": colour, "detail": _name("run")}
-    between = {**value, "y": _quantity("low", title=None, scale=scale), "y2": {"field": "high"}}
-    strong, thin = ([{"filter": f"datum.kind === '{kind}'"}] for kind in ("set", "run"))
-    layers = [_layer("area", between, strong, opacity=0.18, line=False)]
-    if any(curve.kind == "run" for curve in curves):
-        layers.append(_layer("line", value, thin, strokeWidth=0.6, opacity=0.4))
-    few = max((len(curve.bands) for curve in curves), default=0) < 30
-    layers.append(_layer("line", value, strong, strokeWidth=1.8, point=few))
-    data = _data(("set", "run", "kind", "step", "value", "low", "high"), rows)
-    return _finished({"layer": layers}, data, title, 300)
 
 
 def _quantity(field: str, **options: object) -> Spec:
@@ -261,8 +195,3 @@ def _finished(shape: Spec, data: str, title: str, height: int) -> Spec:
 
 def _number(value: float | None, digits: int = 5) -> str:
     return "" if value is None else f"{value:.{digits}g}"
-
-
-def _driver_first(process: str) -> tuple[bool, str, int]:
-    name, _, rank = process.rpartition(":")
-    return (process != "driver", name, int(rank) if rank.isdigit() else 0)

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 from rlinf_cli.report import charts
-from rlinf_cli.report.charts import Spec
+from rlinf_cli.report.charts import Curve, Spec
 from rlinf_cli.report.script import require_modules
-from rlinf_cli.report.series import Band, Column, EvaluatedPoint, RunSeries, banded, evaluated, series_of
+from rlinf_cli.runs.metric_columns import Band, MetricColumn, RunSeries, evaluated, series_of
 from rlinf_cli.runs.metric_comparison import Kind
-from rlinf_cli.runs.run_comparison import Comparison, RunSet
+from rlinf_cli.runs.run_comparison import Comparison
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage import durable
 
-# Lines of a chart by their labels.
-Curves: TypeAlias = dict[str, Sequence[Band] | Sequence[EvaluatedPoint]]
-Points: TypeAlias = list[tuple[int, float]]
 # Sets that differ in more keys are named by their runs.
 _MOST_KEYS: Final = 2
 _INK: Final = "#333333"
 _SCALE: Final = 2.0
 _FORMATS: Final = (".svg", ".png", ".pdf")
+_TALL: Final = 300
 
 
 class Panel(NamedTuple):
@@ -58,24 +56,24 @@ PANELS: Final = (
 )
 
 
-def result_curves(series: RunSeries) -> list[tuple[Panel, Curves]]:
+def result_curves(series: RunSeries) -> list[tuple[Panel, list[Curve]]]:
     """Return the charts of results that a run has, with their lines."""
     return [(panel, curves) for panel in PANELS if (curves := _curves(panel, series))]
 
 
-def _curves(panel: Panel, series: RunSeries) -> Curves:
-    curves: Curves = {}
-    columns: list[Column] = []
+def _curves(panel: Panel, series: RunSeries) -> list[Curve]:
+    curves: list[Curve] = []
+    columns: list[MetricColumn] = []
     for label, names in panel.series:
-        name = next((name for name in names if name in series.columns), None)
-        if name is None:
-            continue
-        column = series.columns[name]
+        name = next((name for name in names if name in series.columns), "")
+        column = series.columns.get(name, MetricColumn()).finite()
         # Two series with equal values are one line, as where success ends the episode.
-        if any(column.is_like(other) for other in columns):
+        if not len(column) or column in columns:
             continue
         columns.append(column)
-        curves[label] = evaluated(name, series.evaluations) if name.startswith("eval/") else column.bands()
+        kind = "eval" if name.startswith("eval/") else "mean"
+        bands = evaluated(name, series.evaluations) if kind == "eval" else column.bands()
+        curves.append(Curve(label, bands, kind))
     return curves
 
 
@@ -94,7 +92,7 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
         why = error.strerror or str(error)
         raise RunError("the learning curve cannot be drawn", where=str(metrics_file), why=why) from error
     panels = [
-        _part(charts.curve(panel.title, curves, share=panel.share), panel.title, width=480)
+        _part(charts.curves(panel.title, curves, share=panel.share), panel.title, width=480)
         for panel, curves in result_curves(series)
     ]
     if not panels:
@@ -113,9 +111,7 @@ def draw_curve(metrics_file: Path, folder: Path, title: str) -> tuple[Path, Path
 
 
 def draw_comparison(comparison: Comparison, path: Path, metrics: Sequence[str] = ()) -> None:
-    """Draw metrics of all runs over steps; the extension of `path` selects the format.
-
-    A set of several runs is drawn as their mean and a band from the lowest to the highest, with a thin line for each.
+    """Draw metrics of all runs; the extension of `path` selects the format.
 
     Args:
         metrics: one for each chart; by default the compared one.
@@ -125,44 +121,58 @@ def draw_comparison(comparison: Comparison, path: Path, metrics: Sequence[str] =
             cannot be written.
     """
     require_modules("no curves were drawn")
-    panels: list[Spec] = []
-    for metric in tuple(dict.fromkeys(metrics)) or (comparison.metric,):
-        runs = [curve for place in range(len(comparison.sets)) for curve in _set_curves(comparison, place, metric)]
-        if not runs:
-            raise RunError(f"no run has the metric `{metric}`", help="choose a name in metrics.jsonl with `--metric`")
-        panels.append(_part(charts.compared_sets(f"{metric} over steps", runs), metric, width=640))
+    names = tuple(dict.fromkeys(metrics)) or (comparison.metric,)
+    panels = [_part(compared_curves(comparison, metric), metric, width=640) for metric in names]
     try:
         save_picture({"vconcat": panels}, [path])
     except (OSError, ValueError) as error:
         raise RunError("the curves cannot be written", where=str(path), why=write_fault(path, error)) from error
 
 
-def _set_curves(comparison: Comparison, place: int, metric: str) -> list[charts.SetCurve]:
+def compared_curves(comparison: Comparison, metric: str) -> Spec:
+    """Return a metric of all runs.
+
+    A set of several runs is their mean and a band from the lowest to the highest, with a thin line for each.
+
+    Raises:
+        RunError: no run has the metric.
+    """
+    lines = [curve for place in range(len(comparison.sets)) for curve in _set_curves(comparison, place, metric)]
+    if not lines:
+        raise RunError(f"no run has the metric `{metric}`", help="choose a name in metrics.jsonl with `--metric`")
+    x = comparison.x
+    return charts.curves(f"{metric} of each run over {x.words}", lines, x=x.label, height=_TALL)
+
+
+def _set_curves(comparison: Comparison, place: int, metric: str) -> list[Curve]:
     """Return the curves of a set of runs: the one of its only run, or all of them and their mean."""
     run_set = comparison.sets[place]
-    curves = [(run.path.name, points) for run, points in zip(run_set.runs, _points(run_set, metric), strict=True)]
-    curves = [(name, points) for name, points in curves if points]
-    bands = [(name, banded([step for step, _ in points], [value for _, value in points])) for name, points in curves]
-    if len(bands) < 2:
-        return [charts.SetCurve(f"{run_set.label}  {name}", name, place, "set", lines) for name, lines in bands]
-    label = f"{_name(comparison, place)}: mean and range of {len(bands)}"
-    mean = [Band(*row) for row in mean_and_range([points for _, points in curves])]
-    runs = [charts.SetCurve(label, name, place, "run", lines) for name, lines in bands]
-    return [*runs, charts.SetCurve(label, "", place, "set", mean)]
+    named = zip((run.path.name for run in run_set.runs), run_set.series, strict=True)
+    columns = [
+        (name, column, comparison.x.of(series))
+        for name, series in named
+        if len(column := series.columns.get(metric, MetricColumn()).finite())
+    ]
+    bands = [(name, _moved(column.bands(), x)) for name, column, x in columns]
+    if len(columns) < 2:
+        return [Curve(f"{run_set.label}  {name}", lines, place=place, name=name) for name, lines in bands]
+    label = f"{_name(comparison, place)}: mean and range of {len(columns)}"
+    mean = mean_and_range([column for _, column, _ in columns], [x for _, _, x in columns])
+    return [*(Curve(label, lines, "run", place, name) for name, lines in bands), Curve(label, mean, place=place)]
 
 
-def _points(run_set: RunSet, metric: str) -> list[Points]:
-    """Return the finite values of each run."""
-    pairs = ([(line.step, line.metrics.get(metric, math.nan)) for line in lines] for lines in run_set.metrics)
-    return [[pair for pair in points if math.isfinite(pair[1])] for points in pairs]
+def _moved(bands: Sequence[Band], x: Mapping[int, float]) -> list[Band]:
+    return [band._replace(step=x[int(band.step)]) for band in bands]
 
 
-def mean_and_range(curves: Sequence[Points]) -> list[tuple[int, float, float, float]]:
-    """Return step, mean, lowest and highest value, at each step that all curves have; empty if they share none."""
-    values = [dict(points) for points in curves]
-    steps = sorted(set(values[0]).intersection(*values[1:])) if values else []
-    columns = [(step, [value[step] for value in values]) for step in steps]
-    return [(step, sum(column) / len(column), min(column), max(column)) for step, column in columns]
+def mean_and_range(columns: Sequence[MetricColumn], x: Sequence[Mapping[int, float]]) -> list[Band]:
+    """Return mean, lowest and highest value at each step that all columns have, at the mean of its places in `x`."""
+    counts = Counter(step for column in columns for step in column.steps)
+    shared = [column.where(lambda step, _: counts[step] == len(columns)) for column in columns]
+    return [
+        Band(sum(place[step] for place in x) / len(x), sum(values) / len(values), min(values), max(values))
+        for step, *values in zip(shared[0].steps, *(column.values for column in shared), strict=True)
+    ]
 
 
 def _name(comparison: Comparison, place: int) -> str:

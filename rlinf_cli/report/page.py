@@ -1,27 +1,23 @@
-"""HTML pages: sections with charts in one self-contained file."""
+"""The page of a run: sections with charts in one self-contained file."""
 
 from __future__ import annotations
 
 import base64
 import io
-import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from rlinf_cli.live.labels import clock, duration, figure, short_phase
 from rlinf_cli.report import charts
-from rlinf_cli.report.charts import Spec
+from rlinf_cli.report.charts import Curve, Spec
+from rlinf_cli.report.content import RunContent
 from rlinf_cli.report.curves import result_curves
-from rlinf_cli.report.gathering import RunContent
-from rlinf_cli.report.series import Band, RunSeries, banded
-from rlinf_cli.runs.comparison_table import compared, difference_rows, first_difference, run_rows, verdict_lines
-from rlinf_cli.runs.run_comparison import Comparison
+from rlinf_cli.runs.metric_columns import NEWEST, MetricColumn, RunSeries
 from rlinf_core.foreign.budget import Budget, OverBudgetError
-from rlinf_core.runners.storage.first_contact import ContactCheck
 
 # Keeps a page, most of which is the chart library's code, below 3 MB.
 _MOST_METRICS: Final = 90
@@ -56,21 +52,6 @@ class Video(NamedTuple):
     poster: str
 
 
-class MetricGroup(NamedTuple):
-    """Small curves of the metrics that share a prefix."""
-
-    name: str
-    metrics: Sequence[tuple[str, str]]
-
-
-class Table(NamedTuple):
-    """A table of text; `right` are the columns that are aligned to the right."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    right: Sequence[int]
-
-
 def report_page(report: RunContent, path: Path, *, refresh: int = 0) -> str:
     """Return the page of a run as one file.
 
@@ -79,16 +60,14 @@ def report_page(report: RunContent, path: Path, *, refresh: int = 0) -> str:
         refresh: seconds after which a browser loads the page again; 0 for never.
     """
     specs: Drawings = {}
+    columns = report.columns
     context = {
         "report": report,
-        "asked": [setting for setting in report.settings if setting.origin in ("file", "override")],
-        "comparisons": _comparisons(report.comparisons),
         "curves": _curves(report.series, specs),
-        "times": _times(report.series, specs),
-        "timelines": _timelines(report, specs),
-        "staleness": _chosen(report.series, specs, "staleness", ("staleness", "queue", "waiting", "in_flight")),
-        "resources": _chosen(report.series, specs, "resources", ("memory/", "speed/", "per_second")),
-        "groups": _groups(report.series, specs),
+        "times": _times(columns, specs),
+        "staleness": _chosen(columns, specs, "staleness", ("staleness", "queue", "waiting", "in_flight")),
+        "resources": _chosen(columns, specs, "resources", ("memory/", "speed/", "per_second")),
+        "groups": _groups(columns, specs),
         "videos": _videos(report.videos, path),
     }
     return write_page("report.html.j2", specs, context, refresh=refresh)
@@ -114,8 +93,6 @@ def write_page(template: str, specs: Mapping[str, Drawing], context: Mapping[str
 def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from rlinf_cli.live.labels import clock, duration, figure
-
     # Everything is escaped: model output and file names are untrusted text.
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -135,126 +112,82 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _comparisons(checks: Sequence[ContactCheck]) -> Table | None:
-    """Return what was compared before the first step, without columns that are empty in every row."""
-    from rlinf_cli.live.labels import duration
-
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value:.2g}"
-
-    columns = {
-        "by": [check.component for check in checks],
-        "what": [check.what for check in checks],
-        "with": [check.with_ for check in checks],
-        "verdict": [check.verdict for check in checks],
-        "difference": [number(check.largest_difference) for check in checks],
-        "bound": [number(check.bound) for check in checks],
-        "time": ["" if check.seconds is None else duration(check.seconds) for check in checks],
-        "note": [check.note for check in checks],
-    }
-    heads = [head for head, column in columns.items() if any(column)]
-    right = [place for place, head in enumerate(heads) if head in ("difference", "bound", "time")]
-    return Table(heads, list(zip(*(columns[head] for head in heads), strict=True)), right) if heads else None
-
-
 def _curves(series: RunSeries, specs: Drawings) -> list[tuple[str, str]]:
     """Add the curves of results; return the identifier and the title of each."""
     curves: list[tuple[str, str]] = []
     for number, (panel, lines) in enumerate(result_curves(series)):
         curves.append((f"curve-{number}", panel.title))
-        specs[f"curve-{number}"] = partial(charts.curve, f"{panel.title} over steps", lines, share=panel.share)
+        specs[f"curve-{number}"] = partial(charts.curves, f"{panel.title} over steps", lines, share=panel.share)
     return curves
 
 
-def _times(series: RunSeries, specs: Drawings) -> dict[str, Any]:
+def _times(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, Any]:
     """Add charts of time: by phase over steps, and by component."""
-    from rlinf_cli.live.labels import short_phase
-
-    means: dict[str, float] = {}
-    for name, column in series.columns.items():
-        if name.startswith(_TIME):
-            means[name.removeprefix(_TIME)] = column.mean()
+    means = {name.removeprefix(_TIME): column.mean() for name, column in columns.items() if name.startswith(_TIME)}
     phases = {name: value for name, value in means.items() if "/" not in name and name not in _BESIDE}
     step = means.get("step", sum(phases.values()))
     # In one order, the two charts give a phase the same colour.
     names = sorted(phases, key=lambda name: -phases[name])
     rows = [(short_phase(name), phases[name]) for name in names]
-    rest = step - sum(phases.values())
-    over: dict[str, Sequence[Band]] = {
-        short_phase(name): series.columns[f"{_TIME}{name}"].bands(_TIME_POINTS) for name in names
-    }
+    over = {short_phase(name): columns[f"{_TIME}{name}"].bands(_TIME_POINTS) for name in names}
     if over:
         specs["time-steps"] = partial(charts.stacked_over_steps, "seconds of each step by phase", over)
     parts = [("driver", name, value) for name, value in rows]
-    for name, value in means.items():
-        component, slash, activity = name.partition("/")
-        if slash:
-            parts.append((component, activity, value))
+    parts += [
+        (component, work, value)
+        for name, value in means.items()
+        for component, slash, work in [name.partition("/")]
+        if slash
+    ]
     if parts:
         specs["time-components"] = partial(charts.stacked_by_component, "seconds of a step by component", parts)
     beside = [(short_phase(name), means[name]) for name in _BESIDE[1:] if name in means]
+    rest = step - sum(phases.values())
     rest = rest if rest > 0.01 * step else 0.0
-    return {"phases": rows, "step": step, "rest": rest, "beside": beside, "waits": _waits(series)}
+    return {"phases": rows, "step": step, "rest": rest, "beside": beside, "waits": _waits(columns)}
 
 
-def _waits(series: RunSeries) -> list[tuple[str, float]]:
+def _waits(columns: Mapping[str, MetricColumn]) -> list[tuple[str, float]]:
     """Return who waits, and which share of the newest steps, the longest first."""
-    shares: dict[str, float] = {}
-    step = _recent_mean(series, f"{_TIME}step")
-    for name in series.columns:
-        component = name.removeprefix(_TIME).removesuffix("/wait")
-        if step and name == f"{_TIME}{component}/wait":
-            shares[f"{component} for others"] = _recent_mean(series, name) / step
-    for name, label in _IDLE.items():
-        if name in series.columns:
-            shares[label] = _recent_mean(series, name)
+
+    def recent(name: str) -> float:
+        return columns[name].last(NEWEST).mean() if name in columns else 0.0
+
+    step = recent(f"{_TIME}step")
+    waits = [name for name in columns if step and name.startswith(_TIME) and name.endswith("/wait")]
+    shares = {f"{name.split('/')[1]} for others": recent(name) / step for name in waits}
+    shares |= {label: recent(name) for name, label in _IDLE.items() if name in columns}
     return sorted(shares.items(), key=lambda row: -row[1])
 
 
-def _recent_mean(series: RunSeries, name: str) -> float:
-    values = series.columns[name].newest if name in series.columns else ()
-    return math.fsum(values) / len(values) if values else 0.0
-
-
-def _timelines(report: RunContent, specs: Drawings) -> list[tuple[str, Any]]:
-    figures: list[tuple[str, Any]] = []
-    for place, timeline in enumerate(report.timelines):
-        name = f"timeline-{place}"
-        title = f"timeline of step {timeline.step}"
-        specs[name] = partial(charts.timeline, title, timeline.bars, timeline.seconds)
-        figures.append((name, timeline))
-    return figures
-
-
-def _chosen(series: RunSeries, specs: Drawings, space: str, words: Sequence[str]) -> list[tuple[str, str]]:
+def _chosen(
+    columns: Mapping[str, MetricColumn], specs: Drawings, space: str, words: Sequence[str]
+) -> list[tuple[str, str]]:
     """Add small curves of the metrics whose names contain one of the words; return identifier and name of each.
 
     One that is always zero, such as the staleness of a synchronous run, is among all metrics only.
     """
     names = [
         name
-        for name, column in series.columns.items()
-        if any(word in name for word in words) and not name.startswith("eval/") and not column.is_zero
+        for name, column in columns.items()
+        if any(word in name for word in words) and not name.startswith("eval/") and any(column.values)
     ]
-    return [_small(series, specs, f"{space}-{number}", name) for number, name in enumerate(names)]
+    return [_small(columns, specs, f"{space}-{number}", name) for number, name in enumerate(names)]
 
 
-def _small(series: RunSeries, specs: Drawings, identifier: str, name: str) -> tuple[str, str]:
-    column = series.columns[name]
-    specs[identifier] = lambda: charts.small_curve(f"{name} over steps", column.bands(_SMALL_POINTS))
+def _groups(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, list[tuple[str, str]]]:
+    """Add small curves of all metrics; return identifier and name of those of each prefix."""
+    names = [name for name in columns if not name.endswith(("_low", "_high"))][:_MOST_METRICS]
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for number, name in enumerate(names):
+        groups.setdefault(name.partition("/")[0], []).append(_small(columns, specs, f"metric-{number}", name))
+    return groups
+
+
+def _small(columns: Mapping[str, MetricColumn], specs: Drawings, identifier: str, name: str) -> tuple[str, str]:
+    line = Curve(name, columns[name].bands(_SMALL_POINTS))
+    specs[identifier] = partial(charts.curves, f"{name} over steps", [line], small=True)
     return identifier, name
-
-
-def _groups(series: RunSeries, specs: Drawings) -> list[MetricGroup]:
-    names = [name for name in series.columns if not name.endswith(("_low", "_high"))][:_MOST_METRICS]
-    grouped: dict[str, list[str]] = {}
-    for name in names:
-        grouped.setdefault(name.partition("/")[0], []).append(name)
-    number = iter(range(len(names)))
-    return [
-        MetricGroup(group, [_small(series, specs, f"metric-{next(number)}", name) for name in columns])
-        for group, columns in grouped.items()
-    ]
 
 
 def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
@@ -293,27 +226,3 @@ def _poster(video: Path) -> str:
     image.thumbnail((_POSTER_WIDTH, _POSTER_WIDTH))
     image.save(picture, "JPEG", quality=70)
     return f"data:image/jpeg;base64,{base64.b64encode(picture.getvalue()).decode()}"
-
-
-def compared_page(comparison: Comparison) -> str:
-    """Return the page: results, overlaid curves, and differences, most important first."""
-    runs: list[tuple[str, int, list[Band]]] = []
-    for place, run_set in enumerate(comparison.sets):
-        for run, lines in zip(run_set.runs, run_set.metrics, strict=True):
-            points = [(line.step, line.metrics.get(comparison.metric, math.nan)) for line in lines]
-            points = [point for point in points if math.isfinite(point[1])]
-            bands = banded([step for step, _ in points], [value for _, value in points])
-            runs.append((f"{run_set.label}  {run.path.name}", place, bands))
-    context = {
-        "count": sum(len(run_set.runs) for run_set in comparison.sets),
-        "first": first_difference(comparison),
-        "metric": comparison.metric,
-        "runs": run_rows(comparison),
-        "verdicts": verdict_lines(comparison),
-        "curves": [("curve", comparison.metric)],
-        "differences": difference_rows(comparison.differences),
-        "compared": compared(comparison),
-        "made": time.time(),
-    }
-    curve = partial(charts.compared, f"{comparison.metric} of each run over steps", runs)
-    return write_page("compare.html.j2", {"curve": curve}, context)

@@ -14,15 +14,16 @@ from rlinf_cli.console import console
 from rlinf_cli.console.outfile import write_whole
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.placement.picture import Picture, picture_record
+from rlinf_cli.report.content import gather
 from rlinf_cli.report.curves import draw_comparison
-from rlinf_cli.report.gathering import gather
-from rlinf_cli.report.overview import overview_page
-from rlinf_cli.report.page import compared_page, placement_page, report_page
+from rlinf_cli.report.page import placement_page, report_page
 from rlinf_cli.report.report_writing import NAME
 from rlinf_cli.report.script import require_modules
+from rlinf_cli.report.several import compared_page, overview_page
 from rlinf_cli.runs.comparison_table import comparison_record, comparison_text
 from rlinf_cli.runs.run_comparison import compare_runs
 from rlinf_cli.runs.run_lookup import find_run, find_runs, warn_of_damaged
+from rlinf_cli.runs.x_axis import XAxis
 from rlinf_core.errors import RunError
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -56,13 +57,14 @@ def report_runs(runs: Sequence[str] | None, out: Path | None, *, watch: bool) ->
     return None
 
 
-def compared(runs: Sequence[str], metrics: Sequence[str], out: Sequence[Path]) -> Result:
+def compared(runs: Sequence[str], metrics: Sequence[str], out: Sequence[Path], x: XAxis) -> Result:
     """Return the comparison of runs, and write its page or picture.
 
     Args:
         runs: run folders, names of runs, or folders of sweeps.
         metrics: the metric that is compared, and others that are only drawn.
         out: files to write: an HTML page, or a picture of the curves.
+        x: what curves are laid over.
     """
     if any(file.suffix in _PAGE for file in out):
         require_modules("no page was written")
@@ -70,7 +72,7 @@ def compared(runs: Sequence[str], metrics: Sequence[str], out: Sequence[Path]) -
     if len({folder.path for folder in folders}) < len(folders) or len(folders) < 2:
         raise typer.BadParameter("name two or more different runs", param_hint="'RUN...'")
     warn_of_damaged(folders)
-    comparison = compare_runs(folders, metrics[0] if metrics else None)
+    comparison = compare_runs(folders, metrics[0] if metrics else None, x)
     for file in out:
         if file.suffix in _PAGE:
             write_whole(file, compared_page(comparison))

@@ -37,17 +37,21 @@ def first_difference(comparison: Comparison) -> str:
 
 
 def run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
-    """Return set, run, status, step and result of each run."""
+    """Return set, run, status, step (or its place on another axis) and result of each run."""
     return [
-        (run_set.label, shown(run.path), run.state.status, str(result.step), result_text(result))
+        (run_set.label, shown(run.path), run.state.status, f"{place.get(result.step, 0):.0f}", result_text(result))
         for run_set in comparison.sets
-        for run, result in zip(run_set.runs, run_set.results, strict=True)
+        for run, result, place in zip(run_set.runs, run_set.results, map(comparison.x.of, run_set.series), strict=True)
     ]
 
 
+def result_heads(comparison: Comparison) -> tuple[str, ...]:
+    """Return the heads of `run_rows`."""
+    return "set", "run", "status", comparison.x.label, comparison.metric
+
+
 def _runs(comparison: Comparison) -> str:
-    rows = run_rows(comparison)
-    return console.table(("set", "run", "status", "step", comparison.metric), rows, right=(3,), keep=(0, 1))
+    return console.table(result_heads(comparison), run_rows(comparison), right=(3,), keep=(0, 1))
 
 
 def _differences(comparison: Comparison) -> str:

@@ -149,10 +149,15 @@ def differences(
     # Evaluation keys that only follow training keys are reported after them.
     leading = _leading_evaluations({difference.name: difference for difference in differences})
     order = list(Kind)
-    return sorted(
-        differences,
-        key=lambda difference: order.index(Kind.EVALUATION if difference.name in leading else difference.kind),
-    )
+
+    def importance(difference: ConfigDifference) -> tuple[float, bool]:
+        kind = Kind.EVALUATION if difference.name in leading else difference.kind
+        # What is learned by comes before how it is evaluated.
+        algorithm = kind is Kind.CONFIG and difference.name.startswith("algorithm.")
+        rank = order.index(Kind.EVALUATION) - 0.5 if algorithm else order.index(kind)
+        return rank, not (algorithm and difference.name.endswith("_type"))
+
+    return sorted(differences, key=importance)
 
 
 def _leading_evaluations(by_name: Mapping[str, ConfigDifference]) -> set[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlinf_cli.live import labels
+from rlinf_cli.runs.metric_columns import RunSeries, series_of
 from rlinf_cli.runs.metric_comparison import (
     ConfigDifference,
     Kind,
@@ -16,6 +17,7 @@ from rlinf_cli.runs.metric_comparison import (
     verdict,
 )
 from rlinf_cli.runs.provenance import read_provenance
+from rlinf_cli.runs.x_axis import XAxis
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import Metrics
 from rlinf_core.runners.opened_run import Run
@@ -30,13 +32,13 @@ class RunSet:
         label: its letter in tables.
         runs: their folders.
         results: the results of each run.
-        metrics: all metrics of each run.
+        series: all metrics of each run.
     """
 
     label: str
     runs: tuple[RunFolder, ...]
     results: tuple[RunResult, ...]
-    metrics: tuple[Sequence[Metrics], ...]
+    series: tuple[RunSeries, ...]
 
 
 @dataclass(frozen=True)
@@ -48,28 +50,36 @@ class Comparison:
         sets: the sets of runs; the first is the baseline.
         differences: the differences between the sets; for a single set, between its runs.
         verdicts: the verdicts of each set but the first; for a single set, of each run but the first.
+        x: what curves are laid over.
     """
 
     metric: str
     sets: tuple[RunSet, ...]
     differences: tuple[ConfigDifference, ...]
     verdicts: tuple[ResultGap, ...]
+    x: XAxis = XAxis.STEP
 
 
-def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison:
+def compare_runs(folders: Sequence[RunFolder], metric: str | None, x: XAxis = XAxis.STEP) -> Comparison:
     """Compare runs.
 
     Args:
         folders: two or more.
         metric: the metric to compare; None for the headline metric of evaluations, else of steps.
+        x: what curves are laid over.
 
     Raises:
-        RunError: a run has no configuration or no such metric, or its metrics cannot be read.
+        RunError: a run has no configuration or no such metric, does not count `x`, or its metrics cannot be read.
     """
     runs = [Run(folder) for folder in folders]
     configs = [run.config for run in runs]
     provenances = [read_provenance(folder.path) for folder in folders]
     metrics = [run.steps for run in runs]
+    series = [series_of(lines) for lines in metrics]
+    for folder, one in zip(folders, series, strict=True):
+        if x.metric and x.metric not in one.columns:
+            why = f"its metrics have no `{x.metric}`"
+            raise RunError(f"a run does not count {x.words}", where=str(folder.metrics_file), why=why)
     metric = metric or _judged_by(metrics)
     results = [_result(folder, metric, lines) for folder, lines in zip(folders, metrics, strict=True)]
     alike: list[list[int]] = []
@@ -88,7 +98,7 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
             chr(ord("A") + place) if place < 26 else str(place),
             tuple(folders[number] for number in chosen),
             tuple(results[number] for number in chosen),
-            tuple(metrics[number] for number in chosen),
+            tuple(series[number] for number in chosen),
         )
         for place, chosen in enumerate(alike)
     )
@@ -99,7 +109,7 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None) -> Comparison
     else:
         # A single set: each run is compared with the first, by single-run intervals.
         verdicts = tuple(verdict([results[0]], [result]) for result in results[1:])
-    return Comparison(metric, sets, tuple(between), verdicts)
+    return Comparison(metric, sets, tuple(between), verdicts, x)
 
 
 def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.live.labels import phase_words
 from rlinf_cli.runs.log_files import last_lines
+from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read
@@ -40,38 +41,6 @@ _MOST_CONFIG_BYTES: Final = 4 << 20
 _LONGEST_LINE: Final = 16 << 20
 _TAIL_LINES: Final = 40
 _PROGRESS: Final = f" INFO [{DRIVER}] "
-
-
-@dataclass(slots=True)
-class MetricColumn:
-    """The values of one metric and their steps, in order; NaN where the run had no finite number."""
-
-    steps: list[int] = field(default_factory=list[int])
-    values: list[float] = field(default_factory=list[float])
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def last(self, count: int) -> MetricColumn:
-        """Return the last values."""
-        return MetricColumn(self.steps[-count:], self.values[-count:])
-
-    def without(self, value: float) -> MetricColumn:
-        """Return the column without the steps that have this very value."""
-        kept = [(step, other) for step, other in zip(self.steps, self.values, strict=True) if other != value]
-        return MetricColumn([step for step, _ in kept], [other for _, other in kept])
-
-    def values_of(self, wanted: Callable[[int], bool]) -> list[float]:
-        """Return the values of the steps that are wanted."""
-        return [value for step, value in zip(self.steps, self.values, strict=True) if wanted(step)]
-
-    def since(self, lowest: float, highest: float) -> int | None:
-        """Return the first step of the values at the end that all lie within bounds; None if the last does not."""
-        inside = sum(1 for _ in takewhile(lambda value: lowest <= value <= highest, reversed(self.values)))
-        return self.steps[-inside] if inside else None
-
-
-NOTHING: Final = MetricColumn()
 
 
 @dataclass(frozen=True)
@@ -122,7 +91,7 @@ class RunFacts:
 
     def column(self, *names: str) -> MetricColumn:
         """Return the first of these metrics that the run has, else an empty column."""
-        return next((self.columns[name] for name in names if name in self.columns), NOTHING)
+        return next((self.columns[name] for name in names if name in self.columns), MetricColumn())
 
     def number(self, key: str) -> float | None:
         """Return a value of the configuration, if it is a number."""
@@ -135,18 +104,18 @@ class RunFacts:
         return value if isinstance(value, str) else None
 
 
-def read_facts(folder: RunFolder, lines: Sequence[Metrics] | None = None) -> RunFacts:
+def read_facts(folder: RunFolder, series: RunSeries | None = None) -> RunFacts:
     """Return the facts about a run; what cannot be read becomes a note.
 
     Args:
-        lines: its metrics, where they were read already.
+        series: its metrics, where they were read already.
     """
     status, reason = folder.state.outcome
     story, notes = story_with_faults(folder.path)
     bundles, faults = read_bundles(folder.path)
     notes += [*faults, *damaged_checkpoints(folder, GLANCE)]
     state = folder.state
-    lines = _metrics(folder.metrics_file, notes) if lines is None else lines
+    series = _metrics(folder.metrics_file, notes) if series is None else series
     driver_log = last_lines(folder.log_file(DRIVER, 0), _TAIL_LINES)
     return RunFacts(
         path=folder.path,
@@ -157,12 +126,12 @@ def read_facts(folder: RunFolder, lines: Sequence[Metrics] | None = None) -> Run
         ended=state.ended,
         story=story,
         bundles=bundles,
-        columns=columns_of(lines),
+        columns=series.columns,
         config=read_config(folder.config_file, notes),
         checks=read_comparisons(folder.path),
         quarantined=read_quarantine(folder.path),
         notes=notes,
-        moments=[line.time for line in lines],
+        moments=series.times,
         looked=time.time(),
         driver_end=_driver_end(state) if status == RunStatus.FAILED and state.status == RunStatus.RUNNING else (),
         warnings=_warnings(driver_log),
@@ -194,27 +163,8 @@ def _evaluates(lines: Sequence[str]) -> bool:
     return any(f"{phase_words(EVALUATE)}{mark} " in newest for mark in (" for", ","))
 
 
-def columns_of(lines: Sequence[Metrics]) -> dict[str, MetricColumn]:
-    """Return metrics by name."""
-    columns: dict[str, MetricColumn] = {}
-    # Lines of the same metrics are turned into columns together, which is several times as fast.
-    for names, group in groupby(lines, key=lambda line: tuple(line.metrics)):
-        alike = list(group)
-        steps = [line.step for line in alike]
-        for name, values in zip(names, zip(*(line.metrics.values() for line in alike), strict=True), strict=True):
-            column = columns.setdefault(name, MetricColumn())
-            column.steps.extend(steps)
-            column.values.extend(values)
-    return columns
-
-
-def is_constant(column: MetricColumn) -> bool:
-    """Return whether there are values, all finite and equal."""
-    values = column.values
-    return bool(values) and all(map(math.isfinite, values)) and max(values) == min(values)
-
-
-def _metrics(path: Path, notes: list[str]) -> list[Metrics]:
+def _metrics(path: Path, notes: list[str]) -> RunSeries:
+    """Return the metrics of a run, of an enormous file its end."""
     lines: list[Metrics] = []
     try:
         with open_regular(path) as file:
@@ -231,7 +181,7 @@ def _metrics(path: Path, notes: list[str]) -> list[Metrics]:
         pass
     except OSError as error:
         notes.append(f"{path.name} cannot be read: it {error.strerror}")
-    return lines
+    return series_of(lines)
 
 
 def read_config(path: Path, notes: list[str]) -> Mapping[str, object]:

@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rlinf_cli.why.facts import MetricColumn, RunFacts, is_constant
+from rlinf_cli.runs.metric_columns import MetricColumn
+from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.finding import FindingKind, Rule, RunFinding
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import QUARANTINE
 from rlinf_core.runners.storage.first_contact import ContactCheck
+from rlinf_core.statistics import mean
 
 _STEPS: Final = 5
 _MANY_STEPS: Final = 10
@@ -139,14 +141,14 @@ def _precision(streak: Streak) -> Sequence[str]:
 def _entropy_collapsed(facts: RunFacts) -> RunFinding | None:
     # A step without samples has an entropy of 0, which says nothing.
     every = facts.column(_ENTROPY)
-    entropies = every.without(0.0)
+    entropies = every.where(lambda _, value: value != 0.0)
     since = entropies.since(0.0, _NO_ENTROPY)
     # An entropy below 0 is that of a continuous action.
     if since is None or min(entropies.values) < 0 or every.steps[-1] - since + 1 < _STEPS:
         return None
     begin, rewards = entropies.values[0], facts.column(*_REWARDS)
     now = rewards.values[-1] if len(rewards) else 0.0
-    well = now >= _GOOD or _is_better(now, _mean(rewards.values_of(lambda step: step < since)))
+    well = now >= _GOOD or _is_better(now, rewards.where(lambda step, _: step < since).mean())
     if begin < max(_NO_ENTROPY, _FALL * entropies.values[-1]) or well:
         return None
     return _finding(
@@ -169,9 +171,9 @@ def _staleness_at_bound(facts: RunFacts) -> RunFinding | None:
     # With a bound of 1 it is so in every run whose rollouts go on during training.
     if bound < 2 or since is None or ages.steps[-1] - since + 1 < 3 * _STEPS:
         return None
-    rewards = facts.column(*_REWARDS).values_of(lambda step: step >= since)
+    rewards = facts.column(*_REWARDS).where(lambda step, _: step >= since).values
     third = len(rewards) // 3
-    if third and _is_better(_mean(rewards[-third:]), _mean(rewards[:third])):
+    if third and _is_better(mean(rewards[-third:]), mean(rewards[:third])):
         return None
     return _finding(
         "staleness-at-bound",
@@ -184,10 +186,6 @@ def _staleness_at_bound(facts: RunFacts) -> RunFinding | None:
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
 def _is_better(after: float, before: float) -> bool:
     return after - before > _BETTER * max(abs(before), abs(after))
 
@@ -197,7 +195,7 @@ def _reward_collapsed(facts: RunFacts) -> RunFinding | None:
     column = facts.column(name)
     if len(column) < 2 * _MANY_STEPS:
         return None
-    means = [_mean(column.values[end - _STEPS : end]) for end in range(_STEPS, len(column) + 1)]
+    means = [mean(column.values[end - _STEPS : end]) for end in range(_STEPS, len(column) + 1)]
     best = max(means)
     since = column.since(0.0, _COLLAPSED * best)
     if best < _LEAST_PEAK or since is None or column.steps[-1] - since + 1 < _STEPS:
@@ -231,14 +229,19 @@ def _policy_does_not_change(facts: RunFacts) -> RunFinding | None:
     )
 
 
+def _is_constant(column: MetricColumn) -> bool:
+    values = column.values
+    return bool(values) and all(map(math.isfinite, values)) and max(values) == min(values)
+
+
 def _reward_never_varies(facts: RunFacts) -> RunFinding | None:
     spread, rewards = facts.column("rollout/reward_std"), facts.column("rollout/reward")
     if len(spread):
-        constant = max(spread.values) == 0.0 and is_constant(rewards)
+        constant = max(spread.values) == 0.0 and _is_constant(rewards)
     else:
         # A reward for each step is the same in passes of equal length, though episodes differ.
         returns = facts.column("env/return")
-        constant = len(returns) >= _STEPS and is_constant(returns) and is_constant(rewards)
+        constant = len(returns) >= _STEPS and _is_constant(returns) and _is_constant(rewards)
     if not constant or len(rewards) < _STEPS:
         return None
     value = rewards.values[-1]

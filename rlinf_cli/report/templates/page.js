@@ -1,7 +1,7 @@
 "use strict";
 // Code from text is forbidden on pages of runs, and so are styles that a script adds.
 const OPTIONS = { actions: false, renderer: "svg", ast: true, defaultStyle: false, tooltip: { disableDefaultStyle: true } };
-const NUMBERS = new Set(["step", "value", "low", "high", "seconds", "start", "end", "ms"]);
+const NUMBERS = new Set(["step", "value", "low", "high", "seconds"]);
 const holder = document.getElementById("charts");
 const specs = new Map(Object.entries(holder ? JSON.parse(holder.textContent) : {}));
 const drawn = new Set();

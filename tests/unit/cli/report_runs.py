@@ -8,13 +8,11 @@ from typing import Any
 
 from recipes.language.loop.arrivals import write_samples
 from rlinf_core.config.sections.runner import RunnerConfig
-from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
-from rlinf_core.runners.trace import TraceWriter
 
 NASTY = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}"
 PICTURE: dict[str, Any] = {
@@ -59,15 +57,13 @@ def full_run(folder: str, *, status: str = RunStatus.FINISHED, steps: int = 12) 
     videos.mkdir()
     (videos / "small.mp4").write_bytes(b"\0" * 1000)
     (videos / "large one.mp4").write_bytes(b"\0" * 500_000)
-    with MetricsWriter(run.metrics_file) as metrics, TraceWriter(run.trace_file) as trace:
+    with MetricsWriter(run.metrics_file) as metrics:
         for step in range(1, steps + 1):
             metrics.log(step, {
                 "env/return": float(step), "env/success_at_end": step / steps, "train/actor/policy_loss": 1 / step,
                 "rollout/staleness": 1.0, "time/step": 1.0, "time/generate_rollouts": 0.6, "time/actor_training": 0.3,
                 "time/env/wait": 0.2, "memory/actor_gib": 0.4, NASTY: 1.0,
             })  # fmt: skip
-            began = json.loads(run.metrics_file.read_text().splitlines()[-1])["time"] - 0.9
-            trace.add("env:0", Taken([TraceSpan("method", f"interact {NASTY}", began, 0.5, 1)], 0))
         metrics.log(steps, {"eval/success_at_end": 0.75, "eval/episodes": 64.0})
     run.update(step=steps)
     if status == RunStatus.FAILED:

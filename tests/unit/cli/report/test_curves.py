@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_cli.report import curves
 from rlinf_cli.report.curves import draw_curve, result_curves
-from rlinf_cli.report.series import Band, EvaluatedPoint, series_of
+from rlinf_cli.runs.metric_columns import Band, series_of
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
 
@@ -75,13 +75,12 @@ def test_what_is_drawn() -> None:
         Metrics(3, 0.0, {"env/return": 3.0, "eval/return": 4.0}),
     ]
     (_, returns), (_, success) = result_curves(series_of(metrics))
-    assert list(returns) == ["train", "eval"]
-    assert returns["train"] == [Band(1, 1.0, 1.0, 1.0), Band(3, 3.0, 3.0, 3.0)]
-    assert returns["eval"] == [EvaluatedPoint(3, 4.0, None, None)]
+    assert [(line.label, line.kind, line.bands) for line in returns] == [
+        ("train", "mean", [Band(1, 1.0, 1.0, 1.0), Band(3, 3.0, 3.0, 3.0)]),
+        ("eval", "eval", [Band(3, 4.0, None, None)]),
+    ]
     # Where an episode ends with its success the two kinds are one line.
-    assert {label: [point[1] for point in points] for label, points in success.items()} == {
-        "train, at end": [0.5, 0.75]
-    }
+    assert [(line.label, [band.mean for band in line.bands]) for line in success] == [("train, at end", [0.5, 0.75])]
 
 
 def test_whatever_fails_in_the_library_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ from recipes.language.loop.group_figures import nothing_to_learn
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.training.finite import NonFiniteError
 from recipes.training.updater import UntrainedError
+from rlinf_cli.runs.metric_columns import MetricColumn, series_of
 from rlinf_cli.why.diagnosis import diagnose
-from rlinf_cli.why.facts import MetricColumn, RunFacts, columns_of, read_facts
+from rlinf_cli.why.facts import RunFacts, read_facts
 from rlinf_cli.why.finding import FindingKind
 from rlinf_cli.why.why_page import why_text
 from rlinf_core.errors import (
@@ -459,7 +460,7 @@ def test_run_that_learns_has_no_finding(tmp_path: Path) -> None:
 def test_good_runs_of_shipped_files_have_no_finding(name: str) -> None:
     lines = read_metrics(GOOD / f"{name}.jsonl")
     config: dict[str, object] = json.loads((GOOD / f"{name}.json").read_text())
-    facts = RunFacts(GOOD, RunStatus.FINISHED, "", step=lines[-1].step, columns=columns_of(lines), config=config)
+    facts = RunFacts(GOOD, RunStatus.FINISHED, "", step=lines[-1].step, columns=series_of(lines).columns, config=config)
     assert len(lines) >= 10
     assert [finding.what for finding in diagnose(facts).learning] == []
 

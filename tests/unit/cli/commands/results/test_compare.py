@@ -11,6 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from rlinf_cli.report.curves import mean_and_range
+from rlinf_cli.runs.metric_columns import MetricColumn
 from rlinf_cli.runs.metric_comparison import differences
 from rlinf_cli.runs.provenance import Provenance, write_provenance
 from rlinf_core.config.composing.origins import resolved_text
@@ -222,9 +223,36 @@ def test_the_runs_of_a_folder_are_compared(cli: Cli) -> None:
 
 
 def test_the_mean_is_of_steps_that_all_runs_have() -> None:
-    curves = [[(1, 0.0), (2, 1.0), (4, 3.0)], [(2, 2.0), (3, 9.0), (4, 5.0)]]
-    assert mean_and_range(curves) == [(2, 1.5, 1.0, 2.0), (4, 4.0, 3.0, 5.0)]
-    assert mean_and_range([[(1, 0.0)], [(2, 0.0)]]) == []
+    columns = [MetricColumn([1, 2, 4], [0.0, 1.0, 3.0]), MetricColumn([2, 3, 4], [2.0, 9.0, 5.0])]
+    places = [{step: 10.0 * step for step in range(1, 5)}, {step: 30.0 * step for step in range(1, 5)}]
+    assert mean_and_range(columns, places) == [(40, 1.5, 1.0, 2.0), (80, 4.0, 3.0, 5.0)]
+    assert mean_and_range([MetricColumn([1], [0.0]), MetricColumn([2], [0.0])], places) == []
+
+
+def test_algorithm_precedes_the_protocol_of_evaluations() -> None:
+    theirs = deepcopy(CONFIG)
+    theirs["runner"]["val_check_interval"] = 1
+    theirs["algorithm"] |= {"gamma": 0.9, "loss_type": "sac"}
+    theirs["actor"]["optim"] = {"lr": 0.1}
+    names = [difference.name for difference in differences([CONFIG, theirs], [None, None])]
+    assert names == ["algorithm.loss_type", "algorithm.gamma", "runner.val_check_interval", "actor.optim.lr"]
+
+
+def test_runs_are_laid_over_what_they_counted(cli: Cli) -> None:
+    ours, theirs = (made(name, CONFIG, PROVENANCE, 0.9) for name in ("a", "b"))
+    for run, counted in ((ours, 512.0), (theirs, 128.0)):
+        run.metrics_file.unlink()
+        with MetricsWriter(run.metrics_file) as metrics:
+            for step in range(1, 4):
+                metrics.log(step, {"env/return": float(step), "env/steps": counted})
+
+    ended = cli("compare", ours.path, theirs.path, "--x", "env_steps", "-o", "both.svg")
+
+    assert [line.split()[2:4] for line in ended.out.splitlines()[1:3]] == [["finished", "1536"], ["finished", "384"]]
+    assert "environment steps" in ended.out.splitlines()[0]
+    assert "environment steps" in Path("both.svg").read_text()
+    ended = cli("compare", ours.path, theirs.path, "--x", "tokens")
+    assert (ended.code, "a run does not count tokens" in ended.err) == (1, True)
 
 
 @pytest.mark.parametrize(

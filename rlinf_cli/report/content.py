@@ -1,4 +1,4 @@
-"""Content of a report, gathered from the folder of a run."""
+"""The content of a report, gathered from the folder of a run. Parts that the run does not have are empty."""
 
 from __future__ import annotations
 
@@ -8,85 +8,41 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rlinf_cli.live import labels
 from rlinf_cli.report.documents import ORIGINS, PLACEMENT, DrawnPlacement, OriginsFile, PlacedProcess, PlacementFile
-from rlinf_cli.report.series import RunSeries, series_of, telling_steps
-from rlinf_cli.report.trace_steps import TraceBar, bars_of_steps
 from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
 from rlinf_cli.runs.memory_record import read_peaks
+from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
 from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import MOST_METRICS_BYTES, read_facts
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
-from rlinf_core.runners.metrics import Metrics, metrics_in
+from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
-from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
+from rlinf_core.runners.storage.run_events import RunEvent
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import RunState
 
-_MOST_SAMPLES = 16
-_MOST_FIRST = 4
-_MOST_TEXT = 3000
-_MOST_VIDEOS = 12
-_MOST_BARS = 1500
-_MIB = 1 << 20
-_MOST_FAULTS = 3
+_MOST_SAMPLES: Final = 16
+_MOST_FIRST: Final = 4
+_MOST_TEXT: Final = 3000
+_MOST_VIDEOS: Final = 12
+_MOST_VALUES: Final = 8
+_MOST_FAULTS: Final = 3
+_MOST_NOTES: Final = 10
+_MIB: Final = 1 << 20
 
 
-class Setting(NamedTuple):
-    """A value of the configuration and its origin: file and line, `override` or `default`."""
+class Table(NamedTuple):
+    """A table of text; `right` are the columns that are aligned to the right."""
 
-    path: str
-    value: str
-    origin: str
-    where: str
-
-
-class ProcessRow(NamedTuple):
-    """A process of the placement."""
-
-    name: str
-    node: str
-    unit: str
-    python: str
-
-
-class EnvRow(NamedTuple):
-    """A variable of a component's processes: one value, or a range where it differs by rank."""
-
-    component: str
-    name: str
-    value: str
-    layer: str
-
-
-class StepTimeline(NamedTuple):
-    """Activity of the processes in one step of a traced run.
-
-    Attributes:
-        roles: why the step is shown, as in `slowest`.
-        seconds: the duration, in seconds.
-        left_out: the number of shorter bars not shown.
-    """
-
-    step: int
-    roles: tuple[str, ...]
-    seconds: float
-    bars: Sequence[TraceBar]
-    left_out: int
-
-
-class PeakRow(NamedTuple):
-    """The peak memory of a process in a phase, in MiB."""
-
-    process: str
-    phase: str
-    host: float
-    accelerator: float
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    right: Sequence[int] = ()
 
 
 class Sample(NamedTuple):
@@ -102,16 +58,19 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class RunContent:
-    """Content of a report. Parts that the run does not have are empty.
+    """The content of a report.
 
     Attributes:
         status, reason: how the run ended, from its state or because its process has vanished.
-        settings: the whole configuration.
+        columns: the finite values of all metrics.
+        settings, asked: the whole configuration with its origins, and what the file and the command line gave.
+        environment: the variables of each component's processes: one value, or a range where it differs by rank.
         picture: the placement as it is drawn.
         videos: files below the run folder, the newest last.
         memory: the most that processes held, by phase.
         comparisons: what was compared before the first step.
         diagnosis: the causes of failures, or of not learning, as `rlinf why` names them.
+        traced: whether the run has a trace.
         notes: what could not be read.
     """
 
@@ -120,20 +79,22 @@ class RunContent:
     status: str
     reason: str
     series: RunSeries
+    columns: Mapping[str, MetricColumn]
     result: Sequence[tuple[str, str]]
-    settings: Sequence[Setting]
+    settings: Table
+    asked: Table
     config_text: str
-    processes: Sequence[ProcessRow]
-    environment: Sequence[EnvRow]
+    processes: Table
+    environment: Table
     picture: DrawnPlacement | None
     story: Sequence[RunEvent]
-    timelines: Sequence[StepTimeline]
     samples: Sequence[Sample]
     videos: Sequence[Path]
     provenance: Provenance | None
-    memory: Sequence[PeakRow]
-    comparisons: Sequence[ContactCheck]
+    memory: Table
+    comparisons: Table
     diagnosis: Diagnosis
+    traced: bool
     notes: Sequence[str]
     made: float
 
@@ -146,51 +107,49 @@ def gather(folder: RunFolder) -> RunContent:
     """
     notes: list[str] = []
     state = folder.state
-    status, reason = state.outcome
-    lines: Sequence[Metrics] | None = None
-    if _size(folder.metrics_file) <= MOST_METRICS_BYTES:
-        lines, line_faults = metrics_in(folder.metrics_file).with_faults(most=3)
-        notes += line_faults
-    series = series_of(metrics_in(folder.metrics_file) if lines is None else lines)
+    lines, faults = metrics_in(folder.metrics_file), list[str]()
+    if folder.metrics_file.exists() and folder.metrics_file.stat().st_size <= MOST_METRICS_BYTES:
+        lines, faults = lines.with_faults(most=_MOST_FAULTS)
+    series = series_of(lines)
+    facts = read_facts(folder, series)
+    columns = series.finite()
     placement = _document(folder.path / PLACEMENT, PlacementFile, notes)
-    origins = _document(folder.path / ORIGINS, OriginsFile, notes)
-    story, story_faults = story_with_faults(folder.path)
-    notes += story_faults[:_MOST_FAULTS]
+    settings = _settings(_document(folder.path / ORIGINS, OriginsFile, notes))
     return RunContent(
         folder=folder,
         state=state,
-        status=status,
-        reason=reason,
+        status=facts.status,
+        reason=facts.reason,
         series=series,
-        result=_result(state, series),
-        settings=_settings(origins),
+        columns=columns,
+        result=result_rows(state, series, columns),
+        settings=settings,
+        asked=settings._replace(rows=[row for row in settings.rows if row[2] != "default"]),
         config_text=_text(folder.config_file, notes),
         processes=_processes(placement),
         environment=_environment(placement),
         picture=placement.picture,
-        story=story,
-        timelines=_timelines(folder, series, notes),
+        story=facts.story,
         samples=_samples(folder.path, notes),
         videos=_videos(folder.path),
         provenance=_provenance(folder.path, notes),
         memory=_memory(folder, notes),
-        comparisons=read_comparisons(folder.path),
-        diagnosis=diagnose(read_facts(folder, lines)),
-        notes=notes,
+        comparisons=_comparisons(read_comparisons(folder.path)),
+        diagnosis=diagnose(facts),
+        traced=folder.trace_file.exists(),
+        notes=list(dict.fromkeys([*faults, *facts.notes[:_MOST_NOTES], *notes])),
         made=time.time(),
     )
 
 
-def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
+def result_rows(state: RunState, series: RunSeries, columns: Mapping[str, MetricColumn]) -> list[tuple[str, str]]:
     """Return the results as names and figures."""
-    newest = {name: column.last for name, column in series.columns.items()}
+    newest = {name: column.values[-1] for name, column in columns.items()}
     rows: list[tuple[str, str]] = []
     if series.evaluations:
         step, metrics = series.evaluations[-1]
-        headline = labels.figures_text(labels.headlines(metrics, "eval"))
-        rows.append(("last evaluation", f"{headline} (step {step})"))
-    training = labels.headlines(newest, "env", "rollout")
-    if training:
+        rows.append(("last evaluation", f"{labels.figures_text(labels.headlines(metrics, 'eval'))} (step {step})"))
+    if training := labels.headlines(newest, "env", "rollout"):
         rows.append(("last training step", labels.figures_text(training)))
     rows.append(("steps", str(state.step)))
     if state.ended is not None:
@@ -202,65 +161,68 @@ def _result(state: RunState, series: RunSeries) -> list[tuple[str, str]]:
     return rows
 
 
-def _settings(origins: OriginsFile) -> list[Setting]:
-    rows: list[Setting] = []
+def _settings(origins: OriginsFile) -> Table:
+    rows: list[tuple[str, str, str]] = []
     for value in origins.values:
         where = f"{value.file}:{value.line}" if value.origin == "file" and value.line else value.origin
         text = value.value if isinstance(value.value, str) else json.dumps(value.value, ensure_ascii=False)
-        rows.append(Setting(value.path, text, value.origin, where))
-    return rows
+        rows.append((value.path, text, where))
+    return Table(("key", "value", "from"), rows)
 
 
-def _processes(placement: PlacementFile) -> list[ProcessRow]:
-    rows: list[ProcessRow] = []
+def _processes(placement: PlacementFile) -> Table:
+    rows: list[tuple[str, ...]] = []
     for name, process in _every_process(placement):
         held = ", ".join(str(rank) for rank in process.local_hardware_ranks)
         unit = f"{process.hardware_type or 'accelerator'} {held}" if held else "-"
         node = f"{process.node_rank} ({process.node_group})"
-        rows.append(ProcessRow(f"{name}:{process.rank}", node, unit, process.python or "the node's own"))
-    return rows
+        rows.append((f"{name}:{process.rank}", node, unit, process.python or "the node's own"))
+    return Table(("process", "node", "holds", "python"), rows)
 
 
-def _environment(placement: PlacementFile) -> list[EnvRow]:
-    """Return the variables of each component's processes; a value that differs by rank becomes a range."""
+def _environment(placement: PlacementFile) -> Table:
     values: dict[tuple[str, str], list[str]] = {}
     layers: dict[tuple[str, str], str] = {}
-    counts: dict[str, int] = {}
+    counts = Counter(component for component, _ in _every_process(placement))
     for component, process in _every_process(placement):
-        counts[component] = counts.get(component, 0) + 1
         for name, value in process.env.items():
             values.setdefault((component, name), []).append(value)
             layers[component, name] = process.env_layers.get(name, "")
-    rows: list[EnvRow] = []
+    rows: list[tuple[str, ...]] = []
     for (component, name), rank_values in values.items():
         distinct = list(dict.fromkeys(rank_values))
-        text = distinct[0] if len(distinct) == 1 else " | ".join(distinct[:8])
-        if len(distinct) > 8:
+        text = " | ".join(distinct)
+        if len(distinct) > _MOST_VALUES:
             text = f"{distinct[0]} ... {distinct[-1]} ({len(distinct)} values, by rank)"
         if len(rank_values) < counts[component]:
             text += f" (in {len(rank_values)} of {counts[component]} processes)"
-        rows.append(EnvRow(component, name, text, layers[component, name]))
-    return rows
+        rows.append((component, name, text, layers[component, name]))
+    return Table(("component", "variable", "value", "set by"), rows)
 
 
 def _every_process(placement: PlacementFile) -> list[tuple[str, PlacedProcess]]:
     return [(name, process) for name, placed in placement.components.items() for process in placed.processes]
 
 
-def _timelines(folder: RunFolder, series: RunSeries, notes: list[str]) -> list[StepTimeline]:
-    roles: dict[int, list[str]] = {}
-    for role, step in telling_steps(series.moments).items():
-        roles.setdefault(step, []).append(role)
-    if not roles or not folder.trace_file.exists():
-        return []
-    shown = sorted(moment for moment in series.moments if moment[0] in roles)
-    windows = {step: (ended - seconds, ended) for step, ended, seconds in shown}
-    try:
-        bars = bars_of_steps(folder.trace_file, windows, _MOST_BARS)
-    except OSError as error:
-        notes.append(f"the trace cannot be read: {error.strerror}")
-        return []
-    return [StepTimeline(step, tuple(roles[step]), seconds, *bars[step]) for step, _, seconds in shown if bars[step][0]]
+def _comparisons(checks: Sequence[ContactCheck]) -> Table:
+    """Return what was compared before the first step, without columns that are empty in every row."""
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.2g}"
+
+    columns = {
+        "by": [check.component for check in checks],
+        "what": [check.what for check in checks],
+        "with": [check.with_ for check in checks],
+        "verdict": [check.verdict for check in checks],
+        "difference": [number(check.largest_difference) for check in checks],
+        "bound": [number(check.bound) for check in checks],
+        "time": ["" if check.seconds is None else labels.duration(check.seconds) for check in checks],
+        "note": [check.note for check in checks],
+    }
+    heads = [head for head, column in columns.items() if any(column)]
+    right = [place for place, head in enumerate(heads) if head in ("difference", "bound", "time")]
+    return Table(heads, list(zip(*(columns[head] for head in heads), strict=True)), right)
 
 
 def _samples(folder: Path, notes: list[str]) -> list[Sample]:
@@ -317,18 +279,23 @@ def _provenance(folder: Path, notes: list[str]) -> Provenance | None:
         return None
 
 
-def _memory(folder: RunFolder, notes: list[str]) -> list[PeakRow]:
+def _memory(folder: RunFolder, notes: list[str]) -> Table:
     """Return the peak memory of each process by phase."""
     try:
         peaks = read_peaks(folder.memory_file)
     except RunError as error:
         notes.append(str(error))
-        return []
-    return [
-        PeakRow(f"{component}:{rank}", phase, peak.rss / _MIB, peak.device / _MIB)
+        return Table()
+    rows = [
+        (f"{component}:{rank}", phase, _mib(peak.rss), _mib(peak.device) if peak.device else "-")
         for (component, rank), phases in peaks.items()
         for phase, peak in phases.items()
     ]
+    return Table(("process", "phase", "host", "accelerator"), rows)
+
+
+def _mib(size: float) -> str:
+    return f"{size / _MIB:.0f} MiB"
 
 
 def _document(path: Path, model: type[M], notes: list[str]) -> M:
@@ -339,10 +306,6 @@ def _document(path: Path, model: type[M], notes: list[str]) -> M:
     except OSError as error:
         notes.append(f"{path.name} cannot be read: it {error.strerror}")
         return model()
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _text(path: Path, notes: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipes.language.loop.arrivals import write_samples
-from rlinf_cli.report.gathering import gather
+from rlinf_cli.report.content import gather
 from tests.unit.cli.report_runs import empty_run
 
 

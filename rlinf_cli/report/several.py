@@ -1,4 +1,4 @@
-"""The page of several runs side by side: a row and a curve of each."""
+"""Pages of several runs: side by side, a row and a curve of each; and compared."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ from urllib.parse import quote
 
 from rlinf_cli.live import labels
 from rlinf_cli.report import charts
+from rlinf_cli.report.charts import Curve
+from rlinf_cli.report.curves import compared_curves
 from rlinf_cli.report.page import Drawings, write_page
 from rlinf_cli.report.report_writing import NAME
-from rlinf_cli.report.series import Band, RunSeries, series_of
+from rlinf_cli.runs.comparison_table import (
+    compared,
+    difference_rows,
+    first_difference,
+    result_heads,
+    run_rows,
+    verdict_lines,
+)
+from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
+from rlinf_cli.runs.run_comparison import Comparison
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 _MOST_CURVES: Final = 3
+_TALL: Final = 300
 
 
 class _ShownRun(NamedTuple):
@@ -26,6 +38,7 @@ class _ShownRun(NamedTuple):
 
     folder: RunFolder
     series: RunSeries
+    columns: Mapping[str, MetricColumn]
 
 
 def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0) -> str:
@@ -38,12 +51,15 @@ def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0)
     Raises:
         OSError: metrics cannot be read.
     """
-    runs = [_ShownRun(folder, series_of(metrics_in(folder.metrics_file))) for folder in folders]
+    every = [series_of(metrics_in(folder.metrics_file)) for folder in folders]
+    runs = [_ShownRun(folder, series, series.finite()) for folder, series in zip(folders, every, strict=True)]
     specs: Drawings = {}
     curves: list[tuple[str, str]] = []
     for number, metric in enumerate(_metrics(runs)):
         curves.append((f"curve-{number}", metric))
-        specs[f"curve-{number}"] = partial(charts.compared, f"{metric} of each run over steps", _lines(metric, runs))
+        specs[f"curve-{number}"] = partial(
+            charts.curves, f"{metric} of each run over steps", _lines(metric, runs), height=_TALL
+        )
     context: dict[str, Any] = {
         "rows": [_row(run, path) for run in runs],
         "curves": curves,
@@ -54,7 +70,7 @@ def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0)
 
 def _row(run: _ShownRun, page: Path) -> dict[str, Any]:
     series, state = run.series, run.folder.state
-    newest = {name: column.last for name, column in series.columns.items()}
+    newest = {name: column.values[-1] for name, column in run.columns.items()}
     headlines = labels.headlines(series.evaluations[-1][1], "eval") if series.evaluations else []
     headlines = headlines or labels.headlines(newest, "env", "rollout")
     report = run.folder.path / NAME
@@ -82,16 +98,33 @@ def _slowest(newest: Mapping[str, float]) -> str:
 
 def _metrics(runs: Sequence[_ShownRun]) -> list[str]:
     """Return the metrics whose curves are drawn: results first."""
-    names = set[str]().union(*(run.series.columns for run in runs))
+    names = set[str]().union(*(run.columns for run in runs))
     wanted = [labels.headline_metric(names, space) for space in ("eval", "env", "rollout")]
     wanted += [name for name in ("train/actor/loss", "time/step") if name in names]
     return list(dict.fromkeys(name for name in wanted if name is not None))[:_MOST_CURVES]
 
 
-def _lines(metric: str, runs: Sequence[_ShownRun]) -> list[tuple[str, int, Sequence[Band]]]:
-    """Return the line of each run that has the metric: its name, the number of its colour, and its values."""
+def _lines(metric: str, runs: Sequence[_ShownRun]) -> list[Curve]:
+    """Return the line of each run that has the metric; a run has one colour in all charts."""
     return [
-        (run.folder.path.name, number, run.series.columns[metric].bands())
+        Curve(run.folder.path.name, run.columns[metric].bands(), place=number)
         for number, run in enumerate(runs)
-        if metric in run.series.columns
+        if metric in run.columns
     ]
+
+
+def compared_page(comparison: Comparison) -> str:
+    """Return the page: results, overlaid curves, and differences, most important first."""
+    context = {
+        "count": sum(len(run_set.runs) for run_set in comparison.sets),
+        "first": first_difference(comparison),
+        "heads": result_heads(comparison),
+        "runs": run_rows(comparison),
+        "verdicts": verdict_lines(comparison),
+        "curves": [("curve", comparison.metric)],
+        "differences": difference_rows(comparison.differences),
+        "compared": compared(comparison),
+        "made": time.time(),
+    }
+    curve = partial(compared_curves, comparison, comparison.metric)
+    return write_page("compare.html.j2", {"curve": curve}, context)
