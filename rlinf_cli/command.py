@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import typer
@@ -65,7 +65,7 @@ def command(
 
     def register(function: Command) -> typer.Typer:
         own = typer.Typer(add_completion=False, rich_markup_mode=None, rich_help_panel=heading) if app is None else app
-        answer = _answering(function, record)
+        answer = _Answer(function, record)
         # Called without what it requires, it says what that is in full.
         bare = any(
             parameter.default is parameter.empty for parameter in inspect.signature(function).parameters.values()
@@ -169,28 +169,38 @@ Verbose = Annotated[bool, opt("--verbose -v", "Print more detail, and tracebacks
 _Json = Annotated[bool, opt("--json", "Print the result as JSON.", callback=_set("json"))]
 
 
-def _answering(function: Command, record: bool) -> Callable[..., None]:
-    """Return a function with the options of every command, which prints the result and ends with its exit code."""
-    added: Mapping[str, Any] = {**({"as_json": _Json} if record else {}), "quiet": Quiet, "verbose": Verbose}
+class _Answer:
+    """A function with the options of every command, which prints the result and ends with its exit code.
 
-    @wraps(function)
-    def answer(**arguments: Any) -> None:
-        for option in added:
+    Its annotations are evaluated when the command is called: the help of `rlinf` shows the summaries of all commands
+    only.
+    """
+
+    def __init__(self, function: Command, record: bool) -> None:
+        added: Mapping[str, Any] = {**({"as_json": _Json} if record else {}), "quiet": Quiet, "verbose": Verbose}
+        self._function, self._added = function, added
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+
+    def __call__(self, **arguments: Any) -> None:
+        for option in self._added:
             del arguments[option]
-        result = function(**arguments)
+        result = self._function(**arguments)
         if isinstance(result, Result):
             result.show()
             result = result.code
         if result:
             raise typer.Exit(result)
 
-    signature = inspect.signature(function, eval_str=True)
-    options = [
-        inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
-        for option, annotation in added.items()
-    ]
-    parameters = [*signature.parameters.values(), *options]
-    annotations = {parameter.name: parameter.annotation for parameter in parameters}
-    vars(answer).update(__signature__=signature.replace(parameters=parameters), __annotations__=annotations)
-    answer.__annotations__ = annotations
-    return answer
+    @cached_property
+    def __signature__(self) -> inspect.Signature:
+        signature = inspect.signature(self._function, eval_str=True)
+        options = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+            for option, annotation in self._added.items()
+        ]
+        return signature.replace(parameters=[*signature.parameters.values(), *options])
+
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return {parameter.name: parameter.annotation for parameter in self.__signature__.parameters.values()}

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 _INTERRUPTED = 130  # `ExitCode.INTERRUPTED`, defined here: Ctrl-C must work before anything is imported
@@ -52,17 +52,12 @@ def _order_imports() -> None:
 
 
 def _leave_out_plugins() -> None:
-    """Keep pydantic from looking for plugins in the metadata of every package, a seventh of the time of `validate`.
+    """Keep pydantic from looking for plugins in the metadata of every package, which takes time.
 
-    Its search for plugins imports `importlib.metadata`, and with it `email` and `zipfile`, even where a variable turns
-    it off, so another search takes its place. A version of pydantic that has none of this name searches by itself.
     Commands that start processes would hand the variable on to code of the user, so they look.
     """
     if sys.argv[1:2] == ["validate"]:
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
-        search = ModuleType("pydantic.plugin._loader")
-        vars(search)["get_plugins"] = tuple
-        sys.modules.setdefault(search.__name__, search)
 
 
 def _open_closed_streams() -> None:

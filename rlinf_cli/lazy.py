@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import typer
+from typer.core import TyperCommand
 from typer.main import get_command
 
 from rlinf_cli.command import Group, command
@@ -17,7 +19,7 @@ from rlinf_cli.runs import run_lookup
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from rlinf_core.process.entry_points import EntryPoint
 
 # A package offers a command as `NAME = "module:app"`; `rich_help_panel` of the app is its heading in the help.
 ENTRY_POINT_GROUP: Final = "rlinf.commands"
@@ -62,18 +64,27 @@ class LazyGroup(Group):
         return super().get_command(ctx, cmd_name)
 
     def _build(self, name: str) -> Any:
+        app = self._app(name)
+        try:
+            return get_command(app)
+        except Exception as error:
+            if name in self._modules:
+                raise
+            return get_command(_broken(name, self.offered[name].value, error))
+
+    def _app(self, name: str) -> Any:
+        """Return the Typer app of a command."""
         if name in self._modules:
             module, _, attribute = self._modules[name].partition(":")
-            return get_command(getattr(import_module(module), attribute or name))
+            return getattr(import_module(module), attribute or name)
         point = self.offered[name]
         try:
-            app: Any = point.load()
-            built: Any = get_command(app)
+            app = point.load()
+            if not isinstance(app, typer.Typer):
+                raise TypeError("it is not a Typer app")
+            return app
         except Exception as error:  # noqa: BLE001 - a package of the user's may fail in any way
             return _broken(name, point.value, error)
-        # Where Typer keeps it depends on its version.
-        built.rich_help_panel = getattr(app, "rich_help_panel", app.info.rich_help_panel)
-        return built
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of a command line, also under names that it and its options had before."""
@@ -100,13 +111,15 @@ class LazyGroup(Group):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under the headings of their families, summaries aligned."""
         headings: dict[str, list[str]] = {heading: list(family) for heading, family in self.families.items()}
+        apps = {name: self._app(name) for name in self.list_commands(ctx)}
         for name in self.offered:
-            heading = self.get_command(ctx, name).rich_help_panel
+            # Where Typer keeps it depends on its version.
+            heading = getattr(apps[name], "rich_help_panel", apps[name].info.rich_help_panel)
             headings.setdefault(heading if isinstance(heading, str) else _OTHERS, []).append(name)
-        width = max(len(name) for name in self.list_commands(ctx))
+        width = max(len(name) for name in apps)
         room = formatter.width - 6 - width
         for heading, names in headings.items():
-            rows = [(name.ljust(width), self.get_command(ctx, name).get_short_help_str(room)) for name in names]
+            rows = [(name.ljust(width), _summary(apps[name], room)) for name in names]
             with formatter.section(heading):
                 formatter.write_dl(rows)
 
@@ -141,7 +154,7 @@ def _without_folder(words: list[str]) -> list[str]:
 
 
 def _broken(name: str, target: str, error: Exception) -> Any:
-    """Return a command that says why the one of this name cannot be loaded."""
+    """Return the app of a command that says why the one of this name cannot be loaded."""
     reason = f"{type(error).__name__}: {error}"
 
     def fail() -> None:
@@ -152,4 +165,12 @@ def _broken(name: str, target: str, error: Exception) -> Any:
         )
 
     fail.__doc__ = f"Cannot be loaded: {reason}"
-    return get_command(command(record=False)(fail))
+    return command(record=False)(fail)
+
+
+def _summary(app: Any, room: int) -> str:
+    """Return the first sentence of the help of an app, at most `room` characters; makes no command of it."""
+    alone = not app.registered_groups and len(app.registered_commands) == 1 and app.registered_callback is None
+    info = app.registered_commands[0] if alone else app.info
+    help = info.help if isinstance(info.help, str) else inspect.getdoc(info.callback) if info.callback else None
+    return TyperCommand(None, help=help).get_short_help_str(room)

@@ -9,7 +9,6 @@ import os
 import pwd
 
 from rlinf_core.errors import ClusterError, RLinfError
-from rlinf_core.node.node_facts import make_private, private_base
 
 _OPTIMIZE = "PYTHONOPTIMIZE"
 # Where `getpass.getuser` looks for a name.
@@ -33,6 +32,9 @@ def name_user() -> str | None:
         if not any(map(os.environ.get, _NAMES)):
             os.environ["LOGNAME"] = f"uid-{number}"
         if not os.environ.get("HOME"):
+            # Imported here: nearly every user has a name.
+            from rlinf_core.node.node_facts import make_private, private_base
+
             home = os.path.join(private_base(), "home")
             if not (make_private(private_base()) and make_private(home)):
                 raise RLinfError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
@@ -33,7 +32,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Installs packages that offer commands."""
 
     def offering(**targets: str) -> None:
-        points = {name: EntryPoint(name, target, "rlinf.commands") for name, target in targets.items()}
+        points = {name: entry_points.EntryPoint(name, target) for name, target in targets.items()}
         monkeypatch.setattr(entry_points, "offered", lambda group: points)
 
     return offering
@@ -56,6 +55,12 @@ def test_broken_command_does_not_hide_the_others(cli: Callable[..., Any], offere
     assert ended.code == 2
     assert "command `broken` cannot be loaded: AttributeError" in ended.err
     assert "tests.unit.cli.own_command:gone" in ended.err
+
+
+def test_what_is_no_app_is_a_broken_command(cli: Callable[..., Any], offered: Callable[..., None]) -> None:
+    offered(odd="tests.unit.cli.own_command:__name__")
+    assert "\nOthers:\n  odd " in cli("--help").out
+    assert "command `odd` cannot be loaded: TypeError: it is not a Typer app" in cli("odd").err
 
 
 def test_a_call_imports_its_own_command_only() -> None:

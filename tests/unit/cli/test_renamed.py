@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def test_an_earlier_name_runs_and_is_told(
 
 
 def test_an_option_of_a_packages_own_command_keeps_its_name(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("greet", "tests.unit.cli.own_command:app", "rlinf.commands")
+    point = entry_points.EntryPoint("greet", "tests.unit.cli.own_command:app")
     monkeypatch.setattr(entry_points, "offered", lambda _: {"greet": point})
     ended = cli("greet", "you", "--out", "loud")
     assert (ended.out, ended.err) == ("hello you, loud\n", "")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import subprocess
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +17,7 @@ from rlinf_core.hardware.robots import plugin_driven
 from rlinf_core.hardware.robots import unit as units
 from rlinf_core.hardware.robots.franka import ROBOT_PORT, Franka
 from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types, register_hardware
+from rlinf_core.process.entry_points import EntryPoint
 from rlinf_core.scalars import Float, YamlInt
 
 assert plugin_driven
@@ -44,8 +43,8 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make installed packages offer hardware types by name and `module:object`."""
 
     def make(**offered: str) -> None:
-        points = EntryPoints(EntryPoint(name, value, units.ENTRY_POINT_GROUP) for name, value in offered.items())
-        monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: points.select(**wanted))
+        points = {name: EntryPoint(name, value) for name, value in offered.items()}
+        monkeypatch.setattr(units, "offered", lambda group: points if group == units.ENTRY_POINT_GROUP else {})
 
     return make
 

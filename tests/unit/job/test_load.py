@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import subprocess
 import sys
 import types
@@ -17,9 +16,11 @@ from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs
 from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.job import find_recipe
 from rlinf_core.job.load import Job, load_job, rules_of
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import Report
+from rlinf_core.process.entry_points import EntryPoint
 from rlinf_core.scalars import Int, Text
 
 CLUSTER = "cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-3}\n"
@@ -70,11 +71,9 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     lame = Recipe("lame", "Cannot be loaded.", "toy_recipe:Nothing", "toy")
     module.__dict__["lame"] = lame
     monkeypatch.setitem(sys.modules, "toy_recipe", module)
-    points = [
-        importlib.metadata.EntryPoint(name, f"toy_recipe:{target}", "rlinf.recipes")
-        for name, target in (("toy", "recipe"), ("none", "none"), ("lame", "lame"), ("gone", "missing"))
-    ]
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: points)
+    targets = {"toy": "recipe", "none": "none", "lame": "lame", "gone": "missing"}
+    points = {name: EntryPoint(name, f"toy_recipe:{target}") for name, target in targets.items()}
+    monkeypatch.setattr(find_recipe, "offered", lambda _: points)
 
 
 def test_sound_file_without_a_recipe() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +13,9 @@ import pytest
 from rlinf_cli.codes import CLOSE, OPEN, Code, Example, all_codes
 from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic
+from rlinf_core.job import find_recipe
 from rlinf_core.job.load import Job, Probe
+from rlinf_core.process.entry_points import EntryPoint, offered
 from rlinf_core.topology import NodeInfo
 
 PACKAGE = Path(__file__).parents[4] / "rlinf_core"
@@ -34,9 +35,7 @@ KEBAB = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)+")
 Load = Callable[[Example], "tuple[Job, tuple[str, int, int, int, int] | None]"]
 
 
-class _BrokenEntryPoint:
-    name, value, dist = "broken", "broken:recipe", None
-
+class _BrokenEntryPoint(EntryPoint):
     def load(self) -> None:
         raise RuntimeError("out of order")
 
@@ -44,13 +43,8 @@ class _BrokenEntryPoint:
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Loads an example; tells what it marked as (source name, line, column, end line, end column)."""
-    installed = importlib.metadata.entry_points
-
-    def entry_points(**query: str) -> object:
-        result = list(installed(**query))
-        return [*result, _BrokenEntryPoint()] if query.get("group") == "rlinf.recipes" else result
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    broken = {"broken": _BrokenEntryPoint("broken", "broken:recipe")}
+    monkeypatch.setattr(find_recipe, "offered", lambda group: {**offered(group), **broken})
     monkeypatch.chdir(tmp_path)
 
     def loading(example: Example) -> tuple[Job, tuple[str, int, int, int, int] | None]:

@@ -214,7 +214,6 @@ def test_only_validate_leaves_out_plugins_of_pydantic(command: str, looks: str) 
         f"import sys\nsys.argv = ['rlinf', {command!r}, 'hetero18']\nfrom rlinf_cli import launcher\n"
         "launcher._leave_out_plugins()\nfrom pydantic import create_model\ncreate_model('Model', size=int)\n"
         "from pydantic.plugin import _loader\nprint(getattr(_loader, '_plugins', None) is not None)\n"
-        "assert 'importlib.metadata' not in sys.modules or sys.argv[1] != 'validate'"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
@@ -225,6 +224,7 @@ def test_help_needs_no_model() -> None:
     program = (
         "import sys\nfrom rlinf_cli.main import main\ncode = main(['--help'])\n"
         "heavy = {'ray', 'torch', 'pydantic', 'ruamel.yaml', 'rich.console', 'rlinf_core.config.model'}\n"
+        "heavy |= {'importlib.metadata', 'hashlib'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\nsys.exit(code)\n"
     )
