@@ -6,16 +6,14 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console, ConsoleRenderable, Group
-from rich.control import Control
+from rich.console import Console, Group
 from rich.live import Live
-from rich.segment import ControlType
 from rich.text import Text
 
 from rlinf_cli.console.terminal_stream import guarded_stream, unguarded_stream
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
-from rlinf_cli.live.view import ENDING, View, line_of, processes, times
+from rlinf_cli.live.view import ENDING, View, line_of, processes, step_line, times
 from rlinf_core.foreign.terminal_text import replaced
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.events import (
@@ -30,6 +28,8 @@ from rlinf_core.runners.events import (
 
 _DRAWN_PER_SECOND = 4
 _BAR = 24
+# On a narrower terminal lines would lose what they end with, and a block more of its lines.
+_WIDE = 80
 # Events whose lines stay above the block.
 _RESTARTS = (RunRestarted, WorkersRelaunched)
 _LASTING = (RunStarted, Evaluated, CheckpointSaved, NodesChanged, *_RESTARTS)
@@ -49,7 +49,7 @@ class TerminalView(View):
         screen = Console(
             file=unguarded_stream(sys.stderr), highlight=False, markup=False, emoji=False, legacy_windows=False
         )
-        self._live = ResizableBlock(
+        self._live = Live(
             get_renderable=self._render,
             console=screen,
             refresh_per_second=_DRAWN_PER_SECOND,
@@ -76,17 +76,20 @@ class TerminalView(View):
 
     def _render(self) -> Group:
         with self.progress.lock:
-            return block(self.progress, self._title, self._place)
+            return block(self.progress, self._title, self._place, self._live.console.width)
 
 
-def block(progress: RunProgress, title: str, place: str) -> Group:
-    """Return the current lines of the live view; lines that are too long are truncated."""
+def block(progress: RunProgress, title: str, place: str, width: int = _WIDE) -> Group:
+    """Return the current lines of the live view, one only on a narrow terminal; long lines are truncated."""
+    if width < _WIDE:
+        now = _now(progress) if progress.started is None or progress.ending else Text(step_line(progress))
+        return Group(_line(title, "bold", 0, now))
     rows = [("launch", _now(progress))] if progress.started is None else _rows(progress)
     head = Text(place)
     if progress.started is not None and progress.started.components:
         head.append(f"  {processes(progress.started)}", style="dim")
-    width = max(len(title), *(len(label) for label, _ in rows))
-    return Group(_line(title, "bold", width, head), *(_line(label, "dim", width, text) for label, text in rows))
+    longest = max(len(title), *(len(label) for label, _ in rows))
+    return Group(_line(title, "bold", longest, head), *(_line(label, "dim", longest, text) for label, text in rows))
 
 
 def _line(label: str, style: str, width: int, text: Text) -> Text:
@@ -170,31 +173,3 @@ def _now(progress: RunProgress) -> Text:
     if not progress.phase:
         return Text("running")
     return Text(f"{labels.doing(progress.phase, progress.done)}, {labels.clock(progress.phase_seconds)}")
-
-
-class ResizableBlock(Live):
-    """A block that is redrawn in place, and erases itself also where the terminal has wrapped its lines anew.
-
-    A terminal that is made narrower wraps the lines it shows, so that the block takes more rows than it has lines.
-    `Live` erases as many rows as it drew, and the others would stay. A terminal that cuts lines instead, as xterm
-    does, loses as many lines above the block.
-    """
-
-    # Cells of each line as drawn, and as it will be drawn next.
-    _drawn: tuple[int, ...] = ()
-    _following: tuple[int, ...] = ()
-
-    def get_renderable(self) -> Group:
-        """Return the lines of the block as they are now."""
-        block = super().get_renderable()
-        assert isinstance(block, Group)
-        self._following = tuple(line.cell_len if isinstance(line, Text) else 0 for line in block.renderables)
-        return block
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Return what erases the block, what is printed above it, and the block."""
-        width = self.console.width
-        wrapped = sum((cells - 1) // width for cells in self._drawn if cells)
-        erase = Control(*((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)) * wrapped)
-        self._drawn = tuple(min(cells, width) for cells in self._following)
-        return super().process_renderables([erase, *renderables] if wrapped else renderables)

@@ -89,7 +89,7 @@ def _elsewhere(rows: Sequence[RunRow]) -> Iterator[str]:
     deleted."""
     for row in rows:
         if row.elsewhere is not None:
-            what = f"{row.name}: checkpoints in {row.elsewhere}"
+            what = f"{row.run.path.name}: checkpoints in {row.elsewhere}"
             own = f"{what}, {size_text(row.elsewhere_size)}, are deleted with it"
             yield own if row.foreign is None else f"{what} are kept: {row.foreign}"
 

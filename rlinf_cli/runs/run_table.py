@@ -25,9 +25,9 @@ from rlinf_core.runners.storage.run_status import RunStatus
 SCHEMA: Final = "rlinf.runs/1"
 # Runs without a result come last.
 _SORTED: Final[dict[str, Callable[[RunRow], Any]]] = {
-    "age": lambda row: (row.created, row.name),
-    "name": lambda row: row.name,
-    "step": lambda row: row.step,
+    "age": lambda row: (row.run.state.created, row.run.path.name),
+    "name": lambda row: row.run.path.name,
+    "step": lambda row: row.run.state.step,
     "size": lambda row: row.size,
     "result": lambda row: (row.value is not None, row.value or 0.0),
 }
@@ -48,22 +48,14 @@ class RunRow:
         elsewhere_size: bytes in `elsewhere`; 0 if it is not the run's own.
         foreign: why `elsewhere` is not the run's to delete; None if it is.
         damaged: its damaged checkpoints, in words.
-        created: seconds since 1970.
-        ended: likewise, or None.
     """
 
-    name: str
-    folder: Path
-    recipe: str
-    experiment: str
+    run: RunFolder
     status: RunStatus
     reason: str
-    step: int
     result: str
     value: float | None
     evaluation: Metrics | None
-    created: float
-    ended: float | None
     size: int
     elsewhere: Path | None
     elsewhere_size: int
@@ -72,7 +64,7 @@ class RunRow:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON record of the run."""
-        evaluation = self.evaluation
+        evaluation, state = self.evaluation, self.run.state
         metrics = (
             {name: number if math.isfinite(number) else None for name, number in evaluation.metrics.items()}
             if evaluation
@@ -80,17 +72,17 @@ class RunRow:
         )
         evaluated = {name: number for name, number in sorted(metrics.items()) if name.startswith("eval/")}
         return {
-            "name": self.name,
-            "folder": str(self.folder),
-            "recipe": self.recipe,
-            "experiment": self.experiment,
+            "name": self.run.path.name,
+            "folder": str(self.run.path),
+            "recipe": state.recipe,
+            "experiment": state.experiment,
             "status": str(self.status),
             "reason": self.reason,
-            "step": self.step,
+            "step": state.step,
             "result": {"name": self.result.split()[0], "value": self.value} if self.result else None,
             "evaluation": {"step": evaluation.step, "metrics": evaluated} if evaluation else None,
-            "created": self.created,
-            "ended": self.ended,
+            "created": state.created,
+            "ended": state.ended,
             "bytes": self.size,
             "damaged_checkpoints": list(self.damaged),
             "checkpoints_elsewhere": None
@@ -122,9 +114,9 @@ def listed_runs(statuses: Sequence[RunStatus] | None, recipe: str | None, sort: 
     warn_of_unreadable()
     if not rows:
         return Result(notes=(f"no such runs in {folder}" if statuses or recipe else f"no runs in {folder}",))
-    damaged = [f"{shown(row.folder)}: {words}" for row in rows for words in row.damaged]
+    damaged = [f"{shown(row.run.path)}: {words}" for row in rows for words in row.damaged]
     failed = next((row for row in rows if row.status == RunStatus.FAILED), None)
-    hints = [] if failed is None else [f"`rlinf why {shown(failed.folder)}` says why a run failed"]
+    hints = [] if failed is None else [f"`rlinf why {shown(failed.run.path)}` says why a run failed"]
     return Result(runs_text(rows), notes=(*map(console.warning, damaged), *hints))
 
 
@@ -161,18 +153,12 @@ def _row(run: RunFolder) -> RunRow:
     # A foreign folder may be the whole machine.
     elsewhere_size = _size(elsewhere) if elsewhere is not None and foreign is None else 0
     return RunRow(
-        name=run.path.name,
-        folder=run.path,
-        recipe=state.recipe,
-        experiment=state.experiment,
+        run=run,
         status=RunStatus(status),
         reason=reason,
-        step=state.step,
         result=f"{word} {figure}".strip(),
         value=float(figure.split()[0]) if figure else None,
         evaluation=evaluated,
-        created=state.created,
-        ended=state.ended,
         size=_size(run.path) + elsewhere_size,
         damaged=tuple(damaged_checkpoints(run)),
         elsewhere=elsewhere,
@@ -184,10 +170,12 @@ def _row(run: RunFolder) -> RunRow:
 def runs_text(rows: Sequence[RunRow]) -> str:
     """Return the table of runs."""
     now = time.time()
+    states = [(row, row.run.state) for row in rows]
     cells = [
-        (row.name, row.recipe, row.status, str(row.step), row.result, age_text(now - row.created), size_text(row.size))
-        for row in rows
-    ]
+        (row.run.path.name, state.recipe, row.status, str(state.step), row.result, age_text(now - state.created),
+         size_text(row.size))
+        for row, state in states
+    ]  # fmt: skip
     return console.table(
         ("run", "recipe", "status", "step", "result", "age", "size"), cells, right=(3, 5, 6), keep=(0, 2)
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -12,13 +15,15 @@ from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import command_signals
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.live import labels
+from rlinf_cli.live.run_summary import shown
 from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
 from rlinf_cli.run.runnable import check_installed
+from rlinf_cli.runs.run_table import RunRow, rows_of
 from rlinf_cli.sweep.grid import Point, short_keys
 from rlinf_cli.sweep.plan import SweepPlan, config_ids, plan_of
 from rlinf_cli.sweep.run_queue import RunQueue
-from rlinf_cli.sweep.sweep_folder import PointState, check_visible, new_folder, opened, states
-from rlinf_cli.sweep.sweep_table import SweepView, counts_text, sweep_record, sweep_text
+from rlinf_cli.sweep.sweep_folder import SCHEMA, WAITING, PointState, check_visible, new_folder, opened, states
 from rlinf_core.errors import ConfigError
 from rlinf_core.runners.storage.run_status import RunStatus
 
@@ -55,10 +60,10 @@ def sweep(
     if dry_run:
         return _plan_result(plan.points)
     current = _train(plan, place, ids, parallel)
-    notes = (counts_text(current), *_next(place, current, again))
+    notes = (_counts(current), *_next(place, current, again))
     return Result(
-        lambda: sweep_text(plan.points, current),
-        lambda: sweep_record(place, plan.points, current),
+        lambda: _table(plan.points, current),
+        lambda: _record(place, plan.points, current),
         _code(current),
         notes,
     )
@@ -81,16 +86,16 @@ def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) 
     with opened(place, plan, ids) as there:
         current = states(place, plan)
         check_visible(place, current)
-        console.message(f"{'continued' if there else 'new'} sweep {place}: {counts_text(current)}")
-        with SweepView(plan.points) as view:
-            return RunQueue(plan, place, parallel, view.show).work()
+        console.message(f"{'continued' if there else 'new'} sweep {place}: {_counts(current)}")
+        console.message(f"`rlinf runs --runs-dir {shown(place)}` shows its runs")
+        return RunQueue(plan, place, parallel, _Changes(plan.points).show).work()
 
 
 def _plan_result(points: Sequence[Point]) -> Result:
     runs = [{"name": point.name, "values": point.values} for point in points]
 
     def text() -> str:
-        heads = ("run", *short_keys(list(points[0].values)).values())
+        heads = ("run", *_keys(points))
         return console.table(heads, [(point.name, *point.values.values()) for point in points])
 
     valid = f"\n{len(points)} runs are valid; nothing was started, and nothing written"
@@ -113,3 +118,79 @@ def _next(place: Path, current: Mapping[str, PointState], again: Sequence[str]) 
     if statuses.count(RunStatus.FINISHED) > 1:
         lines.append(f"compare with: {shlex.join(['rlinf', 'compare', str(place), '-o', 'sweep.png'])}")
     return lines
+
+
+def _keys(points: Sequence[Point]) -> Sequence[str]:
+    """Return the shortest names of the swept keys."""
+    return list(short_keys(list(points[0].values)).values())
+
+
+def _row(state: PointState) -> RunRow | None:
+    return None if state.run is None else rows_of([state.run])[0]
+
+
+def _table(points: Sequence[Point], current: Mapping[str, PointState]) -> str:
+    """Return the table of all runs: that of `rlinf runs` with the swept values."""
+    heads = ("run", *_keys(points), "status", "step", "result", "time")
+    rows: list[tuple[str, ...]] = []
+    for point in points:
+        state, row = current[point.name], _row(current[point.name])
+        seconds = "" if row is None else labels.clock((row.run.state.ended or time.time()) - row.run.state.created)
+        number = point.name.partition("-")[0]
+        rows.append((number, *point.values.values(), state.status, str(state.step), row.result if row else "", seconds))
+    return console.table(heads, rows, right=(len(heads) - 3, len(heads) - 1), keep=(0, len(heads) - 4))
+
+
+def _counts(current: Mapping[str, PointState]) -> str:
+    """Return `3 of 12 finished, 2 running, 7 waiting`."""
+    counts = Counter(state.status for state in current.values())
+    others = [status for status in (*RunStatus, WAITING) if status != RunStatus.FINISHED and counts[status]]
+    finished = f"{counts[RunStatus.FINISHED]} of {len(current)} finished"
+    return ", ".join([finished, *(f"{counts[status]} {status}" for status in others)])
+
+
+def _record(folder: Path, points: Sequence[Point], current: Mapping[str, PointState]) -> dict[str, Any]:
+    """Return the result of the sweep as data."""
+    runs: list[dict[str, Any]] = []
+    for point in points:
+        state, row = current[point.name], _row(current[point.name])
+        record = None if row is None else row.record()
+        runs.append(
+            {
+                "name": point.name,
+                "values": dict(point.values),
+                "status": state.status,
+                "reason": state.reason,
+                "step": state.step,
+                "result": record and record["result"],
+                "folder": record and record["folder"],
+            }
+        )
+    return {"schema": SCHEMA, "folder": str(folder), "runs": runs}
+
+
+class _Changes:
+    """A line for each change of a run, while the queue works."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._points = points
+        self._before: dict[str, str] = {}
+
+    def show(self, current: Mapping[str, PointState]) -> None:
+        """Print what has changed since the last call."""
+        for point in self._points:
+            state = current[point.name]
+            if self._before.get(point.name, WAITING) != state.status:
+                console.message(_line(point, state))
+            self._before[point.name] = state.status
+
+
+def _line(point: Point, state: PointState) -> str:
+    number, row = point.name.partition("-")[0], _row(state)
+    if state.status == RunStatus.RUNNING:
+        return f"run {number} started: {', '.join(f'{key} {value}' for key, value in point.values.items())}"
+    text = f"run {number} {state.status} after step {state.step}"
+    if row is None:
+        return text
+    details = [row.result, state.reason.partition("\n")[0], shown(row.run.path)]
+    return f"{text}: {', '.join(part for part in details if part)}"

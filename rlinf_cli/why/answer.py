@@ -54,10 +54,10 @@ def summary(run: str | None) -> Result:
     folder = find_run(run)
     (row,) = rows_of([folder])
     lines = [
-        ("run", shown(row.folder)),
-        ("recipe", row.recipe),
+        ("run", shown(folder.path)),
+        ("recipe", folder.state.recipe),
         ("status", f"{row.status}: {row.reason}" if row.reason else str(row.status)),
-        ("step", str(row.step)),
+        ("step", str(folder.state.step)),
         *([("result", row.result)] if row.result else []),
         *why_brief(diagnose(read_facts(folder))),
     ]

@@ -232,15 +232,15 @@ def test_an_end_that_takes_its_time_is_said_once(lines: Lines) -> None:
     assert lines.written == ["ending; press Ctrl-C again to end at once"]
 
 
-def shown(progress: RunProgress) -> list[str]:
-    """Return the live view as it stands on a terminal of 80 columns."""
+def shown(progress: RunProgress, width: int = 80) -> list[str]:
+    """Return the live view as it stands on a terminal, of 80 columns."""
     from rich.console import Console
 
     from rlinf_cli.live.terminal import block
 
-    console = Console(width=80, color_system=None, legacy_windows=False)
+    console = Console(width=width, color_system=None, legacy_windows=False)
     with console.capture() as captured:
-        console.print(block(progress, "embodied", str(FOLDER)))
+        console.print(block(progress, "embodied", str(FOLDER), width))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -288,6 +288,18 @@ def test_the_live_view_is_never_wider_than_the_terminal() -> None:
     # Whoever reads it sees that something is missing.
     assert [line[-1] for line in (lines[0], lines[2])] == ["…", "…"]
     assert len(lines[2]) == 80
+
+
+def test_the_live_view_of_a_narrow_terminal_is_one_line() -> None:
+    progress = RunProgress(Clock())
+    progress.take(events.Waiting("rollout: 2 processes", 30.0))
+    assert shown(progress, 79) == ["embodied  waiting for rollout: 2 processes, 0:00, at most 30 s"]
+    progress.take(STARTED)
+    progress.take(events.StepFinished(1, METRICS))
+    assert shown(progress, 79) == ["embodied  step 1/300  success 0.723, return 12.3, length 41.2  0:00"]
+    assert [line[-1] for line in shown(progress, 30)] == ["…"]
+    progress.end()
+    assert shown(progress, 79) == ["embodied  ending; press Ctrl-C again to end at once"]
 
 
 def test_the_live_view_of_a_run_without_an_end() -> None:
