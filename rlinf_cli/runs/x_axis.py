@@ -1,4 +1,4 @@
-"""What curves and results of different runs are laid over: a step of one run may be four of another."""
+"""The axes that results and curves of different runs share: a step of one run may be four of another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class XAxis(StrEnum):
-    """What is counted along the horizontal axis."""
+    """A quantity that is counted along the horizontal axis."""
 
     STEP = "step"
     ENV_STEPS = "env_steps"
@@ -20,7 +20,7 @@ class XAxis(StrEnum):
 
     @property
     def words(self) -> str:
-        """What is counted, in the plural."""
+        """The counted quantity, in the plural."""
         return {XAxis.STEP: "steps", XAxis.ENV_STEPS: "environment steps", XAxis.TIME: "seconds"}.get(self, self.value)
 
     @property

@@ -158,13 +158,13 @@ def _vanished(incident: Incident) -> Sequence[str]:
     return "run.json: the status is still `running`, and the process that it names is gone", *incident.lines
 
 
-def _death(incident: Incident, *more: str) -> Sequence[str]:
+def _death(incident: Incident, *lines: str) -> Sequence[str]:
     """Return how a process died, as far as known."""
     process = incident.process
     if process is None:
-        return *incident.lines, *more
+        return *incident.lines, *lines
     ends = [f"signal: {process.signal}"] if process.signal else []
-    return _with_log(incident, *(process.why.splitlines()[:_SHOWN_OF_DEATH] or ends), *more)
+    return _with_log(incident, *(process.why.splitlines()[:_SHOWN_OF_DEATH] or ends), *lines)
 
 
 def _kill(incident: Incident) -> Sequence[str]:

@@ -76,7 +76,7 @@ class Sign(NamedTuple):
         code: its stable name.
         metric: the metric's name.
         low, high: the bounds.
-        steps: for so many steps at least.
+        steps: the number of steps at the end that must lie within them.
         what: the cause in one sentence.
         do: the remedy.
         when: what else must hold.
@@ -107,8 +107,8 @@ class Sign(NamedTuple):
         shown = (
             f"metrics.jsonl: `{self.metric}` is {value:.3g} in step {streak.until}, and has been so since step {since}"
         )
-        more = self.shown(streak) if self.shown is not None else ()
-        return _finding(self.code, self.what.format(**fields), [shown, *more], self.do, since)
+        added = self.shown(streak) if self.shown is not None else ()
+        return _finding(self.code, self.what.format(**fields), [shown, *added], self.do, since)
 
 
 def _finding(

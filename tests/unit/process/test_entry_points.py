@@ -54,8 +54,8 @@ def test_object_is_loaded_as_it_is_named() -> None:
 
 
 @pytest.mark.parametrize("group", ["rlinf.commands", "rlinf.recipes", "console_scripts", "pytest11"])
-def test_installed_packages_offer_what_the_standard_library_tells(group: str) -> None:
-    told: dict[str, str] = {}
+def test_installed_packages_offer_what_importlib_metadata_says(group: str) -> None:
+    expected: dict[str, str] = {}
     for point in importlib.metadata.entry_points(group=group):
-        told.setdefault(point.name, point.value)
-    assert {point.name: point.value for point in offered(group).values()} == told
+        expected.setdefault(point.name, point.value)
+    assert {point.name: point.value for point in offered(group).values()} == expected
