@@ -211,8 +211,8 @@ class Training:
 
     def _views(self, log: logging.Logger) -> list[View]:
         from rlinf_cli.live.plain import PlainView
-        from rlinf_cli.live.record import StateWriter
         from rlinf_cli.live.run_summary import shown
+        from rlinf_cli.run.run_documents import StateWriter
 
         place = shown(self._folder.path)
         views: list[View] = [
@@ -244,7 +244,7 @@ class Training:
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
         from rlinf_cli.live.run_summary import shown
-        from rlinf_cli.why.time_limit import limit_reached
+        from rlinf_cli.why.incidents import limit_reached
         from rlinf_core.runners.storage import run_events
 
         code = self._interrupts.code or ExitCode.INTERRUPTED

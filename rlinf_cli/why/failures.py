@@ -13,8 +13,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from rlinf_cli.why.finding import FindingKind, RunFinding
-from rlinf_cli.why.incidents import STALLED, Incident
-from rlinf_cli.why.time_limit import REACHED
+from rlinf_cli.why.incidents import REACHED, STALLED, Incident
 from rlinf_core.runners.step_clock import GIVEN_UP
 from rlinf_core.runners.storage.evidence import FailedProcess
 from rlinf_core.runners.storage.run_events import INTERRUPTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 from statistics import median
@@ -21,6 +22,10 @@ STALLED: Final = "stalled"
 _ENDS: Final = (run_events.FAILED, run_events.INTERRUPTED)
 _KINDS: Final = (run_events.RESTARTED, run_events.RELAUNCHED, *_ENDS)
 _STATE: Final = "run.json"
+# The words for a job at the time limit of its scheduler.
+REACHED: Final = "reaches its time limit"
+# Schedulers warn by a signal that long before they kill; `sbatch --signal` asks for more.
+_BEFORE_LIMIT: Final = 600.0
 # Words of the driver's warnings about waits.
 _WAITS: Final = ("is stopped", "waiting for", " waits ", "deadlock", NO_STEP)
 
@@ -142,8 +147,8 @@ def _of_event(event: RunEvent, bundles: dict[str, Bundle]) -> Incident:
     source = run_events.FILE if bundle is None else f"{FOLDER}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
     # The event comes when all processes have ended; that of a restart has the step that the run went back to.
-    time, step = (event.time, event.step) if bundle is None else (bundle.content.time, bundle.content.step)
-    return Incident(event.kind, event.text, source, time, step, process, others, event.details, bundle)
+    at, step = (event.time, event.step) if bundle is None else (bundle.content.time, bundle.content.step)
+    return Incident(event.kind, event.text, source, at, step, process, others, event.details, bundle)
 
 
 def _nodes_after(event: RunEvent, facts: RunFacts) -> tuple[str, ...]:
@@ -181,3 +186,12 @@ def _short(process: FailedProcess) -> str:
     first = process.text.strip().partition("\n")[0]
     name = process.type.rpartition(".")[2]
     return f"{name}: {first[:160]}" if first else name
+
+
+def limit_reached(environ: Mapping[str, str], now: float) -> str | None:
+    """Return, in words, that a Slurm job reaches its time limit about `now` (seconds since 1970); else None."""
+    end = environ.get("SLURM_JOB_END_TIME", "")
+    if not end.isascii() or not end.isdigit() or not -_BEFORE_LIMIT < now - float(end) < _BEFORE_LIMIT:
+        return None
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(end)))
+    return f"Slurm job {environ.get('SLURM_JOB_ID', '')} {REACHED} at {at}"

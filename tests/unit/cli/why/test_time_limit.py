@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_cli.why.time_limit import REACHED, limit_reached
+from rlinf_cli.why.incidents import REACHED, limit_reached
 
 END = 1_795_680_000
 

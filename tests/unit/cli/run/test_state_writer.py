@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.live.progress import RunProgress
-from rlinf_cli.live.record import StateWriter
+from rlinf_cli.run.run_documents import StateWriter
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import RunError
 from rlinf_core.runners import events
