@@ -62,7 +62,7 @@ class MetricColumn:
     def where(self, wanted: Callable[[int, float], bool]) -> MetricColumn:
         """Return the steps whose number and value are wanted."""
         kept = [pair for pair in zip(self.steps, self.values, strict=True) if wanted(*pair)]
-        return MetricColumn([step for step, _ in kept], [value for _, value in kept])
+        return MetricColumn(array("q", [step for step, _ in kept]), array("d", [value for _, value in kept]))
 
     def finite(self) -> MetricColumn:
         """Return the steps with a finite value."""
