@@ -47,7 +47,7 @@ Test: TypeAlias = Callable[[Incident], object]
 Evidence: TypeAlias = Callable[[Incident], Iterable[str]]
 
 
-class Failure(NamedTuple):
+class FailureCause(NamedTuple):
     """A row of the table: how a failure is recognized, and what is said of it.
 
     Texts have fields in braces, see `_fields`, and the named groups of `words`.
@@ -224,7 +224,7 @@ def _answers_failed(incident: Incident) -> bool:
     return "reward-fails" in incident.codes() or re.search(words, incident.text) is not None
 
 
-_interruption = partial(Failure, do="{go_on}", shown=_lines, kind=FindingKind.INTERRUPTION)
+_interruption = partial(FailureCause, do="{go_on}", shown=_lines, kind=FindingKind.INTERRUPTION)
 
 # The first row that knows a failure names it.
 FAILURES: Final = (
@@ -250,7 +250,7 @@ FAILURES: Final = (
         when=lambda it: it.kind == INTERRUPTED and it.what == "terminated",
     ),
     _interruption("terminated", "the driver was asked to end: {what}", when=lambda it: it.kind == INTERRUPTED),
-    Failure(
+    FailureCause(
         "stalled",
         "{holder}",
         "`rlinf ps --stacks` shows the whole stacks of all processes; one that cannot go on is ended by `kill -9`,"
@@ -259,28 +259,28 @@ FAILURES: Final = (
         shown=lambda it: (it.what, *it.lines[1:]),
         kind=FindingKind.STANDSTILL,
     ),
-    Failure(
+    FailureCause(
         "out-of-memory",
         "the kernel killed the driver of the run for lack of memory",
         "give its machine or container more memory, or place less on it; {go_on}",
         when=_is_gone("memory"),
         shown=_vanished,
     ),
-    Failure(
+    FailureCause(
         "machine-restarted",
         "the machine of the driver went down or was restarted during the run",
         "look why (`last -x`, `journalctl -b -1 -k`); {go_on}",
         when=_is_gone("was restarted since"),
         shown=_vanished,
     ),
-    Failure(
+    FailureCause(
         "driver-vanished",
         "the driver of the run was killed (SIGKILL, or a crash): it wrote no last word",
         "look at the kernel's log of its machine (`dmesg`, `journalctl -k`) for a kill at that time; {go_on}",
         when=_is_gone(),
         shown=_vanished,
     ),
-    Failure(
+    FailureCause(
         "out-of-memory",
         "{named} was killed by the kernel for lack of memory",
         "give it less to hold (fewer environments, smaller batches) or its machine or container more memory;"
@@ -288,21 +288,21 @@ FAILURES: Final = (
         when=lambda it: it.process and it.process.out_of_memory,
         shown=_out_of_memory,
     ),
-    Failure(
+    FailureCause(
         "watcher-died",
         "`{process}`, which the workers of the run depend on, died",
         "{again}; `ray/` in the evidence has the end of its log",
         when=lambda it: it.process and it.process.name in _WATCHERS,
         shown=_death,
     ),
-    Failure(
+    FailureCause(
         "simulator-died",
         "a process of `{process}` died: {last}",
         "look at the end of its log, where a simulator says why it crashed; after three crashes the episode is"
         " quarantined",
         shown=_last_words,
     ),
-    Failure(
+    FailureCause(
         "hung",
         "{named} held up the run, and was ended",
         "look at the frame that it names: what it waits for there did not come; `stacks.txt` in the evidence has the"
@@ -310,28 +310,28 @@ FAILURES: Final = (
         when=lambda it: it.process and it.process.died and GIVEN_UP in it.process.why,
         shown=_death,
     ),
-    Failure(
+    FailureCause(
         "crashed",
         "{named} crashed in native code: {signal}",
         "look at the innermost call of the stack: the crash is in that library, or in its arguments",
         when=lambda it: _signal(it) in _CRASHES,
         shown=_death,
     ),
-    Failure(
+    FailureCause(
         "killed-by-signal",
         "{named} was killed by {signal}",
         "{signal} came from outside the run: check the scheduler's logs and memory watchdogs of that machine",
         when=_signal,
         shown=_kill,
     ),
-    Failure(
+    FailureCause(
         "exited",
         "{named} ended itself with exit code {exit_code}",
         "look in its code and libraries for `sys.exit`, `os._exit` or `exit`: a worker raises an exception instead",
         when=lambda it: it.process and it.process.died and it.process.exit_code is not None,
         shown=_death,
     ),
-    Failure(
+    FailureCause(
         "node-lost",
         "the machine of {named} cannot be reached any more",
         "`rlinf status` and `rlinf doctor` show which machines answer; check that it is up and that its network works\n"
@@ -340,114 +340,114 @@ FAILURES: Final = (
         when=lambda it: it.nodes or re.search("its node left the cluster|no sign of life", it.text),
         shown=_of_nodes,
     ),
-    Failure(
+    FailureCause(
         "died",
         "{died}",
         "look at the end of its log, and at the kernel's log of its machine (`dmesg`) at that time",
         when=lambda it: it.process.died if it.process is not None else "died" in it.what,
         shown=_unknown_death,
     ),
-    Failure(
+    FailureCause(
         "disk-full",
         "there is no room on /dev/shm, which processes share memory by",
         "give the container more of it (`--shm-size`), or hold less in flight",
         words="No space left on device|Disk quota exceeded",
         when=lambda it: "/dev/shm" in it.text,
     ),
-    Failure(
+    FailureCause(
         "disk-full",
         "there is no room on the disk",
         "free some space, keep fewer checkpoints (`runner.keep_checkpoints`), or write elsewhere"
         " (`runner.logger.log_path`, `actor.checkpoint_save_path`)",
         words="No space left on device|Disk quota exceeded",
     ),
-    Failure(
+    FailureCause(
         "accelerator-memory",
         "the memory of the accelerator of {name} was used up",
         "use smaller micro batches (`actor.micro_batch_size`), shard or offload the actor, or give the engine less;"
         " `rlinf inspect memory FILE` forecasts what each needs",
         words="CUDA out of memory",
     ),
-    Failure(
+    FailureCause(
         "host-memory",
         "{name} asked for more memory than there is",
         "make what it was about to allocate smaller, or give its machine or container more memory",
         words="Cannot allocate memory|raised MemoryError",
     ),
-    Failure(
+    FailureCause(
         "weights-not-arrived",
         "the actor's weights of version {version} did not arrive in the engine: their fingerprints differ",
         "let actor and rollout have the same model, precision and adapter; an engine that reports an adapter as loaded"
         " and answers without it needs another version",
         words=r"the engine's weights of version (?P<version>\d+) differ",
     ),
-    Failure(
+    FailureCause(
         "tool-fails",
         "the tool `{tool}` fails: {reason}",
         "call it by hand; one that takes long needs a longer `agent.tool_timeout`",
         words=r"the tool `(?P<tool>[^`]+)`: (?P<reason>[^\n]+)",
         when=_answers_failed,
     ),
-    Failure(
+    FailureCause(
         "reward-fails",
         "the reward fails {of}{first}",
         "score one answer by hand with the same function; `rlinf report --samples` shows answers with the reasons",
         when=_answers_failed,
     ),
-    Failure(
+    FailureCause(
         "groups-equal",
         "all answers to a prompt have the same reward, for every prompt of a step",
         "use other problems, a larger `algorithm.group_size` or a higher temperature, or `filter_groups: false`",
         words=f"{_NOTHING}(?s:.*)equal rewards",
     ),
-    Failure(
+    FailureCause(
         "prompts-skipped",
         "no prompt of a step could be used",
         "raise `data.max_prompt_length`, or use shorter prompts",
         words=_NOTHING,
     ),
-    Failure(
+    FailureCause(
         "simulator-raises",
         "{name}: {fault}",
         "look at that line of its code: the same episode raises there again\n{help}",
     ),
-    Failure(
+    FailureCause(
         "simulators-fail",
         "simulators raise in more episodes than `runner.max_failed_fraction` allows",
         "the log of the env worker has environments, action and traceback: look at the line that raised",
         words="the simulators of(?s:.*)max_failed_fraction",
     ),
-    Failure(
+    FailureCause(
         "not-finite",
         "{name} met a number that is NaN or infinite: {line}",
         "lower `actor.optim.lr`, or bound gradients by `actor.optim.clip_grad`",
         own_help=True,
     ),
-    Failure(
+    FailureCause(
         "untrained",
         "{name} trains tensors that the loss does not reach: {line}",
         "use in the loss what the model returns, or freeze the tensor",
         own_help=True,
     ),
-    Failure(
+    FailureCause(
         "deadlock",
         "Deadlock: {line}",
         "let one of them send before it receives; `waits.json` and `stacks.txt` in the evidence show where each waits",
     ),
-    Failure(
+    FailureCause(
         "timed-out",
         "{name} waited too long: {line}",
         "`stacks.txt` in the evidence shows what its peer was doing; a slow one needs a longer `timeout`",
         own_help=True,
     ),
-    Failure("checkpoint", "{line}", "`runner.resume_dir=auto` takes the newest one that is whole", own_help=True),
-    Failure(
+    FailureCause("checkpoint", "{line}", "`runner.resume_dir=auto` takes the newest one that is whole", own_help=True),
+    FailureCause(
         "cluster",
         "the cluster refused: {line}",
         "`rlinf doctor FILE` looks for what is wrong on all machines",
         own_help=True,
     ),
-    Failure("refused", "{name} failed: {line}", _THAT_LINE, own_help=True),
-    Failure("exception", "{name} raised {type}{at}", _THAT_LINE, when=lambda it: it.process is not None),
-    Failure("failed", "{what}", "`rlinf logs` has the lines of every process", when=lambda it: True, shown=_lines),
+    FailureCause("refused", "{name} failed: {line}", _THAT_LINE, own_help=True),
+    FailureCause("exception", "{name} raised {type}{at}", _THAT_LINE, when=lambda it: it.process is not None),
+    FailureCause("failed", "{what}", "`rlinf logs` has the lines of every process", when=lambda it: True, shown=_lines),
 )

@@ -135,7 +135,7 @@ def test_charts_have_their_data(cli: Cli) -> None:
     specs = json.loads(asset(written(run.path / "report.html"), "application/json"))
     success = next(iter(specs["curve-1"]["datasets"].values()))
     assert 'eval,"eval, at end",12,0.75,0.63' in success
-    assert 'train,"train, at end",6,0.5,0.5,0.5' in success
+    assert 'mean,"train, at end",6,0.5,0.5,0.5' in success
     assert "driver,rollout,0.6" in next(iter(specs["time-components"]["datasets"].values()))
 
 
