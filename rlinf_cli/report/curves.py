@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,6 +17,7 @@ from rlinf_core.errors import RunError
 from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage import durable
+from rlinf_core.statistics import mean
 
 # Sets that differ in more keys are named by their runs.
 _MOST_KEYS: Final = 2
@@ -157,8 +157,8 @@ def _set_curves(comparison: Comparison, place: int, metric: str) -> list[Curve]:
     if len(columns) < 2:
         return [Curve(f"{run_set.label}  {name}", lines, place=place, name=name) for name, lines in bands]
     label = f"{_name(comparison, place)}: mean and range of {len(columns)}"
-    mean = mean_and_range([column for _, column, _ in columns], [x for _, _, x in columns])
-    return [*(Curve(label, lines, "run", place, name) for name, lines in bands), Curve(label, mean, place=place)]
+    average = mean_and_range([column for _, column, _ in columns], [x for _, _, x in columns])
+    return [*(Curve(label, lines, "run", place, name) for name, lines in bands), Curve(label, average, place=place)]
 
 
 def _moved(bands: Sequence[Band], x: Mapping[int, float]) -> list[Band]:
@@ -167,12 +167,12 @@ def _moved(bands: Sequence[Band], x: Mapping[int, float]) -> list[Band]:
 
 def mean_and_range(columns: Sequence[MetricColumn], x: Sequence[Mapping[int, float]]) -> list[Band]:
     """Return mean, lowest and highest value at each step that all columns have, at the mean of its places in `x`."""
-    counts = Counter(step for column in columns for step in column.steps)
-    shared = [column.where(lambda step, _: counts[step] == len(columns)) for column in columns]
-    return [
-        Band(sum(place[step] for place in x) / len(x), sum(values) / len(values), min(values), max(values))
-        for step, *values in zip(shared[0].steps, *(column.values for column in shared), strict=True)
-    ]
+    by_step = [dict(zip(column.steps, column.values, strict=True)) for column in columns]
+    bands: list[Band] = []
+    for step in sorted(set(by_step[0]).intersection(*by_step[1:])):
+        values = [value[step] for value in by_step]
+        bands.append(Band(mean([place[step] for place in x]), mean(values), min(values), max(values)))
+    return bands
 
 
 def _name(comparison: Comparison, place: int) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
 from rlinf_cli.why.finding import FindingKind, RunFinding
@@ -224,7 +223,9 @@ def _answers_failed(incident: Incident) -> bool:
     return "reward-fails" in incident.codes() or re.search(words, incident.text) is not None
 
 
-_interruption = partial(FailureCause, do="{go_on}", shown=_lines, kind=FindingKind.INTERRUPTION)
+def _interruption(code: str, what: str, when: Test, do: str = "{go_on}") -> FailureCause:
+    return FailureCause(code, what, do, when=when, shown=_lines, kind=FindingKind.INTERRUPTION)
+
 
 # The first row that knows a failure names it.
 FAILURES: Final = (
