@@ -70,7 +70,7 @@ def openpi_pi0(folder: str) -> PI0ForConditionalGeneration:
 
 def _pi0_of(shape: PiShape, states: int, words: int, **reading: int) -> PI0ForConditionalGeneration:
     """Return the model of some sizes, whose expert knows so many words; `reading` are settings of its PaliGemma."""
-    vlm = {**paligemma_config(shape).to_dict(), **reading}
+    vlm: dict[str, Any] = {**paligemma_config(shape).to_dict(), **reading}
     from transformers import PI0Config, PI0ForConditionalGeneration
 
     expert = {

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 import gymnasium
 import numpy as np
+from gymnasium.envs import registration
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
@@ -162,7 +163,7 @@ def registered(task: str) -> Any:
     module, _, name = task.rpartition(":")
     owner = import_module(module) if module else None
     if name not in gymnasium.registry and callable(made := getattr(owner, name, None)):
-        return gymnasium.envs.registration.EnvSpec(name, entry_point=made)
+        return registration.EnvSpec(name, entry_point=made)
     return gymnasium.spec(name)
 
 
