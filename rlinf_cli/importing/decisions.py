@@ -154,7 +154,7 @@ class Conversion:
             return self.layout[source], None
         if self.project is Project.VERL and source[:-1] == ENGINE_OPTIONS:
             used = engine(Values(self.references))
-            if source[-1] == used and used in ("vllm", "sglang"):
+            if source[-1] == used == "vllm":
                 return ("rollout", "engine_options"), None
             return None, f"they are not arguments of `{used}`"
         if self.project is Project.VERL and source == ENGINE_OPTIONS:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from rlinf_core import ConfigError
 from rlinf_core.process.requirements import install_command
+from rlinf_core.scalars import problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,6 @@ RESERVED_OPTIONS: Final = {
     "vllm": frozenset(
         ("model", "dtype", "skip_tokenizer_init", "async_scheduling", "logprobs_mode", "tensor_parallel_size")
     ),
-    "sglang": frozenset(("model_path", "dtype", "skip_tokenizer_init", "tp_size")),
 }
 # The largest rank of an adapter that vLLM takes.
 LARGEST_RANK: Final = 512
@@ -43,9 +43,20 @@ BACKENDS: Final = {
     "torch": Backend(name="torch"),
     "huggingface": Backend(name="torch"),
     "vllm": Backend(name="vllm", modules=("vllm",), keys=_GPU_KEYS),
-    "sglang": Backend(name="sglang", modules=("sglang",), keys=_GPU_KEYS, keeps_partial=False),
     "server": Backend(name="server", modules=("httpx",), keys=frozenset(("server",)), keeps_partial=False),
 }
+
+
+def no_sglang(value: Any) -> Any:
+    """Return the name of an engine.
+
+    Raises:
+        PydanticCustomError: it is that of an engine that was there once.
+    """
+    if value == "sglang":
+        help = "write `vllm`, which reads the same keys, or `server` for a server that is running already"
+        raise problem("bad-value", "SGLang is not an engine of this recipe any more", help=help)
+    return value
 
 
 def missing_package(module: str, why: str) -> ConfigError:

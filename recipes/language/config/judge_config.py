@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from recipes.language.config.engine_facts import no_sglang
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, Fraction
 from rlinf_core.config.sections.values import NonNegativeFloat, NonNegativeInt, OptionalModelPath, Precision
@@ -31,20 +32,20 @@ class LanguageJudgeConfig(ConfigModel):
     )
     model_path: OptionalModelPath = Field(default=None, description="Folder of the judge, with its own tokenizer.")
     precision: Precision = Field(default="bf16", description="Type of the judge's weights: fp32, bf16 or fp16.")
-    backend: Literal["torch", "vllm", "sglang"] = Field(
-        default="torch", description="Inference engine of the judge: torch (built in), vllm or sglang."
+    backend: Annotated[Literal["torch", "vllm"], BeforeValidator(no_sglang)] = Field(
+        default="torch", description="Inference engine of the judge: torch (built in) or vllm."
     )
     max_running_tokens: NonNegativeInt = Field(
         default=65536, description="Maximum tokens, prompts and verdicts, in the judge's engine at once; 0: no limit."
     )
     threads: Count = Field(default=1, description="CPU threads per process.")
-    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm and sglang.")
+    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm.")
     gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] = Field(
-        default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm and sglang."
+        default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm."
     )
     engine_options: dict[str, Data] = Field(
         default_factory=dict[str, Any],
-        description="Additional arguments of `vllm.LLM` or `sglang.Engine`, by their own names.",
+        description="Additional arguments of `vllm.LLM`, by their own names.",
     )
     seq_length: Count = Field(default=8192, description="Maximum tokens of a prompt of the judge and its reply.")
     max_new_tokens: Count = Field(default=1024, description="Maximum length of the judge's reply, in tokens.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from recipes.language.config.engine_facts import no_sglang
 from recipes.sections.actor import RolloutConfig
 from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
 from rlinf_core.config.sections.values import (
@@ -94,20 +95,20 @@ class ServerSettings(ConfigModel):
 class LanguageRolloutConfig(RolloutConfig):
     """The workers that answer prompts."""
 
-    backend: Literal["torch", "huggingface", "vllm", "sglang", "server"] = Field(
-        default="torch", description="Inference engine: torch (built in; also `huggingface`), vllm, sglang or server."
+    backend: Annotated[Literal["torch", "huggingface", "vllm", "server"], BeforeValidator(no_sglang)] = Field(
+        default="torch", description="Inference engine: torch (built in; also `huggingface`), vllm or server."
     )
     max_running_tokens: NonNegativeInt = Field(
         default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit but GPU memory."
     )
     threads: Count = Field(default=1, description="CPU threads per process.")
-    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm and sglang.")
+    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm.")
     gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] = Field(
-        default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm and sglang."
+        default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm."
     )
     engine_options: dict[str, Data] = Field(
         default_factory=dict[str, Any],
-        description="Additional arguments of `vllm.LLM` or `sglang.Engine`, by their own names.",
+        description="Additional arguments of `vllm.LLM`, by their own names.",
     )
     server: ServerSettings = Field(
         default_factory=ServerSettings, description="The server of `backend: server`: url, token_env, weight_updates."

@@ -17,7 +17,7 @@ _SHOWN: Final = 40
 _REASONS: Final[dict[str, FinishReason]] = {
     "stop": "stop",
     "length": "length",
-    # vLLM and SGLang end requests so that they cannot continue.
+    # vLLM ends requests so that they cannot continue.
     "abort": "aborted",
     "error": "aborted",
 }

@@ -83,16 +83,12 @@ def _of_folder(config: LanguageConfig, folder: str, dtype: torch.dtype, common: 
         "gpu_memory_utilization": rollout.gpu_memory_utilization,
         "options": rollout.engine_options,
     }
-    if rollout.backend == "vllm":
-        from recipes.language.engines.vllm_engine import VllmEngine
+    from recipes.language.engines.vllm_engine import VllmEngine
 
-        if rollout.enable_offload:
-            shared["options"] = {"enable_sleep_mode": True, **rollout.engine_options}
-        lora = config.actor.model.adapter()
-        return VllmEngine(folder, owner=owner, adapter_rank=lora.rank if lora else 0, **shared)
-    from recipes.language.engines.sglang_engine import SglangEngine
-
-    return SglangEngine(folder, **shared)
+    if rollout.enable_offload:
+        shared["options"] = {"enable_sleep_mode": True, **rollout.engine_options}
+    lora = config.actor.model.adapter()
+    return VllmEngine(folder, owner=owner, adapter_rank=lora.rank if lora else 0, **shared)
 
 
 def _with_built_model(

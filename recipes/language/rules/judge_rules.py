@@ -139,11 +139,9 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
 def _check_room(config: LanguageConfig, report: Report) -> None:
     """Report engines that together reserve more than the memory of the accelerators they share."""
     judge, rollout = config.judge, config.rollout
-    reserved = [
-        name for name, section in (("judge", judge), ("rollout", rollout)) if section.backend in ("vllm", "sglang")
-    ]
+    reserve = judge.backend == rollout.backend == "vllm"
     share = judge.gpu_memory_utilization + rollout.gpu_memory_utilization
-    if len(reserved) == len(("judge", "rollout")) and share > 1 and share_accelerators(config, "judge", "rollout"):
+    if reserve and share > 1 and share_accelerators(config, "judge", "rollout"):
         report(
             blame(config, ("judge", "gpu_memory_utilization"), ("rollout", "gpu_memory_utilization")),
             "conflicting-settings",

@@ -63,7 +63,7 @@ def verl_places(values: Values) -> Iterator[Added]:
         yield Added((*_PLACES, name, "node_group"), "gpus", why)
         yield Added((*_PLACES, name, "placement"), last, why)
     tensor = values.count("actor_rollout_ref.rollout.tensor_model_parallel_size", 1)
-    engines = gpus // tensor if engine(values) in ("vllm", "sglang") and tensor > 1 and gpus % tensor == 0 else gpus
+    engines = gpus // tensor if engine(values) == "vllm" and tensor > 1 and gpus % tensor == 0 else gpus
     place = last if engines == gpus else f"{last}:0-{engines - 1}" if engines > 1 else f"{last}:0"
     yield Added((*_PLACES, "rollout", "node_group"), "gpus", _SHARED)
     yield Added((*_PLACES, "rollout", "placement"), place, "one process per engine")

@@ -194,16 +194,20 @@ def pictures_of_rlinf(leaf: Leaf, values: Values) -> Result:
     return LeftOut("models of text alone are trained", quiet=True)
 
 
+def _is_vllm(values: Values) -> bool:
+    """Return whether vLLM draws, which takes the place of SGLang, too."""
+    return values.get("rollout.backend", values.get("rollout.rollout_backend")) in ("vllm", "sglang")
+
+
 def engine_option(leaf: Leaf, values: Values) -> Result:
-    """Take over an argument of an engine, below its name."""
-    engine, used = leaf.path[1], values.get("rollout.backend", values.get("rollout.rollout_backend", ""))
-    if used != engine:
-        return LeftOut(f"it is an argument of {engine}, but `rollout.backend` is `{used}`", quiet=True)
+    """Take over an argument of vLLM."""
+    if not _is_vllm(values):
+        return LeftOut("it is an argument of vLLM, which does not draw here", quiet=True)
     return same(f"rollout.engine_options.{leaf.path[2]}", leaf)
 
 
 def enforce_eager(leaf: Leaf, values: Values) -> Result:
-    if values.get("rollout.backend", values.get("rollout.rollout_backend")) == "vllm":
+    if _is_vllm(values):
         return same("rollout.engine_options.enforce_eager", leaf)
     return LeftOut("it is an argument of vLLM: `rollout.engine_options` takes the engine's own arguments")
 

@@ -32,8 +32,9 @@ def kl_in_reward(values: Values) -> bool:
 
 
 def engine(values: Values) -> str:
-    """Return the inference engine."""
-    return str(values.get(f"{_ROLLOUT}.name", "vllm"))
+    """Return the inference engine: SGLang's keys are those of vLLM, which takes its place."""
+    name = str(values.get(f"{_ROLLOUT}.name", "vllm"))
+    return "vllm" if name == "sglang" else name
 
 
 def divergence_in_loss(to: str) -> Rule:
@@ -124,7 +125,7 @@ def nested_lora(leaf: Leaf, values: Values) -> Result:
 
 def of_gpu_engines(to: str) -> Rule:
     def rule(leaf: Leaf, values: Values) -> Result:
-        if engine(values) not in ("vllm", "sglang"):
+        if engine(values) != "vllm":
             return LeftOut("the torch engine has no such setting", quiet=True)
         return same(to, leaf)
 

@@ -576,7 +576,6 @@ URL = "  server: {url: 'http://127.0.0.1:8000', weight_updates: weights_path, we
         "rollout:\n  backend: vllm\n",
         "rollout:\n  backend: vllm\n  sampling_params: {temperature: 0.7}\n",
         "rollout:\n  backend: vllm\n  tensor_parallel_size: 2\n  engine_options: {enforce_eager: true}\n",
-        "rollout:\n  backend: sglang\n  sampling_params: {temperature: 0.7, top_k: 20}\n",
         SERVER + URL,
         SERVER + "  server: {url: 'https://models.example', token_env: TOKEN}\nrunner:\n  only_eval: true\n",
     ],
@@ -587,17 +586,24 @@ def test_engines_are_taken_for_what_they_can_do(findings: Any, sections: str) ->
 
 
 def test_engine_package_is_required_where_rollout_runs(findings: Any) -> None:
-    diagnostics = findings(LAPTOP + "rollout:\n  backend: sglang\n", messages=True)
-    assert [diagnostic[:2] for diagnostic in diagnostics] == [("missing-extra", "sglang")]
-    assert "pip install sglang" in diagnostics[0][3]
+    diagnostics = findings(LAPTOP + "rollout:\n  backend: vllm\n", messages=True)
+    assert [diagnostic[:2] for diagnostic in diagnostics] == [("missing-extra", "vllm")]
+    assert "pip install vllm" in diagnostics[0][3]
     group = (
         "    - {label: other, node_ranks: 0, env_configs: [{node_ranks: 0, python_interpreter_path: /opt/python}]}\n"
     )
     own = (
         LAPTOP.replace(",rollout", "") + "    rollout: {node_group: other, placement: '0:0'}\n  node_groups:\n" + group
     )
-    codes = {diagnostic[0] for diagnostic in findings(own + "rollout:\n  backend: sglang\n")}
+    codes = {diagnostic[0] for diagnostic in findings(own + "rollout:\n  backend: vllm\n")}
     assert "missing-extra" not in codes
+
+
+@pytest.mark.parametrize("section", ["rollout", "judge"])
+def test_engine_that_was_there_once_is_named(findings: Any, section: str) -> None:
+    diagnostics = findings(LAPTOP + f"{section}:\n  backend: sglang\n", messages=True)
+    assert ("bad-value", "sglang") in [diagnostic[:2] for diagnostic in diagnostics]
+    assert "write `vllm`" in next(diagnostic[3] for diagnostic in diagnostics if diagnostic[1] == "sglang")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,9 @@ def test_overrides_choose_groups_and_values(cli: Cli) -> None:
     assert "save_interval" not in ended.out
     # A group of the file that this one starts from.
     file = str(DATA / "reasoning" / "reinpp_vllm.yaml")
-    assert "backend: sglang" in cli("import", file, "engines@rollout=sglang", "-o", "-").out
+    said = cli("import", file, "engines@rollout=sglang", "-o", "-").out
+    assert "gpu_memory_utilization: 0.55" in said
+    assert "backend: vllm" in said
 
 
 @pytest.mark.parametrize(

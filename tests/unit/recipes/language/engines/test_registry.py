@@ -4,7 +4,6 @@ import gc
 import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,14 +11,16 @@ import torch
 
 pytest.importorskip("transformers")
 
+from transformers import AutoModelForCausalLM
+
 from recipes.language.answers.sequences import Request, SamplingParams
+from recipes.language.engines import vllm_engine
 from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.engines.registry import make_engine
 from recipes.language.models.load_model import built_tokenizer
 from recipes.math.config import MathConfig
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.language.engines.contract import run
-from tests.unit.recipes.language.engines.test_contract_sglang import StandIn
 
 CPU = torch.device("cpu")
 
@@ -40,20 +41,25 @@ def answer(engine: Any) -> tuple[int, ...]:
     return run(engine, [Request(request_id="a", prompt=(4, 5, 6), params=params)])["a", 0].tokens
 
 
-def test_locally_built_model_is_equal_in_every_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    module: Any = ModuleType("sglang")
-    module.Engine = StandIn
-    monkeypatch.setitem(sys.modules, "sglang", module)
+class Reading:
+    """Stands for an engine that reads a folder: draws with the model in it."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=options["dtype"])
+        self.engine = TorchEngine(model, stop_token_ids=options["stop_token_ids"])
+
+
+def test_locally_built_model_is_written_for_another_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(vllm_engine, "VllmEngine", Reading)
     tokenizer = built_tokenizer()
 
     ours = make_engine(config("torch"), tokenizer, (1,), CPU)
     assert isinstance(ours, TorchEngine)
-    other = make_engine(config("sglang"), tokenizer, (1,), CPU)
-    assert answer(other) == answer(ours)
+    other: Any = make_engine(config("vllm"), tokenizer, (1,), CPU)
+    assert answer(other.engine) == answer(ours)
     assert list(tmp_path.glob("rlinf-model-*"))
 
-    other.stop()
     del other
     gc.collect()
     assert not list(tmp_path.glob("rlinf-model-*"))
