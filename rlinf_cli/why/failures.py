@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import REACHED, STALLED, Incident
@@ -46,7 +47,8 @@ Test: TypeAlias = Callable[[Incident], object]
 Evidence: TypeAlias = Callable[[Incident], Iterable[str]]
 
 
-class FailureCause(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class FailureCause:
     """A row of the table: how a failure is recognized, and what is said of it.
 
     Texts have fields in braces, see `_fields`, and the named groups of `words`.

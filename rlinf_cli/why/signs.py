@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from rlinf_cli.runs.metric_columns import MetricColumn
@@ -67,7 +68,8 @@ class Streak(NamedTuple):
         return self.since == self.column.steps[0]
 
 
-class Sign(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sign:
     """A row of the table: a metric within bounds for some steps, and the cause that this shows.
 
     Texts have fields in braces: `since`, `until`, `first` and `value`, the first and the last value.
