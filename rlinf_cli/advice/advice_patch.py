@@ -13,7 +13,7 @@ from rlinf_core.errors import RLinfError
 
 if TYPE_CHECKING:
     from rlinf_cli.advice.advising import Advice
-    from rlinf_core.advice.arrangements import Arrangement, Seats
+    from rlinf_core.advice.arrangements import Arrangement, DeviceSpan
 
 _MADE_BY: Final = "# Made by `rlinf inspect placement --advise`"
 
@@ -29,7 +29,7 @@ def changes_of(advice: Advice, arrangement: Arrangement) -> dict[str, Any]:
     return {**changed, **advice.flow.changes(arrangement)}
 
 
-def ranks_of(seats: Seats) -> str:
+def ranks_of(seats: DeviceSpan) -> str:
     """Return `0-3`, or `2`."""
     last = seats.first + seats.size - 1
     return str(seats.first) if seats.size == 1 else f"{seats.first}-{last}"

@@ -22,7 +22,7 @@ def advice_text(advice: Advice, words: str, patch: str | None) -> str:
         words: the command line that asks the same.
         patch: the file that was written, if one was.
     """
-    result = advice.found
+    result = advice.result
     proven = "proven" if result.proven else "the first of which are not proven"
     left_out = f", {result.unfit} left out for memory" if result.unfit else ""
     fixed = [f"{name}: left where it is" for name in advice.devices.fixed]
@@ -110,7 +110,7 @@ def _place(advice: Advice, judged: Judged) -> str:
 
 def advice_record(advice: Advice, patch: str | None) -> dict[str, Any]:
     """Return the advice as data: seconds of steps, and the keys to be changed."""
-    result = advice.found
+    result = advice.result
     return {
         "schema": "rlinf.advice/1",
         "runs": [run.name for run in advice.runs],

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rlinf_cli.advice.job_devices import JobDevices, devices_of, kinds_for
 from rlinf_cli.advice.recorded_runs import RecordedRun, flow_of, read_run
 from rlinf_cli.runs.memory_record import node_memory
-from rlinf_core.advice.arrangements import Arrangement, Kind, Seats, candidates
+from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, candidates
 from rlinf_core.advice.durations import Durations
-from rlinf_core.advice.search import Found, Ranked, search
+from rlinf_core.advice.search import Ranked, SearchResult, search
 from rlinf_core.errors import RLinfError
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class Advice:
     """The advice on a job.
 
     Attributes:
-        job, flow, devices: the job, its flow, and who holds what.
+        flow, devices: the flow of the job, and who holds what.
         runs: the runs that it follows from.
         durations: the fits.
         now: today's placement.
         best: the fastest, the fastest first.
-        found: the search.
+        result: the result of the search.
         refused: what could not be judged, in sentences.
     """
 
@@ -67,7 +67,7 @@ class Advice:
     durations: Durations
     now: Judged
     best: Sequence[Judged]
-    found: Found
+    result: SearchResult
     refused: Sequence[str]
 
     @property
@@ -136,13 +136,13 @@ def advise(job: Job, parts: SoundJob, layout: JobLayout, runs: Sequence[str], st
 
 def _choices(
     flow: JobFlow, devices: JobDevices, parts: SoundJob, durations: Durations
-) -> tuple[dict[str, list[Kind] | Seats], list[str]]:
+) -> tuple[dict[str, list[DeviceGroup] | DeviceSpan], list[str]]:
     """Return the kinds that each component may be on, and what was left out for want of a record.
 
     Raises:
         RLinfError: a component was never seen where it is.
     """
-    choices: dict[str, list[Kind] | Seats] = {}
+    choices: dict[str, list[DeviceGroup] | DeviceSpan] = {}
     refused: list[str] = []
     for name in flow.components:
         own = devices.seats[name]

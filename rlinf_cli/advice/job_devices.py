@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rlinf_core.advice.arrangements import Arrangement, Kind, Seats
+from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.topology import CLUSTER_LABEL, NODES
@@ -28,8 +28,8 @@ class JobDevices(NamedTuple):
         fixed: components that stay where they are: on machines, robots, or out of the flow.
     """
 
-    kinds: Mapping[str, Kind]
-    seats: Mapping[str, Seats]
+    kinds: Mapping[str, DeviceGroup]
+    seats: Mapping[str, DeviceSpan]
     fixed: tuple[str, ...]
 
     @property
@@ -54,8 +54,8 @@ def devices_of(
         PlacementError: a component is missing, has processes with several accelerators or in several ranges, or two
             groups share nodes: the model has no such placements.
     """
-    kinds: dict[str, Kind] = {}
-    seats: dict[str, Seats] = {}
+    kinds: dict[str, DeviceGroup] = {}
+    seats: dict[str, DeviceSpan] = {}
     fixed: list[str] = []
     for name in components:
         if name not in placements:
@@ -65,20 +65,20 @@ def devices_of(
         if len(labels) > 1 or group.unit is None or group.unit == NODES or group.unit.robot:
             if len(labels) > 1 and any(process.accelerator_type for process in placements[name]):
                 raise _not_modelled(name, "lies on several node groups")
-            seats[name] = Seats(None, 0, len(placements[name]))
+            seats[name] = DeviceSpan(None, 0, len(placements[name]))
             fixed.append(name)
             continue
         for other in kinds:
             if other != labels[0] and set(group.node_ranks) & set(topology.group(other).node_ranks):
                 raise _not_modelled(name, f"is placed through `{labels[0]}`, which shares nodes with `{other}`")
         node = topology.nodes[group.node_ranks[0]]
-        kind = Kind(labels[0], group.num_units, node.num_accelerators or 1, node.accelerator_model or UNNAMED)
+        kind = DeviceGroup(labels[0], group.num_units, node.num_accelerators or 1, node.accelerator_model or UNNAMED)
         kinds[kind.label] = kind
         seats[name] = _seats(name, kind, placements[name], list(group.node_ranks))
     return JobDevices(kinds, seats, tuple(fixed))
 
 
-def _seats(name: str, kind: Kind, processes: Sequence[Placement], nodes: Sequence[int]) -> Seats:
+def _seats(name: str, kind: DeviceGroup, processes: Sequence[Placement], nodes: Sequence[int]) -> DeviceSpan:
     numbers: list[int] = []
     for process in processes:
         if len(process.local_hardware_ranks) != 1:
@@ -86,7 +86,7 @@ def _seats(name: str, kind: Kind, processes: Sequence[Placement], nodes: Sequenc
         numbers.append(nodes.index(process.cluster_node_rank) * kind.per_node + process.local_hardware_ranks[0])
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         raise _not_modelled(name, "is not on one range of accelerators with a process on each")
-    return Seats(kind.label, numbers[0], len(numbers))
+    return DeviceSpan(kind.label, numbers[0], len(numbers))
 
 
 def _not_modelled(name: str, what: str) -> PlacementError:
@@ -97,7 +97,7 @@ def _not_modelled(name: str, what: str) -> PlacementError:
     )
 
 
-def kinds_for(name: str, devices: JobDevices, cluster: ClusterConfig, topology: ClusterTopology) -> list[Kind]:
+def kinds_for(name: str, devices: JobDevices, cluster: ClusterConfig, topology: ClusterTopology) -> list[DeviceGroup]:
     """Return the kinds that a component may be on: its own, and those with the same interpreter; none without one."""
     own = devices.seats[name].kind
     if own is None:

@@ -12,7 +12,7 @@ _EXHAUSTIVE: Final = 4
 _ALIGNED: Final = 16
 
 
-class Kind(NamedTuple):
+class DeviceGroup(NamedTuple):
     """Accelerators that are alike: those of one node group.
 
     Attributes:
@@ -32,7 +32,7 @@ Device: TypeAlias = "tuple[str, int] | None"
 """An accelerator by kind and rank; None: a process has none, and shares nothing."""
 
 
-class Seats(NamedTuple):
+class DeviceSpan(NamedTuple):
     """The accelerators of a component, one for each of its processes: `size` of a kind from `first` on.
 
     `kind` None: processes without an accelerator.
@@ -49,13 +49,13 @@ class Seats(NamedTuple):
             return (None,) * self.size
         return tuple((self.kind, self.first + rank) for rank in range(self.size))
 
-    def overlaps(self, other: Seats) -> bool:
+    def overlaps(self, other: DeviceSpan) -> bool:
         """Return whether both hold an accelerator."""
         alike = self.kind is not None and self.kind == other.kind
         return alike and self.first < other.first + other.size and other.first < self.first + self.size
 
 
-def share_one(*several: Seats) -> bool:
+def share_one(*several: DeviceSpan) -> bool:
     """Return whether one accelerator holds a process of each."""
     kinds = {seats.kind for seats in several}
     first, end = max(seats.first for seats in several), min(seats.first + seats.size for seats in several)
@@ -72,11 +72,11 @@ class Arrangement:
         staleness: steps that rollouts may run ahead.
     """
 
-    seats: tuple[tuple[str, Seats], ...]
+    seats: tuple[tuple[str, DeviceSpan], ...]
     stages: int = 1
     staleness: int = 0
 
-    def of(self, component: str) -> Seats:
+    def of(self, component: str) -> DeviceSpan:
         """Return the seats of a component."""
         for name, seats in self.seats:
             if name == component:
@@ -99,11 +99,11 @@ class Arrangement:
 class Shapes(Protocol):
     """The counts of processes that a recipe takes."""
 
-    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+    def counts(self, component: str, kind: DeviceGroup) -> Sequence[int]:
         """Return the numbers of processes of a component that are worth trying on a kind, ascending."""
         ...
 
-    def most_useful(self, component: str, kind: Kind, units: int) -> int:
+    def most_useful(self, component: str, kind: DeviceGroup, units: int) -> int:
         """Return the number of processes, up to `units`, with which the last component is the fastest; 0: none."""
         ...
 
@@ -113,7 +113,7 @@ Legal: TypeAlias = Callable[[Arrangement], bool]
 
 def candidates(
     shapes: Shapes,
-    components: Mapping[str, Sequence[Kind] | Seats],
+    components: Mapping[str, Sequence[DeviceGroup] | DeviceSpan],
     stages: Sequence[int],
     staleness: Sequence[int],
     legal: Legal,
@@ -129,7 +129,7 @@ def candidates(
     """
     names = list(components)
     large = any(
-        kind.units > _ALIGNED for kinds in components.values() if not isinstance(kinds, Seats) for kind in kinds
+        kind.units > _ALIGNED for kinds in components.values() if not isinstance(kinds, DeviceSpan) for kind in kinds
     )
     seen: set[object] = set()
     for seats in _seatings(shapes, components, names, (), large):
@@ -145,7 +145,7 @@ def candidates(
                     yield arrangement
 
 
-def _trainer_shares(seats: Sequence[Seats]) -> bool:
+def _trainer_shares(seats: Sequence[DeviceSpan]) -> bool:
     """Return whether the last component shares accelerators with another one without holding the same ones."""
     *others, last = seats
     return any(last.overlaps(other) and last != other for other in others)
@@ -153,17 +153,17 @@ def _trainer_shares(seats: Sequence[Seats]) -> bool:
 
 def _seatings(
     shapes: Shapes,
-    components: Mapping[str, Sequence[Kind] | Seats],
+    components: Mapping[str, Sequence[DeviceGroup] | DeviceSpan],
     names: Sequence[str],
-    before: tuple[Seats, ...],
+    before: tuple[DeviceSpan, ...],
     large: bool,
-) -> Iterator[tuple[Seats, ...]]:
+) -> Iterator[tuple[DeviceSpan, ...]]:
     if len(before) == len(names):
         yield before
         return
     name, last = names[len(before)], len(before) + 1 == len(names)
     kinds = components[name]
-    if isinstance(kinds, Seats):
+    if isinstance(kinds, DeviceSpan):
         yield from _seatings(shapes, components, names, (*before, kinds), large)
         return
     for kind in kinds:
@@ -173,7 +173,7 @@ def _seatings(
             yield from _seatings(shapes, components, names, (*before, seats), large)
 
 
-def _small_seats(shapes: Shapes, name: str, kind: Kind, held: Sequence[Seats]) -> Iterator[Seats]:
+def _small_seats(shapes: Shapes, name: str, kind: DeviceGroup, held: Sequence[DeviceSpan]) -> Iterator[DeviceSpan]:
     for count in shapes.counts(name, kind):
         room = kind.units - count
         starts = set(range(room + 1))
@@ -181,26 +181,28 @@ def _small_seats(shapes: Shapes, name: str, kind: Kind, held: Sequence[Seats]) -
             edges = {edge for seats in held for edge in (seats.first, seats.first + seats.size)}
             starts &= {0} | edges | {edge - count for edge in edges}
         for first in sorted(starts):
-            yield Seats(kind.label, first, count)
+            yield DeviceSpan(kind.label, first, count)
 
 
-def _large_seats(shapes: Shapes, name: str, kind: Kind, held: Sequence[Seats], last: bool) -> Iterator[Seats]:
+def _large_seats(
+    shapes: Shapes, name: str, kind: DeviceGroup, held: Sequence[DeviceSpan], last: bool
+) -> Iterator[DeviceSpan]:
     """Yield the seats of others, and free ones behind them; of the last component only its best number of each."""
     end = max((seats.first + seats.size for seats in held), default=0)
     if last:
         for first, units in ((0, kind.units), (end, kind.units - end)) if end else ((0, kind.units),):
             count = shapes.most_useful(name, kind, units)
             if count:
-                yield Seats(kind.label, first, count)
+                yield DeviceSpan(kind.label, first, count)
         yield from dict.fromkeys(held)
         return
     for count in shapes.counts(name, kind):
         if end + count <= kind.units:
-            yield Seats(kind.label, end, count)
+            yield DeviceSpan(kind.label, end, count)
         yield from {seats for seats in held if seats.size == count}
 
 
-def _signature(seats: Sequence[Seats]) -> object:
+def _signature(seats: Sequence[DeviceSpan]) -> object:
     """Return what two seatings share that differ in the numbers of alike accelerators alone."""
     edges: dict[str, set[int]] = {}
     for held in seats:

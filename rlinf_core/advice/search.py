@@ -46,7 +46,7 @@ class Ranked(NamedTuple):
     step: Simulated
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """The result of a search.
 
     Attributes:
@@ -71,7 +71,7 @@ def search(
     top: int = 10,
     fits: Callable[[Arrangement], bool] = lambda arrangement: True,
     most: int = _MOST_SIMULATED,
-) -> Found:
+) -> SearchResult:
     """Return the `top` fastest arrangements, proven under the model.
 
     Arrangements are simulated in the order of their bounds, until the last of the best is below the next bound.
@@ -106,7 +106,7 @@ def search(
             heapq.heapreplace(fastest, entry)
     proven = not order or (len(fastest) >= top and order[0][0] >= -fastest[0][0])
     best = sorted((ranked for *_, ranked in fastest), key=lambda ranked: _order(ranked))
-    return Found(tuple(best), judged, simulated, unfit, proven)
+    return SearchResult(tuple(best), judged, simulated, unfit, proven)
 
 
 def _order(ranked: Ranked) -> tuple[float, int]:

@@ -3,7 +3,7 @@
 clock = VirtualTime()
 
 def worker():
-    yield Wait("orders")
+    yield Receive("orders")
     yield Use(device, 0.3)
     clock.put("done")
 
@@ -26,14 +26,14 @@ class Use(NamedTuple):
     seconds: float
 
 
-class Wait(NamedTuple):
+class Receive(NamedTuple):
     """A wait for `number` messages in a box, which are taken out of it."""
 
     box: Hashable
     number: int = 1
 
 
-Process: TypeAlias = Generator[Use | Wait, None, None]
+Process: TypeAlias = Generator[Use | Receive, None, None]
 
 
 class VirtualTime:
@@ -85,7 +85,7 @@ class VirtualTime:
 
     def _advance(self, process: Process) -> None:
         for wish in process:
-            if isinstance(wish, Wait):
+            if isinstance(wish, Receive):
                 if self._boxes[wish.box] >= wish.number and not self._waiting[wish.box]:
                     self._boxes[wish.box] -= wish.number
                     continue

@@ -15,7 +15,7 @@ from recipes.embodied.config import EmbodiedConfig, group_size
 from recipes.embodied.config.batch_sizes import batch_sizes, evaluates, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH
-from rlinf_core.advice.arrangements import Arrangement, Device, Kind, Seats, share_one
+from rlinf_core.advice.arrangements import Arrangement, Device, DeviceGroup, DeviceSpan, share_one
 from rlinf_core.advice.durations import CallRow, Duration, Durations
 from rlinf_core.advice.job_flow import Recorded, Sizes
 from rlinf_core.advice.search import Flow, Simulated
@@ -59,7 +59,7 @@ class EmbodiedFlow:
             ACTOR: (UPDATE,),
         }
 
-    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+    def counts(self, component: str, kind: DeviceGroup) -> Sequence[int]:
         """Return the numbers of processes of a component that are worth trying on a kind, ascending."""
         every = range(1, kind.units + 1)
         if component == ENV:
@@ -167,7 +167,7 @@ class TimedFlow:
         duration = self._durations.of_phase(phase, "")
         return 0.0 if duration is None else duration.at(0)
 
-    def _duration(self, phase: str, seats: Seats) -> Duration:
+    def _duration(self, phase: str, seats: DeviceSpan) -> Duration:
         model = "" if seats.kind is None else self._models[seats.kind]
         return self._durations.of_phase(phase, model) or _NOTHING
 
@@ -175,24 +175,24 @@ class TimedFlow:
         """Return the seconds of the calls of an actor in a step, and their sum."""
         calls: list[float] = []
         for phase, rows, count in self._job.training(actors):
-            seconds = self._duration(phase, Seats(kind, 0, actors)).mean(rows)
+            seconds = self._duration(phase, DeviceSpan(kind, 0, actors)).mean(rows)
             if seconds:
                 # Few events suffice: nobody but a rollout worker on the same accelerator comes in between.
                 parts = min(count, _MOST_PROCESSES)
                 calls += [seconds * count / parts] * parts
         return calls, sum(calls)
 
-    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+    def counts(self, component: str, kind: DeviceGroup) -> Sequence[int]:
         """See `Shapes`."""
         return self._counts(component, kind)
 
-    def most_useful(self, component: str, kind: Kind, units: int) -> int:
+    def most_useful(self, component: str, kind: DeviceGroup, units: int) -> int:
         """See `Shapes`: a growing all-reduce may make fewer actors the fastest."""
         best = self._fastest(component, kind)
         at = bisect_right(best, units)
         return best[at - 1] if at else 0
 
-    def _fastest_up_to(self, component: str, kind: Kind) -> list[int]:
+    def _fastest_up_to(self, component: str, kind: DeviceGroup) -> list[int]:
         """Return the numbers of processes, ascending, that are faster than every smaller one."""
         best: list[int] = []
         least = inf
@@ -226,11 +226,11 @@ class TimedFlow:
         return max(loads) * (1 - _WINDOW)
 
     def _step(self, kind: str | None, rows: int) -> float:
-        return self._duration(STEP, Seats(kind, 0, 1)).mean(rows)
+        return self._duration(STEP, DeviceSpan(kind, 0, 1)).mean(rows)
 
     def _act(self, kind: str | None, rows: int) -> float:
         """Return the seconds of a rollout worker in a pass of one stage."""
-        seats = Seats(kind, 0, 1)
+        seats = DeviceSpan(kind, 0, 1)
         return self._job.chunks * self._duration(POLICY, seats).mean(rows) + self._duration(VALUES, seats).mean(rows)
 
     def simulate(self, arrangement: Arrangement) -> Simulated:
@@ -256,7 +256,7 @@ class TimedFlow:
         return simulate(job, costs)
 
     def _reduced(
-        self, arrangement: Arrangement, env: Seats, rollout: Seats, actor: Seats
+        self, arrangement: Arrangement, env: DeviceSpan, rollout: DeviceSpan, actor: DeviceSpan
     ) -> tuple[Exchange, tuple[Sequence[Device], Sequence[Device], Sequence[Device]]]:
         """Return the processes to be simulated: all, or where they are many one of several blocks that are alike."""
         total, stages = self._job.environments, arrangement.stages
@@ -290,7 +290,7 @@ def _drawn(duration: Duration, rng: random.Random) -> Draw:
     return lambda rows: duration.at(rows) * rng.choice(duration.spread)
 
 
-def _whole_nodes(kind: Kind) -> list[int]:
+def _whole_nodes(kind: DeviceGroup) -> list[int]:
     """Return parts of a node, and whole nodes."""
     parts = [count for count in range(1, kind.per_node + 1) if kind.per_node % count == 0]
     return parts + list(range(2 * kind.per_node, kind.units + 1, kind.per_node))

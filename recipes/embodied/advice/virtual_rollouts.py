@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from recipes.embodied.loop.routing import Routes
 from rlinf_core.advice.arrangements import Device
 from rlinf_core.advice.search import Simulated
-from rlinf_core.advice.virtual_time import Process, Use, VirtualTime, Wait
+from rlinf_core.advice.virtual_time import Process, Receive, Use, VirtualTime
 
 # Seconds of a call, drawn where calls vary.
 Draw: TypeAlias = Callable[[float], float]
@@ -126,14 +126,14 @@ def _env_worker(clock: VirtualTime, job: VirtualJob, costs: Costs, rank: int, de
     shares = job.exchange.rollouts[rank]
     stages = range(len(shares))
     for step in count():
-        yield Wait((_ASKED, "env", rank))
+        yield Receive((_ASKED, "env", rank))
         for _ in range(job.passes):
             for stage in stages:
                 for peer in shares[stage]:
                     clock.put((_OBSERVED, peer, stage), costs.hop)
             for _ in range(job.chunks):
                 for stage in stages:
-                    yield Wait((_ACTED, rank, stage), len(shares[stage]))
+                    yield Receive((_ACTED, rank, stage), len(shares[stage]))
                     yield Use(device, costs.env(job.exchange.batch))
                     for peer in shares[stage]:
                         clock.put((_OBSERVED, peer, stage), costs.hop)
@@ -144,7 +144,7 @@ def _rollout_worker(clock: VirtualTime, job: VirtualJob, costs: Costs, rank: int
     peers, rows = job.exchange.envs[rank], job.exchange.rows[rank]
     stages = [stage for stage in range(len(peers)) if peers[stage]]
     for step in count():
-        yield Wait((_ASKED, "rollout", rank))
+        yield Receive((_ASKED, "rollout", rank))
         if job.staleness and step:
             # New weights, between two rollouts.
             yield Use(None, costs.sync)
@@ -153,7 +153,7 @@ def _rollout_worker(clock: VirtualTime, job: VirtualJob, costs: Costs, rank: int
         for _ in range(job.passes):
             for chunk in range(job.chunks + 1):
                 for stage in stages:
-                    yield Wait((_OBSERVED, rank, stage), len(peers[stage]))
+                    yield Receive((_OBSERVED, rank, stage), len(peers[stage]))
                     if chunk == job.chunks:
                         yield Use(device, costs.values(rows[stage]))
                         continue
@@ -167,7 +167,7 @@ def _rollout_worker(clock: VirtualTime, job: VirtualJob, costs: Costs, rank: int
 
 def _actor(clock: VirtualTime, costs: Costs, device: Device) -> Process:
     while True:
-        yield Wait("train")
+        yield Receive("train")
         if costs.move_actor:
             yield Use(device, costs.move_actor)
         for seconds in costs.training:
@@ -188,9 +188,9 @@ def _driver(clock: VirtualTime, job: VirtualJob, costs: Costs, ends: list[float]
             for rank in range(len(job.rollout)):
                 clock.put((_ASKED, "rollout", rank))
         asked = step + job.staleness
-        yield Wait((_ROLLED, step), len(job.env) + len(job.rollout))
+        yield Receive((_ROLLED, step), len(job.env) + len(job.rollout))
         yield Use(None, costs.handover)
         clock.put("train", count=len(job.actor))
-        yield Wait("trained", len(job.actor))
+        yield Receive("trained", len(job.actor))
         ends.append(clock.now)
     clock.stop()

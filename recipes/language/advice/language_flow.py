@@ -10,7 +10,7 @@ from typing import Any, Final
 from recipes.language.advice.virtual_answers import AnswerJob, measured, simulate
 from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig
 from rlinf_core import RLinfError
-from rlinf_core.advice.arrangements import Arrangement, Kind, Seats
+from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan
 from rlinf_core.advice.durations import CallRow, Duration, Durations
 from rlinf_core.advice.job_flow import Recorded, Sizes
 from rlinf_core.advice.search import Flow, Simulated
@@ -53,7 +53,7 @@ class LanguageFlow:
         parts = () if reward is None else reward.placement.parts
         self.rewards = max(1, sum(len(part.processes) for part in parts if part.processes is not None))
 
-    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+    def counts(self, component: str, kind: DeviceGroup) -> Sequence[int]:
         """Return the numbers of processes of a component that are worth trying on a kind, ascending."""
         most = min(kind.units, self.prompts if component == ROLLOUT else self.prompts * self.answers)
         every = range(1, most + 1)
@@ -139,19 +139,19 @@ class TimedLanguageFlow:
         whole = [max(1, round(length)) for length in drawn]
         return [whole[start : start + self._job.answers] for start in range(0, len(whole), self._job.answers)]
 
-    def _trained(self, actor: Seats, tokens: float) -> list[float]:
+    def _trained(self, actor: DeviceSpan, tokens: float) -> list[float]:
         duration = self._of(UPDATE, actor.kind)
         calls = self._job.training(actor.size, tokens)
         return [duration.mean(rows) for rows, number in calls for _ in range(number)]
 
-    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+    def counts(self, component: str, kind: DeviceGroup) -> Sequence[int]:
         """See `Shapes`."""
         return self._job.counts(component, kind)
 
-    def most_useful(self, component: str, kind: Kind, units: int) -> int:
+    def most_useful(self, component: str, kind: DeviceGroup, units: int) -> int:
         """See `Shapes`."""
         counts = [count for count in self.counts(component, kind) if count <= units]
-        return min(counts, key=lambda count: sum(self._trained(Seats(kind.label, 0, count), 1e5)), default=0)
+        return min(counts, key=lambda count: sum(self._trained(DeviceSpan(kind.label, 0, count), 1e5)), default=0)
 
     def bound(self, arrangement: Arrangement) -> float:
         """See `Flow`."""

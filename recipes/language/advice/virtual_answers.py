@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from rlinf_core.advice.arrangements import Device
 from rlinf_core.advice.durations import Duration
 from rlinf_core.advice.search import Simulated
-from rlinf_core.advice.virtual_time import Process, Use, VirtualTime, Wait
+from rlinf_core.advice.virtual_time import Process, Receive, Use, VirtualTime
 
 # Steps before the regime is steady, and those that are measured.
 _WARM_UP, _MEASURED = 2, 32
@@ -98,11 +98,11 @@ class _Virtual:
         engine = self.engines[rank]
         while True:
             while engine.orders:
-                yield Wait(("order", rank))
+                yield Receive(("order", rank))
                 engine.told -= 1
                 engine.rows += engine.orders.popleft()
             if not engine.rows:
-                yield Wait(("order", rank))
+                yield Receive(("order", rank))
                 self.clock.put(("order", rank))
                 continue
             steps = min(row[0] for row in engine.rows)
@@ -138,7 +138,7 @@ class _Virtual:
     def score(self) -> Process:
         """Score groups, one after the other."""
         while True:
-            yield Wait("answered")
+            yield Receive("answered")
             _, answers, _, step = self.groups[self.to_score.popleft()]
             yield Use(None, self.job.score.mean(answers))
             self.clock.put(("scored", step))
@@ -146,7 +146,7 @@ class _Virtual:
     def train(self, device: Device) -> Process:
         """Learn from the answers of a step."""
         while True:
-            yield Wait("train")
+            yield Receive("train")
             for seconds in self.calls:
                 yield Use(device, seconds)
             self.clock.put("trained")
@@ -160,11 +160,11 @@ class _Virtual:
             while asked < step + job.staleness:
                 asked += 1
                 self.deal(asked)
-            yield Wait(("scored", step), len(job.lengths(step)))
+            yield Receive(("scored", step), len(job.lengths(step)))
             yield Use(None, job.handover)
             self.calls = job.training(self.tokens.pop(step))
             self.clock.put("train", count=len(job.actor))
-            yield Wait("trained", len(job.actor))
+            yield Receive("trained", len(job.actor))
             self.ends.append(self.clock.now)
         self.clock.stop()
 

@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_core.advice.arrangements import Arrangement, Kind, Seats, candidates, share_one
+from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, candidates, share_one
 from rlinf_core.advice.search import Simulated, search
 
 NAMES = ("env", "actor")
@@ -20,10 +20,10 @@ class Toy:
     def __init__(self, env: float, actor: float, overhead: float) -> None:
         self._work, self._overhead = {"env": env, "actor": actor}, overhead
 
-    def counts(self, component: str, kind: Kind) -> Sequence[int]:
+    def counts(self, component: str, kind: DeviceGroup) -> Sequence[int]:
         return range(1, kind.units + 1) if kind.units < 100 else range(100, kind.units + 1, 100)
 
-    def most_useful(self, component: str, kind: Kind, units: int) -> int:
+    def most_useful(self, component: str, kind: DeviceGroup, units: int) -> int:
         return min((count for count in self.counts(component, kind) if count <= units), key=self._actor, default=0)
 
     def _actor(self, number: int) -> float:
@@ -40,7 +40,7 @@ class Toy:
 
 
 def every(units: int) -> list[Arrangement]:
-    spans = [Seats("gpu", first, size) for size in range(1, units + 1) for first in range(units + 1 - size)]
+    spans = [DeviceSpan("gpu", first, size) for size in range(1, units + 1) for first in range(units + 1 - size)]
     return [
         Arrangement(tuple(zip(NAMES, both, strict=True)), 1, ahead) for *both, ahead in product(spans, spans, (0, 1))
     ]
@@ -52,7 +52,7 @@ times = st.floats(0.1, 50)
 @settings(max_examples=40, deadline=None)
 @given(times, times, st.floats(0, 2), st.integers(1, 6))
 def test_nothing_is_faster_than_what_the_search_finds(env: float, actor: float, overhead: float, units: int) -> None:
-    flow, kinds = Toy(env, actor, overhead), (Kind("gpu", units, units),)
+    flow, kinds = Toy(env, actor, overhead), (DeviceGroup("gpu", units, units),)
     result = search(flow, candidates(flow, dict.fromkeys(NAMES, kinds), (1,), (0, 1), lambda arrangement: True))
     fastest = min(flow.simulate(arrangement).seconds for arrangement in every(units))
     assert result.proven
@@ -61,7 +61,7 @@ def test_nothing_is_faster_than_what_the_search_finds(env: float, actor: float, 
 
 
 def test_alike_accelerators_are_tried_once() -> None:
-    flow, kinds = Toy(1, 1, 0), (Kind("gpu", 3, 3),)
+    flow, kinds = Toy(1, 1, 0), (DeviceGroup("gpu", 3, 3),)
     listed = list(candidates(flow, dict.fromkeys(NAMES, kinds), (1,), (0,), lambda arrangement: True))
     # Each alone on one of three accelerators differs from both on one, and not by which.
     alone = [where for where in listed if where.of("env").size == where.of("actor").size == 1]
@@ -69,7 +69,7 @@ def test_alike_accelerators_are_tried_once() -> None:
 
 
 def test_memory_is_a_hard_limit() -> None:
-    flow, kinds = Toy(8, 8, 0), (Kind("gpu", 2, 2),)
+    flow, kinds = Toy(8, 8, 0), (DeviceGroup("gpu", 2, 2),)
     listed = list(candidates(flow, dict.fromkeys(NAMES, kinds), (1,), (0,), lambda arrangement: True))
     result = search(flow, listed, fits=lambda arrangement: not arrangement.sharing)
     assert result.unfit > 0
@@ -78,7 +78,7 @@ def test_memory_is_a_hard_limit() -> None:
 
 def test_of_thousands_equal_and_separate_sets_are_searched() -> None:
     flow = Toy(4000, 4000, 0.01)
-    kinds = (Kind("a", 4000, 8), Kind("b", 4000, 8))
+    kinds = (DeviceGroup("a", 4000, 8), DeviceGroup("b", 4000, 8))
     listed = list(candidates(flow, {"env": kinds, "actor": kinds}, (1,), (0,), lambda arrangement: True))
     assert any(share_one(where.of("env"), where.of("actor")) for where in listed)
     assert any({seats.kind for _, seats in where.seats} == {"a", "b"} for where in listed)
@@ -93,7 +93,7 @@ def test_of_equally_fast_ones_the_smaller_comes_first() -> None:
         def simulate(self, arrangement: Arrangement) -> Simulated:
             return Simulated(1.0)
 
-    flow, kinds = Flat(1, 1, 0), (Kind("gpu", 3, 3),)
+    flow, kinds = Flat(1, 1, 0), (DeviceGroup("gpu", 3, 3),)
     listed = list(candidates(flow, dict.fromkeys(NAMES, kinds), (1,), (0,), lambda arrangement: True))
     result = search(flow, listed, top=len(listed))
     assert result.best[0].arrangement.accelerators == 1

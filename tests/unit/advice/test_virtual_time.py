@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_core.advice.virtual_time import Process, Use, VirtualTime, Wait
+from rlinf_core.advice.virtual_time import Process, Receive, Use, VirtualTime
 
 
 def test_a_device_serves_those_that_ask_one_after_the_other() -> None:
@@ -23,7 +23,7 @@ def test_a_wait_ends_with_the_last_of_its_messages() -> None:
     clock, ends = VirtualTime(), list[tuple[str, float]]()
 
     def waiter(name: str, number: int) -> Process:
-        yield Wait("box", number)
+        yield Receive("box", number)
         ends.append((name, clock.now))
 
     clock.start(waiter("three", 3))

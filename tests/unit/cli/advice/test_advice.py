@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.advice.arrangements import Seats
+from rlinf_core.advice.arrangements import DeviceSpan
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -206,4 +206,4 @@ def test_a_run_without_a_record_is_named(cli: Cli, job: Path) -> None:
 def test_seats_are_written_as_ranks() -> None:
     from rlinf_cli.advice.advice_patch import ranks_of
 
-    assert [ranks_of(Seats("gpu", 2, size)) for size in (1, 3)] == ["2", "2-4"]
+    assert [ranks_of(DeviceSpan("gpu", 2, size)) for size in (1, 3)] == ["2", "2-4"]

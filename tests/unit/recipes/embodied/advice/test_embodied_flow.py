@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.embodied.advice.embodied_flow import HOP, POLICY, STEP, UPDATE, VALUES, EmbodiedFlow, flow_of
-from rlinf_core.advice.arrangements import Arrangement, Kind, Seats, candidates
+from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, candidates
 from rlinf_core.advice.durations import Duration, Durations
 from rlinf_core.advice.search import Flow, search
 from rlinf_core.job.load import load_job
@@ -44,7 +44,7 @@ def timed(env: Line, policy: Line, micro: Line, hop: float = 0.0, job: EmbodiedF
 
 def arranged(env: tuple[int, int], rollout: tuple[int, int], actor: tuple[int, int], stages: int, ahead: int) -> Any:
     names = zip(("env", "rollout", "actor"), (env, rollout, actor), strict=True)
-    return Arrangement(tuple((name, Seats(GPU, *seats)) for name, seats in names), stages, ahead)
+    return Arrangement(tuple((name, DeviceSpan(GPU, *seats)) for name, seats in names), stages, ahead)
 
 
 # Of 64 environments and 8 chunks: a step 0.4, the policy 0.2 and values once, 512 samples at 1 / 160 each.
@@ -111,7 +111,7 @@ def test_no_simulation_is_below_its_bound(
 @settings(max_examples=2, deadline=None)
 @given(line, line, line)
 def test_the_search_finds_what_brute_force_finds(env: Any, policy: Any, micro: Any) -> None:
-    flow, kind = timed(env, policy, micro, job=SHORT), Kind(GPU, 3, 3)
+    flow, kind = timed(env, policy, micro, job=SHORT), DeviceGroup(GPU, 3, 3)
     spans = [(first, count) for first in range(3) for count in range(1, 4 - first)]
     every = [arranged(*spans, 1, ahead) for *spans, ahead in product(spans, spans, spans, (0, 1))]
     fastest = min(flow.simulate(where).seconds for where in every if SHORT.legal(where))
@@ -136,9 +136,9 @@ def test_the_best_mode_flips_with_the_cost_of_the_simulator(seconds: float, *, s
     job = job_of(envs=32)
     acting = {phase: {"m": Duration(0.05, 0.2 / 32)} for phase in (POLICY, VALUES)}
     others = {UPDATE: {"m": Duration(0.0, 4 / 256)}, STEP: {"": Duration(0.0, seconds / 32)}}
-    flow, kind = job.flow(Durations({**acting, **others}), MODELS), Kind(GPU, 2, 2)
+    flow, kind = job.flow(Durations({**acting, **others}), MODELS), DeviceGroup(GPU, 2, 2)
     # Two processes step environments beside two accelerators.
-    where = {"env": Seats(None, 0, 2), "rollout": (kind,), "actor": (kind,)}
+    where = {"env": DeviceSpan(None, 0, 2), "rollout": (kind,), "actor": (kind,)}
     best = search(flow, candidates(flow, where, (1, 2), (0, 1), job.legal)).best[0].arrangement
     assert best.of("rollout").overlaps(best.of("actor")) == shares
     assert shares or (best.stages, best.staleness) == (2, 1)

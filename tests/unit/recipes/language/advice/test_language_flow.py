@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recipes.language.advice.language_flow import ANSWER, PAUSE, SCORE, STEP, TURNS, UPDATE, LanguageFlow, flow_of
 from rlinf_core import RLinfError
-from rlinf_core.advice.arrangements import Arrangement, Seats
+from rlinf_core.advice.arrangements import Arrangement, DeviceSpan
 from rlinf_core.advice.durations import Duration, Durations
 from rlinf_core.advice.search import Flow
 from rlinf_core.job.load import load_job
@@ -36,7 +36,7 @@ def timed(step: tuple[float, float], update: tuple[float, float], score: float =
 
 
 def arranged(rollout: tuple[int, int], actor: tuple[int, int], ahead: int) -> Arrangement:
-    return Arrangement((("rollout", Seats(GPU, *rollout)), ("actor", Seats(GPU, *actor))), 1, ahead)
+    return Arrangement((("rollout", DeviceSpan(GPU, *rollout)), ("actor", DeviceSpan(GPU, *actor))), 1, ahead)
 
 
 @pytest.mark.parametrize(
