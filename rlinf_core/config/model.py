@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.tree import Path
 from rlinf_core.scalars import StrictModel
 
+T = TypeVar("T")
 WorldSizes: TypeAlias = Mapping[str, int | None]
 """Number of processes of each placed component; None if not known yet."""
 
@@ -55,7 +57,21 @@ class ConfigModel(StrictModel):
 
 
 # The path below the validated value, the error there, and the value there.
-Finding: TypeAlias = tuple[tuple[str | int, ...], PydanticCustomError, Any]
+Finding: TypeAlias = tuple[Path, PydanticCustomError, Any]
+
+
+def read_each(items: Iterable[tuple[Path, Any]], read: Callable[[Path, Any], T]) -> list[T]:
+    """Return what `read` makes of values, each with its path in the whole; raise the errors of all together."""
+    values: list[T] = []
+    findings: list[Finding] = []
+    for path, item in items:
+        try:
+            values.append(read(path, item))
+        except PydanticCustomError as error:
+            findings.append((path, error, item))
+    if findings:
+        raise several(findings)
+    return values
 
 
 def several(findings: Iterable[Finding]) -> ValidationError:

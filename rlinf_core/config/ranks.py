@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, cast
 
 from pydantic import PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from rlinf_core.config.model import Finding, several
+from rlinf_core.config.model import read_each
 from rlinf_core.config.source import NotationError
+from rlinf_core.config.tree import NamePiece, Path, name_pieces
 from rlinf_core.scalars import problem, text_of
 
-_RANGE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
+_RANGE = re.compile(r"([0-9]+)\s*(?:-\s*([0-9]+))?\Z", re.ASCII)
 # Far above any real cluster, far below machine integer limits.
 MAX_RANK = 10**9
 
@@ -120,7 +121,7 @@ def parse_ranks(text: str) -> tuple[range, ...] | None:
     """
     if text.strip() == "all":
         return None
-    return tuple(_parse_range(text[start:end], start) for start, end in _pieces(text, ",", 0, len(text)))
+    return tuple(_parse_range(piece) for piece in name_pieces(text))
 
 
 def parse_rank_map(text: str, item: int | None = None) -> tuple[RankMapPart, ...]:
@@ -129,67 +130,34 @@ def parse_rank_map(text: str, item: int | None = None) -> tuple[RankMapPart, ...
     Raises:
         RankSyntaxError: the text is not a rank map.
     """
-    return tuple(_parse_part(text, start, end, item) for start, end in _pieces(text, ",", 0, len(text)))
+    return tuple(_parse_part(part, item) for part in name_pieces(text))
 
 
-def _parse_part(text: str, start: int, end: int, item: int | None) -> RankMapPart:
-    pieces = list(_pieces(text, ":", start, end))
-    if len(pieces) > 2:
-        raise RankSyntaxError(
-            f"`{text[start:end].strip()}` has more than one `:`",
-            pieces[2][0] - 1,
-            end,
-            "write RESOURCES:PROCESSES",
-        )
-    resource_text = text[pieces[0][0] : pieces[0][1]]
-    resources = None if resource_text.strip() == "all" else _parse_range(resource_text, pieces[0][0])
-    processes = None
-    if len(pieces) == 2:
-        process_text = text[pieces[1][0] : pieces[1][1]]
-        if process_text.strip() == "all":
-            raise RankSyntaxError(
-                "`all` cannot be used for process ranks",
-                *_stripped(text, *pieces[1]),
-                "write them out, as in `all:0-7`",
-            )
-        processes = _parse_range(process_text, pieces[1][0])
-    return RankMapPart(resources, processes, *_stripped(text, start, end), item)
+def _parse_part(part: NamePiece, item: int | None) -> RankMapPart:
+    text, start, end = part
+    first, *others = name_pieces(text, ":", start)
+    if len(others) > 1:
+        second = start + text.index(":", text.index(":") + 1)
+        raise RankSyntaxError(f"`{text}` has more than one `:`", second, end, "write RESOURCES:PROCESSES")
+    resources = None if first.name == "all" else _parse_range(first)
+    for processes in others:
+        if processes.name == "all":
+            message = "`all` cannot be used for process ranks"
+            raise RankSyntaxError(message, processes.start, processes.end, "write them out, as in `all:0-7`")
+    return RankMapPart(resources, _parse_range(others[0]) if others else None, start, end, item)
 
 
-def _pieces(text: str, separator: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    at = start
-    while True:
-        position = text.find(separator, at, end)
-        yield at, end if position < 0 else position
-        if position < 0:
-            return
-        at = position + 1
-
-
-def _stripped(text: str, start: int, end: int) -> tuple[int, int]:
-    piece = text[start:end]
-    remaining = start + len(piece) - len(piece.lstrip())
-    return remaining, max(remaining, start + len(piece.rstrip()))
-
-
-def _parse_range(piece: str, offset: int) -> range:
-    match = _RANGE.match(piece)
+def _parse_range(piece: NamePiece) -> range:
+    shown, start, end = piece
+    match = _RANGE.match(shown)
     if match is None:
-        start, end = _stripped(piece, 0, len(piece))
-        shown = piece[start:end]
         message = f"`{shown}` is not a rank or a range" if shown else "a rank or a range is missing here"
-        raise RankSyntaxError(message, offset + start, offset + end, "write `3`, `0-7` or `0-3,5`")
-    start, end = _stripped(piece, 0, len(piece))
+        raise RankSyntaxError(message, start, end, "write `3`, `0-7` or `0-3,5`")
     first, last = match[1], match[2] or match[1]
     if len(first) > 10 or len(last) > 10 or int(last) > MAX_RANK or int(first) > MAX_RANK:
-        raise RankSyntaxError(f"the highest rank is {MAX_RANK}", offset + start, offset + end)
+        raise RankSyntaxError(f"the highest rank is {MAX_RANK}", start, end)
     if int(last) < int(first):
-        raise RankSyntaxError(
-            f"`{piece[start:end]}` runs backwards",
-            offset + start,
-            offset + end,
-            f"did you mean `{last}-{first}`?",
-        )
+        raise RankSyntaxError(f"`{shown}` runs backwards", start, end, f"did you mean `{last}-{first}`?")
     return range(int(first), int(last) + 1)
 
 
@@ -294,20 +262,16 @@ def _read(
     items = cast("list[Any]", value)
     if not items:
         raise problem("rank-syntax", "the list is empty", help=f"write {what}")
-    texts: list[str] = []
-    parts: list[RankMapPart] = []
-    findings: list[Finding] = []
-    for index, item in enumerate(items):
+
+    def read(path: Path, item: Any) -> tuple[str, tuple[RankMapPart, ...]]:
+        text = text_of(item, "a rank or a range such as `0-7`")
         try:
-            texts.append(text_of(item, "a rank or a range such as `0-7`"))
-            parts.extend(parse(texts[-1], index))
+            return text, parse(text, int(path[0]))
         except RankSyntaxError as error:
-            findings.append(((index,), _finding(error), item))
-        except PydanticCustomError as error:
-            findings.append(((index,), error, item))
-    if findings:
-        raise several(findings)
-    return ",".join(texts), tuple(parts)
+            raise _finding(error) from None
+
+    pairs = read_each((((index,), item) for index, item in enumerate(items)), read)
+    return ",".join(text for text, _ in pairs), tuple(part for _, parts in pairs for part in parts)
 
 
 def _finding(error: RankSyntaxError) -> PydanticCustomError:

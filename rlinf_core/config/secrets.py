@@ -20,7 +20,7 @@ from collections.abc import Collection
 from functools import cache
 from typing import Final
 
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, scalars
 from rlinf_core.process.known_secrets import MASK, SHORTEST
 
 _ALWAYS: Final = ("password", "passwd", "passphrase", "secret", "credential", "authorization")
@@ -104,53 +104,40 @@ def mask_urls(text: str) -> str:
     return _url_secret().sub(lambda match: match[0][: match.start("secret") - match.start()] + f"{MASK}@", text)
 
 
+def _is_hidden(path: Path, scalar: ScalarNode, secret: Collection[Path]) -> bool:
+    """Return whether a value is at or below a path in `secret` or a secret-looking key; null and empty text are not."""
+    if scalar.value in (None, "") or not path:
+        return False
+    # Only the value itself can name a file.
+    *above, last = path
+    names = [name for name in above if isinstance(name, str)]
+    return (
+        (isinstance(last, str) and is_secret(last, scalar.raw))
+        or any(map(is_secret, names))
+        or any(path[:size] in secret for size in range(len(path) + 1) if secret)
+    )
+
+
 def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset[str]:
     """Return the values that `mask` hides."""
-    secrets: set[str] = set()
-
-    def walk(node: Node, path: Path, *, secretly: bool) -> None:
-        secretly = secretly or path in secret
-        if isinstance(node, ScalarNode):
-            if secretly and node.value not in (None, ""):
-                secrets.add(node.raw)
-            secrets.update(url_secrets(node.raw))
-        elif isinstance(node, SequenceNode):
-            for i, item in enumerate(node.items):
-                walk(item, (*path, i), secretly=secretly)
-        else:
-            for entry in node.entries:
-                name = entry.key.raw
-                walk(entry.value, (*path, name), secretly=secretly or is_secret(name, _text_of(entry.value)))
-
-    walk(tree, (), secretly=False)
-    return frozenset(secrets)
-
-
-def _text_of(node: Node) -> str | None:
-    return node.raw if isinstance(node, ScalarNode) else None
+    values = list(scalars(tree))
+    hidden = {scalar.raw for path, scalar in values if _is_hidden(path, scalar, secret)}
+    return frozenset(hidden.union(*(url_secrets(scalar.raw) for _, scalar in values)))
 
 
 def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:
     """Return `tree` with stars for values under secret-looking keys and at the paths in `secret`; null stays null."""
-    masked = _mask(tree, (), frozenset(secret), hidden=False)
+    masked = _mask(tree, (), frozenset(secret))
     return masked if isinstance(masked, MappingNode) else tree
 
 
-def _mask(node: Node, path: Path, secret: frozenset[Path], *, hidden: bool) -> Node:
-    hidden = hidden or path in secret
+def _mask(node: Node, path: Path, secret: frozenset[Path]) -> Node:
     if isinstance(node, ScalarNode):
-        if hidden and node.value not in (None, ""):
-            return ScalarNode(node.span, MASK, MASK, plain=False)
-        shown = mask_urls(node.raw)
+        shown = MASK if _is_hidden(path, node, secret) else mask_urls(node.raw)
         return node if shown == node.raw else ScalarNode(node.span, shown, shown, plain=False)
     if isinstance(node, SequenceNode):
-        items = tuple([_mask(item, (*path, i), secret, hidden=hidden) for i, item in enumerate(node.items)])
-        return SequenceNode(node.span, items)
-    entries: list[Entry] = []
-    for entry in node.entries:
-        name = entry.key.raw
-        value = _mask(entry.value, (*path, name), secret, hidden=hidden or is_secret(name, _text_of(entry.value)))
-        entries.append(Entry(entry.key, value))
+        return SequenceNode(node.span, tuple([_mask(item, (*path, i), secret) for i, item in enumerate(node.items)]))
+    entries = [Entry(entry.key, _mask(entry.value, (*path, entry.key.raw), secret)) for entry in node.entries]
     return MappingNode(node.span, tuple(entries))
 
 

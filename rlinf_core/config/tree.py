@@ -277,11 +277,10 @@ class NamePiece(NamedTuple):
     end: int
 
 
-def name_pieces(text: str) -> list[NamePiece]:
-    """Return the pieces between commas; one between two commas is empty."""
+def name_pieces(text: str, separator: str = ",", at: int = 0) -> list[NamePiece]:
+    """Return the pieces of a text between separators; one between two separators is empty. `at` is its own offset."""
     pieces: list[NamePiece] = []
-    at = 0
-    for piece in text.split(","):
+    for piece in text.split(separator):
         name = piece.strip()
         start = at + len(piece) - len(piece.lstrip()) if name else at + len(piece)
         pieces.append(NamePiece(name, start, start + len(name)))

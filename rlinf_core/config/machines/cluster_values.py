@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, cast
+from collections.abc import Iterator
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.machines.hosts import HostSyntaxError, check_destination, expand_hosts, without_brackets
-from rlinf_core.config.model import Finding, several
+from rlinf_core.config.model import Finding, read_each, several
 from rlinf_core.config.ranks import RankSyntaxError, parse_ranks
-from rlinf_core.config.tree import name_pieces
+from rlinf_core.config.tree import Path, name_pieces
 from rlinf_core.scalars import Text, expected, plain, problem, text_of
 
-T = TypeVar("T")
 # Ray needs a port for each worker process besides its own ones, and starts one worker per core.
 FEWEST_PORTS = 100
 _NAME_BREAKS = re.compile(r"[:,\s]")
@@ -69,21 +68,12 @@ def _labels(value: Any) -> tuple[str, ...]:
     items = cast("list[Any]", value)
     if not items:
         raise problem("name-syntax", "the list names no group", help="leave `node_group` out to mean every node")
-    return tuple(_each(items, lambda item: _name(text_of(item, "a label"))))
+    return tuple(read_each(_listed(items), lambda _, item: _name(text_of(item, "a label"))))
 
 
-def _each(items: list[Any], read: Callable[[Any], T]) -> list[T]:
-    """Apply `read` to each item; its errors are raised together."""
-    values: list[T] = []
-    findings: list[Finding] = []
-    for index, item in enumerate(items):
-        try:
-            values.append(read(item))
-        except PydanticCustomError as error:
-            findings.append(((index,), error, item))
-    if findings:
-        raise several(findings)
-    return values
+def _listed(items: list[Any]) -> Iterator[tuple[Path, Any]]:
+    """Yield the items of a list with their paths."""
+    return (((index,), item) for index, item in enumerate(items))
 
 
 def _component_key(value: Any) -> str:
@@ -213,7 +203,8 @@ def _hosts(value: Any) -> tuple[str, ...]:
     what = "hosts such as `trainer[00-07]`, or a list of them"
     if not isinstance(value, list):
         return _hosts_of(value, what)
-    return tuple(itertools.chain(*_each(cast("list[Any]", value), lambda item: _hosts_of(item, "a host"))))
+    hosts = read_each(_listed(cast("list[Any]", value)), lambda _, item: _hosts_of(item, "a host"))
+    return tuple(itertools.chain(*hosts))
 
 
 def _hosts_of(value: Any, what: str) -> tuple[str, ...]:
@@ -255,22 +246,18 @@ def _ssh_path(text: str) -> str:
 def _ssh_options(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise expected("a mapping of ssh options such as `ProxyJump: gate`", value)
-    options: dict[str, str] = {}
-    findings: list[Finding] = []
-    for key, item in cast("dict[Any, Any]", value).items():
-        name = str(key)
-        try:
-            text = text_of(_yes_no(item), "a value")
-            if not name.isalnum() or not name.isascii():
-                raise problem("bad-value", f"`{name}` is not an ssh option", help="write it as in `man ssh_config`")
-            if not text or any(char in text for char in "\0\n\r"):
-                raise problem("bad-value", f"ssh option `{name}` needs a value of one line")
-            options[name] = text
-        except PydanticCustomError as error:
-            findings.append(((name,), error, item))
-    if findings:
-        raise several(findings)
-    return options
+    entries = cast("dict[Any, Any]", value)
+    texts = read_each((((str(key),), item) for key, item in entries.items()), _ssh_option)
+    return dict(zip(map(str, entries), texts, strict=True))
+
+
+def _ssh_option(path: Path, value: Any) -> str:
+    name, text = path[-1], text_of(_yes_no(value), "a value")
+    if not str(name).isalnum() or not str(name).isascii():
+        raise problem("bad-value", f"`{name}` is not an ssh option", help="write it as in `man ssh_config`")
+    if not text or any(char in text for char in "\0\n\r"):
+        raise problem("bad-value", f"ssh option `{name}` needs a value of one line")
+    return text
 
 
 def _yes_no(value: Any) -> Any:

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from rlinf_core.config.sections.runner import RESUME_NEWEST
+from rlinf_core.config.tree import to_data
 from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.storage.checkpoint import (
@@ -26,6 +27,7 @@ from rlinf_core.runners.storage.checkpoint import (
 )
 from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.runners.storage.run_state import STATE, RunState, read_state, runs_in
+from rlinf_core.scalars import plain
 
 # Keys that may differ between a run and its resumption; a key covers everything below it.
 FREE_KEYS: Final = (
@@ -68,29 +70,19 @@ def values_of(config_text: str) -> Values | None:
     Args:
         config_text: the text of the configuration, as YAML.
     """
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
+    # Its reader is heavier than the rest.
+    from rlinf_core.config.diagnostics import Diagnostics
+    from rlinf_core.config.reading import STDIN_NAME, decode, read, split_components
 
-    try:
-        reader: Any = YAML(typ="safe", pure=True)
-        data: object = reader.load(config_text)
-    except (YAMLError, ValueError, RecursionError):
+    findings = Diagnostics()
+    source = decode(STDIN_NAME, config_text.encode("utf-8", "replace"), findings)
+    tree = None if source is None else read(source, findings)
+    # An earlier rlinf kept keys such as `actor,env`.
+    split = None if tree is None else split_components(tree, (), findings)
+    if split is None or not findings.ok:
         return None
-    if not isinstance(data, dict):
-        return None
-    _split_components(cast("dict[object, object]", data))
-    values = dict(islice(_leaves(cast("dict[object, object]", data), ""), _MOST_VALUES + 1))
+    values = dict(islice(_leaves(plain(to_data(split)), ""), _MOST_VALUES + 1))
     return values if len(values) <= _MOST_VALUES else None
-
-
-def _split_components(data: dict[object, object]) -> None:
-    """Give each component an entry of its own: an earlier rlinf kept keys such as `actor,env`."""
-    section = data.get("cluster")
-    cluster = cast("dict[object, object]", section) if isinstance(section, dict) else {}
-    placed = cluster.get("component_placement")
-    if isinstance(placed, dict):
-        entries = cast("dict[object, object]", placed).items()
-        cluster["component_placement"] = {name.strip(): at for key, at in entries for name in str(key).split(",")}
 
 
 def config_id(values: Values) -> str:
