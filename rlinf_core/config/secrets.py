@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, scalars
@@ -69,6 +69,11 @@ def is_secret(name: str, value: object = None) -> bool:
         name = _FORM.sub("", name)
         if name in _NO_SECRETS or (name.endswith(_FILE_ENDS) and isinstance(value, str) and _PATH.fullmatch(value)):
             return False
+    return _looks_secret(name)
+
+
+@lru_cache(maxsize=4096)
+def _looks_secret(name: str) -> bool:
     folded = name.casefold()
     if any(word in folded for word in _ALWAYS):
         return True
@@ -110,19 +115,21 @@ def _is_hidden(path: Path, scalar: ScalarNode, secret: Collection[Path]) -> bool
         return False
     # Only the value itself can name a file.
     *above, last = path
-    names = [name for name in above if isinstance(name, str)]
-    return (
-        (isinstance(last, str) and is_secret(last, scalar.raw))
-        or any(map(is_secret, names))
-        or any(path[:size] in secret for size in range(len(path) + 1) if secret)
-    )
+    if isinstance(last, str) and is_secret(last, scalar.raw):
+        return True
+    if any(isinstance(name, str) and is_secret(name) for name in above):
+        return True
+    return bool(secret) and any(path[:size] in secret for size in range(1, len(path) + 1))
 
 
 def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset[str]:
     """Return the values that `mask` hides."""
-    values = list(scalars(tree))
-    hidden = {scalar.raw for path, scalar in values if _is_hidden(path, scalar, secret)}
-    return frozenset(hidden.union(*(url_secrets(scalar.raw) for _, scalar in values)))
+    secrets: set[str] = set()
+    for path, scalar in scalars(tree):
+        if _is_hidden(path, scalar, secret):
+            secrets.add(scalar.raw)
+        secrets |= url_secrets(scalar.raw)
+    return frozenset(secrets)
 
 
 def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:
