@@ -22,11 +22,11 @@ from rlinf_core.runners.events import ItemFates, Listener
 from rlinf_core.runners.evidence import keep_evidence
 from rlinf_core.runners.exporters import BackendSettings, PrometheusExporter, open_backends
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
-from rlinf_core.runners.profile import write_profile
 from rlinf_core.runners.recovery import Restarts, Suspects
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, Manifest, open_checkpoint
 from rlinf_core.runners.storage.evidence import quarantine
+from rlinf_core.runners.storage.profile import write_profile
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.runners.profile import write_profile
+from rlinf_core.runners.storage.profile import write_profile
 from rlinf_core.worker import call_record
 from rlinf_core.worker.call_record import CallRecord, add_call, call_records
 from rlinf_core.worker.timer import timer
