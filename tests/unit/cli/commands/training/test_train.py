@@ -285,7 +285,7 @@ class TestMistakes:
         ended = cli("train", "recipe=fake")
         assert (ended.code, ended.out) == (1, "")
         assert "error: training needs `ray`, not installed in this Python\n" in ended.err
-        assert f"run `{sys.executable} -m pip install 'ray>=2.60,<2.61'`" in ended.err
+        assert f"run `{sys.executable} -m pip install 'ray>=2.54,<2.61'`" in ended.err
         assert list(folder.iterdir()) == []
 
     def test_a_folder_that_cannot_be_written(self, cli: Cli, folder: Path) -> None:
