@@ -50,20 +50,25 @@ _MOST_REASON: Final = 300
 
 
 def require_transformers() -> None:
-    """Check that transformers is installed.
+    """Check that transformers can be imported.
 
     Raises:
-        ConfigError: it is not, in this interpreter, or in a version that rlinf does not work with.
+        ConfigError: it is not installed in this interpreter, has a version that rlinf does not work with, or refuses
+            another package beside it.
     """
     # Models are folders; a library asks no hub about them.
     stay_offline()
     try:
         from transformers.utils import logging
-    except ImportError:
-        raise ConfigError(
-            "language models need the package transformers in the interpreter of every actor and rollout worker",
-            help=f"run `{install_command('transformers')}`",
-        ) from None
+    except ImportError as error:
+        remedy = f"run `{install_command('transformers')}`"
+        if isinstance(error, ModuleNotFoundError) and error.name == "transformers":
+            raise ConfigError(
+                "language models need the package transformers in the interpreter of every actor and rollout worker",
+                help=remedy,
+            ) from None
+        why = first_line(error)
+        raise ConfigError("the installed transformers cannot be imported", why=why, help=remedy) from error
     require_version("transformers")
     from transformers import dynamic_module_utils
 

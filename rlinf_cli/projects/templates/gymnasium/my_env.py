@@ -34,10 +34,10 @@ class CartEnv(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     def step(self, action: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         """Push the cart for a tenth of a second."""
-        before = float(np.hypot(*self._state))
-        place, speed = self._state
+        place, speed = map(float, self._state)
+        before = float(np.linalg.norm(self._state))
         speed = speed + 0.1 * self._force * float(action[0])
         self._state = np.array([place + 0.1 * speed, speed], np.float32).clip(-10, 10)
-        after = float(np.hypot(*self._state))
+        after = float(np.linalg.norm(self._state))
         solved = after < 0.1  # at the mark, and slow
         return self._state.copy(), before - after + solved, solved, False, {"is_success": solved}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,22 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
 def test_a_worker_with_another_transformers_loads_nothing(installed: Any, tmp_path: Path) -> None:
     installed("transformers", "4.57.1")
     with pytest.raises(
-        ConfigError, match=r"`transformers`, of which this Python has 4\.57\.1, out of the range >=5\.20,<6"
+        ConfigError, match=r"`transformers`, of which this Python has 4\.57\.1, out of the range >=5\.3,<6"
     ):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_transformers_that_refuses_a_package_beside_it_says_which(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Refusing:
+        def __getattr__(self, name: str) -> Any:
+            raise ImportError("huggingface-hub<2.0 is required, but found huggingface-hub==2.4.0\nTry: pip install")
+
+    monkeypatch.setitem(sys.modules, "transformers.utils", Refusing())
+    with pytest.raises(ConfigError, match="the installed transformers cannot be imported") as caught:
+        load_tokenizer(str(tmp_path))
+    assert caught.value.why == "huggingface-hub<2.0 is required, but found huggingface-hub==2.4.0"
 
 
 def test_adapters_of_another_peft_are_refused(installed: Any) -> None:

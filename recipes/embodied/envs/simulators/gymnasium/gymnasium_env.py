@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from importlib import import_module
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 import gymnasium
 import numpy as np
@@ -161,9 +161,9 @@ def registered(task: str) -> Any:
         task: the id; `module:id`, where the module, which registers it, is imported first; or `module:Class`.
     """
     module, _, name = task.rpartition(":")
-    owner = import_module(module) if module else None
-    if name not in gymnasium.registry and callable(made := getattr(owner, name, None)):
-        return registration.EnvSpec(name, entry_point=made)
+    made: Any = getattr(import_module(module), name, None) if module else None
+    if name not in gymnasium.registry and callable(made):
+        return registration.EnvSpec(name, entry_point=cast("Any", made))
     return gymnasium.spec(name)
 
 
