@@ -45,9 +45,7 @@ def test_a_worker_with_another_transformers_loads_nothing(installed: Any, tmp_pa
         load_tokenizer(str(tmp_path))
 
 
-def test_a_transformers_that_refuses_a_package_beside_it_says_which(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_transformers_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Refusing:
         def __getattr__(self, name: str) -> Any:
             raise ImportError("huggingface-hub<2.0 is required, but found huggingface-hub==2.4.0\nTry: pip install")
