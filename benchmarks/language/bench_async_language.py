@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.language.bench_math import AS_BASELINES
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.engines.engine import Engine, EngineStats, PauseMode
-from recipes.language.loop.protocols import ReasoningRollout
+from recipes.language.loop.protocols import GenerationGroup
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from recipes.math import program
 from rlinf_core import Cluster
@@ -163,8 +163,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()
-    program.ROLLOUT = WorkerReference[ReasoningRollout](
-        "benchmarks.language.bench_async_language:SlowRollout", ReasoningRollout, "rollout"
+    program.ROLLOUT = WorkerReference[GenerationGroup](
+        "benchmarks.language.bench_async_language:SlowRollout", GenerationGroup, "rollout"
     )
     times: dict[int, list[float]] = {0: [], 2: []}
     final: dict[int, list[float]] = {0: [], 2: []}

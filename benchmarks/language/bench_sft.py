@@ -25,8 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.table import Result, run_parts
 from recipes.language.models.policy import LanguagePolicy
-from recipes.sft_chat.example_packing import micro_batches, pack_examples
-from recipes.sft_chat.examples import ChatExample
+from recipes.sft_chat.examples import ChatExample, micro_batches, pack_examples
 
 VOCABULARY, SHORTEST, LONGEST, MEAN = 512, 8, 256, 60
 BATCH, RATE, CLIP, BUDGET = 32, 1e-3, 1.0, 2048

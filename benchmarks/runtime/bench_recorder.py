@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 from benchmarks.meter import cpu_seconds
 from benchmarks.table import Result, run_parts
 from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedEnv, EmbodiedRollout
-from recipes.language.loop.protocols import ReasoningActor, ReasoningReward, ReasoningRollout
+from recipes.language.loop.protocols import GenerationGroup, LanguageActorGroup, RewardGroup
 from rlinf_core.job.load import load_job
 from rlinf_core.runners import events
 from rlinf_core.runners.events import Event
@@ -80,9 +80,9 @@ RECIPES: Final = {
         "recipes.math.program",
         "math_laptop",
         {
-            "ACTOR": WorkerReference(f"{_WORKERS}:SwitchedLanguageActor", ReasoningActor, "actor"),
-            "ROLLOUT": WorkerReference(f"{_WORKERS}:SwitchedLanguageRollout", ReasoningRollout, "rollout"),
-            "REWARD": WorkerReference(f"{_WORKERS}:SwitchedReward", ReasoningReward, "reward"),
+            "ACTOR": WorkerReference(f"{_WORKERS}:SwitchedLanguageActor", LanguageActorGroup, "actor"),
+            "ROLLOUT": WorkerReference(f"{_WORKERS}:SwitchedLanguageRollout", GenerationGroup, "rollout"),
+            "REWARD": WorkerReference(f"{_WORKERS}:SwitchedReward", RewardGroup, "reward"),
         },
         ("data.rollout_batch_size=8", "actor.warm_start.steps=0"),
     ),

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from recipes.agent.config import AgentConfig
 from recipes.agent.loop.agent_runner import AgentRunner
-from recipes.agent.loop.protocols import AgentRollout, AgentRunning, Indexing
+from recipes.agent.loop.protocols import AgentCalls, IndexGroup, TurnGroup
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.loop.worker_groups import ACTOR, REWARD, optional_groups
 from recipes.language.rules.model_rules import require_model
@@ -18,13 +18,9 @@ from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference
 
 # Named and not imported: torch is for the workers that compute.
-ROLLOUT = WorkerReference[AgentRollout](
-    "recipes.agent.workers.rollout_worker:AgentRolloutWorker", AgentRollout, "rollout"
-)
-AGENT = WorkerReference[AgentRunning](
-    "recipes.agent.workers.agent_worker:AgentWorker", AgentRunning, "agent", forked=True
-)
-INDEX = WorkerReference[Indexing]("recipes.agent.workers.index_worker:IndexWorker", Indexing, "index")
+ROLLOUT = WorkerReference[TurnGroup]("recipes.agent.workers.rollout_worker:AgentRolloutWorker", TurnGroup, "rollout")
+AGENT = WorkerReference[AgentCalls]("recipes.agent.workers.agent_worker:AgentWorker", AgentCalls, "agent", forked=True)
+INDEX = WorkerReference[IndexGroup]("recipes.agent.workers.index_worker:IndexWorker", IndexGroup, "index")
 
 
 def program(job: Job, folder: RunFolder, listener: Listener) -> None:

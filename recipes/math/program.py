@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from recipes.language.config.group_names import LanguageLayout
-from recipes.language.loop.protocols import ReasoningRollout
+from recipes.language.loop.protocols import GenerationGroup
 from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.loop.worker_groups import ACTOR, REWARD, optional_groups
 from recipes.language.rules.model_rules import require_model
@@ -18,8 +18,8 @@ from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference
 
 # Named and not imported: torch is for the workers.
-ROLLOUT = WorkerReference[ReasoningRollout](
-    "recipes.language.workers.rollout_worker:LanguageRolloutWorker", ReasoningRollout, "rollout"
+ROLLOUT = WorkerReference[GenerationGroup](
+    "recipes.language.workers.rollout_worker:LanguageRolloutWorker", GenerationGroup, "rollout"
 )
 
 

@@ -17,8 +17,7 @@ from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, row_coun
 from recipes.sft_chat.chat_runner import ExampleCounts
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
-from recipes.sft_chat.example_packing import micro_batches, pack_examples
-from recipes.sft_chat.examples import COMPARED_TURNS, ExampleSet
+from recipes.sft_chat.examples import COMPARED_TURNS, ExampleSet, micro_batches, pack_examples
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.updater import SKIPPED, Figures, Updater
 from rlinf_core import Loss

@@ -17,8 +17,7 @@ from recipes.language.using.evaluation_record import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
-from recipes.sft_chat.example_packing import micro_batches, pack_examples
-from recipes.sft_chat.examples import ChatExample, ExampleSet, ExampleWriter
+from recipes.sft_chat.examples import ChatExample, ExampleSet, ExampleWriter, micro_batches, pack_examples
 from rlinf_core import ConfigError, Job
 from rlinf_core.runners.step_clock import Stopwatch
 

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from recipes.language.answers.answer_batch import balanced, token_budget_parts
 from recipes.language.data.chat_messages import Message
 from recipes.language.data.text_tokens import TextTokens
+from recipes.language.models.attention import PackedPlan, Segment
+from recipes.language.models.packing import PackedRow
 from recipes.sft_chat.conversations import ASSISTANT, ChatRow
 from recipes.training.chat_template import ChatTemplate, TemplateRefusalError
 from rlinf_core import ConfigError
@@ -299,3 +302,48 @@ def _behind(after: str, before: str) -> str:
     """Return what a conversation has where it stops being like a prompt."""
     same = next((place for place, pair in enumerate(zip(after, before, strict=False)) if pair[0] != pair[1]), 0)
     return repr(after[same : same + 30])
+
+
+def pack_examples(examples: Sequence[ChatExample], device: torch.device | str = "cpu") -> PackedRow:
+    """Lay examples into one row, without padding; its targets are the tokens that are trained on.
+
+    The last token of an example predicts nothing and is left out. Without examples the row is one token without
+    targets, so that a rank computes as many passes as the others.
+    """
+    rows = [example for example in examples if len(example.tokens) > 1]
+    if not rows:
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        plan = PackedPlan([Segment(0, 1)], device)
+        return PackedRow(torch.zeros((1, 1), dtype=torch.int64, device=device), plan, nothing, nothing)
+    lengths = [len(example.tokens) - 1 for example in rows]
+    starts = [sum(lengths[:number]) for number in range(len(lengths))]
+    tokens = torch.cat([example.tokens[:-1] for example in rows]).long()
+    following = torch.cat([example.tokens[1:] for example in rows]).long()
+    predictors = torch.cat([example.trained[1:] for example in rows]).nonzero()[:, 0]
+    return PackedRow(
+        tokens[None].to(device),
+        PackedPlan([Segment(start, length) for start, length in zip(starts, lengths, strict=True)], device),
+        predictors.to(device),
+        following[predictors].to(device),
+    )
+
+
+def micro_batches(
+    lengths: Sequence[int], chosen: Sequence[int], world_size: int, rank: int, max_tokens: int
+) -> list[list[int]]:
+    """Return the micro-batches of a rank's share of a batch, by the numbers of examples; some are empty.
+
+    Shares have about as many tokens, and every rank has as many micro-batches: ranks compute that without a message.
+
+    Args:
+        lengths: tokens of all examples.
+        chosen: the batch of all ranks together.
+        world_size, rank: the number of ranks, and the rank of this process.
+        max_tokens: the maximum tokens of a micro-batch; a longer example forms its own.
+    """
+    costs = [lengths[number] for number in chosen]
+    shares = balanced(costs, world_size)
+    divided = [token_budget_parts([costs[place] for place in share], max_tokens) for share in shares]
+    count = max(1, *(len(parts) for parts in divided))
+    mine = [[chosen[shares[rank][place]] for place in part] for part in divided[rank]]
+    return mine + [[] for _ in range(count - len(mine))]

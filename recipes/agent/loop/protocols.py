@@ -1,47 +1,25 @@
-"""The methods that the loop of agents calls: of a worker, and of a group, which returns a handle."""
+"""The groups of workers as the loop of agents calls them."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from recipes.language.loop.protocols import AnsweringGroup, EngineGroup
+from recipes.language.loop.protocols import AnsweringGroup, EngineGroup, Nothing
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
-from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroupHandle
 
 
-class AgentRollout(Comparing, Protocol):
-    """The methods of a worker that draws turns."""
-
-    def init_worker(self, layout: Any, /) -> None: ...
-    def sync_model_from_actor(self) -> int: ...
-    def offload(self, weights_follow: bool, /) -> None: ...
-    def serve(self) -> GenerationReport: ...
-    def serve_forever(self) -> None: ...
-
-
-class AgentRunning(Comparing, Protocol):
-    """The methods of a worker that runs agents."""
-
-    def init_worker(self, layout: Any, /) -> None: ...
-    def problem_counts(self) -> tuple[int, int]: ...
-    async def generate(self, prompts: tuple[Prompt, ...], /) -> GenerationReport: ...
-    def put_again(self, slots: tuple[int, ...], /) -> tuple[int, ...]: ...
-    async def generate_forever(self) -> None: ...
-
-
-class Indexing(Protocol):
-    """The methods of a worker that holds the index of `search`."""
-
-    def init_worker(self, layout: Any, /) -> None: ...
-    def search(self, queries: list[str], /) -> list[str | None]: ...
-
-
 class TurnGroup(EngineGroup, Protocol):
-    """Calls on the workers that draw turns."""
+    """The workers that draw turns."""
 
     def serve(self) -> WorkerGroupHandle[GenerationReport]: ...
-    def serve_forever(self) -> WorkerGroupHandle[None]: ...
+    def serve_forever(self) -> Nothing: ...
+
+
+class AgentCalls(AnsweringGroup, Protocol):
+    """The workers that run agents."""
+
+    def generate_forever(self) -> Nothing: ...
 
 
 class AgentView(Protocol):
@@ -51,8 +29,14 @@ class AgentView(Protocol):
     def handle(self, method: str, references: list[Any], /) -> WorkerGroupHandle[Any]: ...
 
 
-class AgentGroup(AnsweringGroup, Protocol):
-    """Calls on the workers that run agents."""
+class AgentGroup(AgentCalls, Protocol):
+    """The workers that run agents, all together and some of them."""
 
     def execute_on(self, *ranks: int) -> AgentView: ...
-    def generate_forever(self) -> WorkerGroupHandle[None]: ...
+
+
+class IndexGroup(Protocol):
+    """The workers that hold the index of `search`."""
+
+    def init_worker(self, layout: Any, /) -> Nothing: ...
+    def search(self, queries: list[str], /) -> WorkerGroupHandle[list[str | None]]: ...

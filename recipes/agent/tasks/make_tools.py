@@ -8,9 +8,9 @@ from typing import cast
 from recipes.agent.config import AgentConfig
 from recipes.agent.tasks.tasks import lookup_corpus
 from recipes.agent.tools.calculator import Calculator
-from recipes.agent.tools.python import Python
 from recipes.agent.tools.search import Search, read_corpus
-from recipes.agent.tools.tool import FunctionTool, Tool
+from recipes.agent.tools.tool import FunctionTool, Tool, ToolError, ToolUnavailable
+from recipes.language.sandbox import sandbox
 from recipes.language.sandbox.sandbox import MIB, SandboxLimits
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
@@ -76,3 +76,31 @@ def _tool(name: str, config: AgentConfig) -> Tool:
     if not callable(function):
         raise ConfigError(f"tool `{name}` is not a function", help="name a function from text to text")
     return FunctionTool(cast("Callable[[str], str]", function))
+
+
+class Python(Tool):
+    """The Python interpreter with its standard library; returns what the program printed.
+
+    Raises:
+        ConfigError: this machine has no sandbox.
+    """
+
+    name = "python"
+    description = "runs a Python program and gives what it prints"
+    computes = True
+
+    def __init__(self, limits: sandbox.SandboxLimits) -> None:
+        sandbox.check()
+        self._limits = limits
+
+    async def call(self, argument: str) -> str:
+        """See `Tool`."""
+        try:
+            ran = await sandbox.run(argument, self._limits)
+        except sandbox.SandboxError as error:
+            raise ToolUnavailable(f"the sandbox could not be made: {error}") from None
+        if ran.flooded:
+            raise ToolError(f"the program wrote more than {sandbox.OUTPUT_BYTES} bytes")
+        if ran.status != 0:
+            raise ToolError(sandbox.reason_of(ran))
+        return ran.output.rstrip("\n")

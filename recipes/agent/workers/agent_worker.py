@@ -19,9 +19,8 @@ from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import TEXTS_MENDED, Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
-from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats, TurnRecord, put_groups
+from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats, KeptGroups, TurnRecord, put_groups
 from recipes.language.answers.exits import Cause, Exit
-from recipes.language.answers.kept_groups import KeptGroups
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.problems import Problem, training_order

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from recipes.agent.config import AgentConfig
+from recipes.agent.loop.protocols import IndexGroup
 from recipes.agent.tasks.make_tools import make_search
 from recipes.agent.tools.search import NOTHING_FOUND, Search
 from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 from recipes.language.config.group_names import LanguageLayout
-from rlinf_core import RLinfError, Worker, WorkerGroupHandle
+from rlinf_core import RLinfError, Worker
 
 
 class IndexWorker(Worker):
@@ -40,12 +40,6 @@ class IndexWorker(Worker):
             return self._search.find(query)
         except ToolError:
             return None
-
-
-class IndexGroup(Protocol):
-    """Calls on a worker that holds an index."""
-
-    def search(self, queries: list[str], /) -> WorkerGroupHandle[list[str | None]]: ...
 
 
 class IndexSearch(Tool):

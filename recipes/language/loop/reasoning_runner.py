@@ -19,9 +19,8 @@ from typing import Any, ClassVar, cast
 from recipes.language.config import OPTIONAL_COMPONENTS
 from recipes.language.loop.answer_evaluation import evaluation_metrics, scoring_progress
 from recipes.language.loop.answer_recovery import AnswerRecovery
-from recipes.language.loop.arrivals import Arrivals
+from recipes.language.loop.arrivals import Arrivals, group_metrics, nothing_to_learn, rank_figures
 from recipes.language.loop.generation import PROGRESS, AsyncRollouts, PromptService, SyncRollouts, wait_for
-from recipes.language.loop.group_figures import group_metrics, nothing_to_learn, rank_figures
 from recipes.language.loop.model_checkpoints import PromptCheckpoints, require_state, save_parts
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.loop.protocols import (
@@ -31,8 +30,6 @@ from recipes.language.loop.protocols import (
     GenerationGroup,
     JudgeGroup,
     LanguageActorGroup,
-    ReasoningActor,
-    ReasoningReward,
     ReferenceGroup,
     RewardGroup,
 )
@@ -93,9 +90,9 @@ class ReasoningRunner(RolloutRunner):
     def __init__(
         self,
         cfg: RunConfig,
-        actor: WorkerGroup[ReasoningActor],
+        actor: WorkerGroup[Any],
         rollout: WorkerGroup[Any],
-        reward: WorkerGroup[ReasoningReward],
+        reward: WorkerGroup[Any],
         layout: Callable[..., Any],
         record: RunRecord | None = None,
         *,

@@ -6,31 +6,29 @@ from typing import Any
 
 from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig
 from recipes.language.loop.protocols import (
-    ReasoningActor,
-    ReasoningCritic,
-    ReasoningJudge,
-    ReasoningReference,
-    ReasoningReward,
+    CriticGroup,
+    JudgeGroup,
+    LanguageActorGroup,
+    ReferenceGroup,
+    RewardGroup,
 )
 from rlinf_core import WorkerGroup
 from rlinf_core.worker.worker_reference import WorkerReference
 
-ACTOR = WorkerReference[ReasoningActor]("recipes.language.workers.actor_worker:LanguageActor", ReasoningActor, "actor")
-REWARD = WorkerReference[ReasoningReward](
-    "recipes.language.workers.reward_worker:RewardWorker", ReasoningReward, "reward"
+ACTOR = WorkerReference[LanguageActorGroup](
+    "recipes.language.workers.actor_worker:LanguageActor", LanguageActorGroup, "actor"
 )
-CRITIC = WorkerReference[ReasoningCritic](
-    "recipes.language.workers.critic_worker:LanguageCritic", ReasoningCritic, "critic"
-)
-REFERENCE = WorkerReference[ReasoningReference](
-    "recipes.language.workers.reference_worker:LanguageReference", ReasoningReference, "reference"
+REWARD = WorkerReference[RewardGroup]("recipes.language.workers.reward_worker:RewardWorker", RewardGroup, "reward")
+CRITIC = WorkerReference[CriticGroup]("recipes.language.workers.critic_worker:LanguageCritic", CriticGroup, "critic")
+REFERENCE = WorkerReference[ReferenceGroup](
+    "recipes.language.workers.reference_worker:LanguageReference", ReferenceGroup, "reference"
 )
 
 
-TEACHER = WorkerReference[ReasoningReference](
-    "recipes.language.workers.teacher_worker:LanguageTeacher", ReasoningReference, "teacher"
+TEACHER = WorkerReference[ReferenceGroup](
+    "recipes.language.workers.reference_worker:LanguageTeacher", ReferenceGroup, "teacher"
 )
-JUDGE = WorkerReference[ReasoningJudge]("recipes.language.workers.judge_worker:JudgeWorker", ReasoningJudge, "judge")
+JUDGE = WorkerReference[JudgeGroup]("recipes.language.workers.judge_worker:JudgeWorker", JudgeGroup, "judge")
 
 
 def optional_groups(config: LanguageConfig) -> dict[str, WorkerGroup[Any]]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Final
 
 from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig, check_minibatches
 from recipes.language.config.model_job import ModelJobConfig
+from recipes.language.engines.request_params import sampling_params
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rules.algorithm_rules import check_algorithm
 from recipes.language.rules.engine_rules import check_engine
 from recipes.language.rules.judge_rules import check_judge
 from recipes.language.rules.model_rules import check_model
 from recipes.language.rules.problem_rules import check_data
-from recipes.language.rules.sampling_rules import check_sampling
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -22,10 +22,16 @@ from recipes.sections.checks import (
 )
 from recipes.sections.own_options import check_algorithm_options
 from rlinf_core.config.sections.hub_names import on_any_machine
+from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Trial
 
 # The program that tries the sandbox.
 SANDBOX_PROBE: Final = "recipes.language.sandbox.sandbox_probe"
+_AT: Final[Path] = ("rollout", "sampling_params")
+# vLLM raises lower temperatures to this one, or takes them for 0.
+_LOWEST_TEMPERATURE: Final = 0.01
+# No vocabulary has a million tokens, so the most likely token has a larger share.
+_LEAST_SHARE: Final = 1e-6
 
 
 def check_job(
@@ -81,8 +87,47 @@ def facts(config: ModelJobConfig) -> dict[str, str | int | float | bool | None]:
     }
 
 
-def inputs(config: ModelJobConfig) -> list[Path]:
+def inputs(config: ModelJobConfig) -> list[FilePath]:
     """Return the files and folders that a run reads."""
     data, model = config.data, config.actor.model
     names = [*data.train_files, *data.val_data_paths, *filter(None, [model.model_path])]
-    return [Path(name) for name in names]
+    return [FilePath(name) for name in names]
+
+
+def check_sampling(config: LanguageConfig, report: Report) -> None:
+    """Report settings that no request can have, and in training those that draw the same answer every time or let none
+    end.
+    """
+    sampling = config.rollout.sampling_params
+    try:
+        sampling_params(config, sampling.temperature, seed=0)
+    except ValueError as error:
+        key = str(error).split("`")[1]
+        place: Path = (*_AT, key, sampling.stop.index("")) if key == "stop" else (*_AT, key)
+        report(place, "bad-value", str(error))
+        return
+    if config.runner.only_eval:
+        return
+    greedy = {
+        "temperature": (sampling.temperature < _LOWEST_TEMPERATURE, sampling.temperature, "1"),
+        "top_k": (sampling.top_k == 1, sampling.top_k, "-1"),
+        "top_p": (sampling.top_p <= _LEAST_SHARE, sampling.top_p, "1"),
+    }
+    for key, (is_greedy, value, usual) in greedy.items():
+        if is_greedy:
+            report(
+                (*_AT, key),
+                "cannot-train",
+                f"`{key}: {value:g}` always draws the most likely token: all answers to a prompt are equal, and"
+                " training has nothing to compare",
+                f"write `{key}: {usual}`; an evaluation with one answer to each problem is greedy by itself",
+                about=[("runner", "only_eval")],
+            )
+    if sampling.min_new_tokens == sampling.max_new_tokens > 1:
+        report(
+            (*_AT, "min_new_tokens"),
+            "cannot-train",
+            f"`min_new_tokens: {sampling.min_new_tokens}` is `max_new_tokens`: no answer may end, every one is cut off",
+            "remove it, or write a smaller number",
+            about=[(*_AT, "max_new_tokens"), ("runner", "only_eval")],
+        )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from recipes.language.answers.answer_group import AnswerGroup, put_groups
+from recipes.language.answers.answer_group import AnswerGroup, KeptGroups, put_groups
 from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
-from recipes.language.answers.kept_groups import KeptGroups
 from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.load_problems import load_problems

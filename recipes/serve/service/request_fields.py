@@ -12,8 +12,7 @@ import numpy as np
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.config import ServerConfig
-from recipes.serve.service.loss_inputs import LOSS_INPUTS
-from recipes.serve.values import AdamSettings, AdapterSettings, Datum, ServedFacts
+from recipes.serve.values import LOSS_INPUTS, AdamSettings, AdapterSettings, Datum, ServedFacts
 
 _SERVED: Final = ", ".join(LOSS_INPUTS)
 _LARGEST: Final = 2**31 - 1

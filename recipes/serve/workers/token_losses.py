@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
-from recipes.serve.service.loss_inputs import HIGH, LOW
+from recipes.serve.values import HIGH, LOW
 
 Inputs: TypeAlias = Mapping[str, Tensor]
 Settings: TypeAlias = Mapping[str, float]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from recipes.language.loop.protocols import ReasoningRollout
+from recipes.language.loop.protocols import GenerationGroup
 from recipes.language.workers.rollout_worker import LanguageRolloutWorker
 from rlinf_core.worker.worker_reference import WorkerReference
 
@@ -64,7 +64,7 @@ def main() -> None:
 
     planted, *arguments = sys.argv[1:]
     path = PLANTS[planted].replace("__main__", "tests.integration.cli.planted.planted_workers")
-    recipes.math.program.ROLLOUT = WorkerReference[ReasoningRollout](path, ReasoningRollout, "rollout")
+    recipes.math.program.ROLLOUT = WorkerReference[GenerationGroup](path, GenerationGroup, "rollout")
     sys.argv = ["rlinf", *arguments]
     sys.exit(launch())
 

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.language.loop.protocols import ReasoningRollout
+from recipes.language.loop.protocols import GenerationGroup
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.failures import WorkerGroupError
@@ -96,8 +96,8 @@ def test_async_generation_learns_from_every_prompt_once(
 def test_prompt_that_workers_die_of_is_set_aside(
     train_math: Train, monkeypatch: pytest.MonkeyPatch, staleness: int
 ) -> None:
-    workers = WorkerReference[ReasoningRollout](
-        "tests.integration.recipes.agent.deadly_prompt:DyingRolloutWorker", ReasoningRollout, "rollout"
+    workers = WorkerReference[GenerationGroup](
+        "tests.integration.recipes.agent.deadly_prompt:DyingRolloutWorker", GenerationGroup, "rollout"
     )
     monkeypatch.setattr("recipes.math.program.ROLLOUT", workers)
 

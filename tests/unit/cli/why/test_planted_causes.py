@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from recipes.embodied.envs.faults.repeating import RaisedTwiceError
-from recipes.language.loop.group_figures import nothing_to_learn
+from recipes.language.loop.arrivals import nothing_to_learn
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.training.finite import NonFiniteError
 from recipes.training.updater import UntrainedError

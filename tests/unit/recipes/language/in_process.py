@@ -23,8 +23,7 @@ from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.weights.weight_transfer import IncomingWeights
 from recipes.language.workers.actor_worker import LanguageActor
 from recipes.language.workers.critic_worker import LanguageCritic
-from recipes.language.workers.reference_worker import LanguageReference
-from recipes.language.workers.teacher_worker import LanguageTeacher
+from recipes.language.workers.reference_worker import LanguageReference, LanguageTeacher
 from recipes.math.config import MathConfig
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.in_threads import Hub, Post, in_thread

@@ -10,8 +10,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from recipes.language.models.plain_check import plain_attention
-from recipes.sft_chat.example_packing import micro_batches, pack_examples
-from recipes.sft_chat.examples import ChatExample
+from recipes.sft_chat.examples import ChatExample, micro_batches, pack_examples
 from tests.unit.recipes.sft_chat.chats import actor_of, jsonl, turns
 
 

@@ -6,8 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.answers.answer_group import AnswerGroup
-from recipes.language.answers.kept_groups import KeptGroups
+from recipes.language.answers.answer_group import AnswerGroup, KeptGroups
 from recipes.language.data.problems import Problem
 from recipes.language.loop.answer_recovery import Calls
 from recipes.language.prompts.prompt_messages import Prompt

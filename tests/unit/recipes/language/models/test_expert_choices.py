@@ -26,7 +26,7 @@ from recipes.language.models.expert_sizes import expert_sizes
 from recipes.language.models.packing import pack
 from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
 from recipes.language.rules.architecture_rules import fault_of_architecture
-from recipes.language.rules.replay_rules import fault_of_replay
+from recipes.math.config import fault_of_replay
 from rlinf_core import ConfigError
 from tests.unit.recipes.language.models.architectures import VOCABULARY, architectures, tiny
 

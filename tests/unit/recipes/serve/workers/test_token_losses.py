@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.serve.service.loss_inputs import LOSS_INPUTS
+from recipes.serve.values import LOSS_INPUTS
 from recipes.serve.workers.token_losses import LOSSES
 
 LOW, HIGH, BETA = 0.9, 1.1, 0.3

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.models.load_model import hollow_causal, load_model
 from recipes.language.models.policy import LanguagePolicy, ValueModel
-from recipes.language.rules.weight_rules import fault_of_ties
+from recipes.language.rules.model_rules import fault_of_ties
 from recipes.training.initial.pretrained import stored_weights, within
 from recipes.training.initial.weight_sources import fill_weights
 from rlinf_core import ConfigError
