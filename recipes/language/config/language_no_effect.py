@@ -5,6 +5,7 @@ Keys that a section alone decides about have their rules there.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from recipes.language.config.engine_facts import BACKENDS
@@ -25,42 +26,45 @@ from rlinf_core.config.model import WorldSizes
 SHARD_KEYS: Final = ("cpu_offload", "reduce_each_micro_batch")
 
 
-def _has_no_critic(config: Any, sizes: WorldSizes) -> bool:
-    return "critic" not in config.cluster.component_placement or not config.algorithm.wants_values
+def _needs_critic(config: Any) -> str:
+    return "" if config.algorithm.wants_values else f"{adv_type(config)} uses no value estimates"
 
 
-def _why_no_critic(config: Any) -> str:
-    if not config.algorithm.wants_values:
-        return f"{adv_type(config)} uses no value estimates"
-    return "the group `critic`, which estimates values, has no placement"
+def _needs_reference(config: Any) -> str:
+    return "" if config.algorithm.kl_beta else "`algorithm.kl_beta` is 0"
 
 
-def _has_no_reference(config: Any, sizes: WorldSizes) -> bool:
-    return "reference" not in config.cluster.component_placement or not config.algorithm.kl_beta
+def _needs_teacher(config: Any) -> str:
+    return "" if config.algorithm.needs_teacher else f"{adv_type(config)} asks no teacher"
 
 
-def _why_no_reference(config: Any) -> str:
-    return "the group `reference` has no placement" if config.algorithm.kl_beta else "`algorithm.kl_beta` is 0"
+def _needs_judge(config: Any) -> str:
+    return "" if config.reward.asks_judge else f"`reward_type: {config.reward.reward_type}` asks no judge"
 
 
-def _has_no_teacher(config: Any, sizes: WorldSizes) -> bool:
-    return "teacher" not in config.cluster.component_placement or not config.algorithm.needs_teacher
+# By component: why a file does not need it, or ""; what it is for; and the key and value that ask for it.
+_OPTIONAL: Final[Mapping[str, tuple[Callable[[Any], str], str, str, str]]] = {
+    "critic": (_needs_critic, ", which estimates values,", "algorithm.adv_type", "gae"),
+    "reference": (_needs_reference, "", "algorithm.kl_beta", "0.001"),
+    "teacher": (_needs_teacher, "", "algorithm.adv_type", "distillation"),
+    "judge": (_needs_judge, "", "reward.reward_type", "judge"),
+}
 
 
-def _why_no_teacher(config: Any) -> str:
-    if not config.algorithm.needs_teacher:
-        return f"{adv_type(config)} asks no teacher"
-    return "the group `teacher` has no placement"
+def _read_by(component: str, *keys: str) -> IgnoredKeys:
+    """Return the rule about keys that an optional component alone reads."""
+    unneeded, purpose, key, value = _OPTIONAL[component]
 
+    def why(config: Any) -> str:
+        return unneeded(config) or f"the group `{component}`{purpose} has no placement"
 
-def _has_no_judge(config: Any, sizes: WorldSizes) -> bool:
-    return "judge" not in config.cluster.component_placement or not config.reward.asks_judge
-
-
-def _why_no_judge(config: Any) -> str:
-    if not config.reward.asks_judge:
-        return f"`reward_type: {config.reward.reward_type}` asks no judge"
-    return "the group `judge` has no placement"
+    return IgnoredKeys(
+        keys,
+        lambda config, sizes: component not in config.cluster.component_placement or bool(unneeded(config)),
+        why,
+        f"remove it, or write `{key}: {value}` and `{component}: 0` in `cluster.component_placement`",
+        because=(key,),
+    )
 
 
 def distils(config: Any, sizes: WorldSizes) -> bool:
@@ -116,47 +120,17 @@ def _keys_of_engines() -> tuple[IgnoredKeys, ...]:
 DISTILS: Final = "`adv_type: distillation` learns from the teacher, token by token, and from no reward"
 LANGUAGE: Final = (
     NOT_TRAINED,
-    IgnoredKeys(
-        ("critic",),
-        _has_no_critic,
-        _why_no_critic,
-        "remove it, or write `algorithm.adv_type: gae` and `critic: 0` in `cluster.component_placement`",
-        because=("algorithm.adv_type",),
-    ),
-    IgnoredKeys(
-        ("algorithm.value_clip", "algorithm.huber_delta"),
-        _has_no_critic,
-        _why_no_critic,
-        "remove it, or write `adv_type: gae` and `critic: 0` in `cluster.component_placement`",
-        because=("algorithm.adv_type",),
-    ),
-    IgnoredKeys(
-        ("reference",),
-        _has_no_reference,
-        _why_no_reference,
-        "remove it, or write `algorithm.kl_beta: 0.001` and `reference: 0` in `cluster.component_placement`",
-        because=("algorithm.kl_beta",),
-    ),
-    IgnoredKeys(
-        ("teacher",),
-        _has_no_teacher,
-        _why_no_teacher,
-        "remove it, or write `algorithm.adv_type: distillation` and `teacher: 0` in `cluster.component_placement`",
-        because=("algorithm.adv_type",),
-    ),
+    _read_by("critic", "critic"),
+    _read_by("critic", "algorithm.value_clip", "algorithm.huber_delta"),
+    _read_by("reference", "reference"),
+    _read_by("teacher", "teacher"),
     IgnoredKeys(
         ("algorithm.gamma", "algorithm.gae_lambda"),
         distils,
         DISTILS,
         because=("algorithm.adv_type",),
     ),
-    IgnoredKeys(
-        ("judge",),
-        _has_no_judge,
-        _why_no_judge,
-        "remove it, or write `reward.reward_type: judge` and `judge: 0` in `cluster.component_placement`",
-        because=("reward.reward_type",),
-    ),
+    _read_by("judge", "judge"),
     IgnoredKeys(
         ("judge.tensor_parallel_size", "judge.gpu_memory_utilization", "judge.engine_options"),
         lambda config, sizes: config.judge.backend == "torch",

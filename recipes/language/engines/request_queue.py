@@ -1,16 +1,18 @@
-"""Answers that wait for room in an engine."""
+"""Answers that wait for room in an engine, and what all engines with such a queue have in common."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from recipes.language.answers.sequences import ExpertRecord, FinishReason, Request, Sequence
+from recipes.language.engines.engine import Engine, EngineStats
 
 # Failure of an answer whose next token has no probability.
 NOT_FINITE: Final = "the model's weights or the temperature give probabilities that are not finite numbers"
@@ -186,3 +188,59 @@ class RequestQueue:
     def waiting(self) -> list[Sequence]:
         """Return copies of all waiting answers, unfinished, and keep them."""
         return [answer.unbegun() for _, _, answer in self._heap]
+
+
+class QueuedEngine(Engine):
+    """An engine that takes answers from a queue, and counts tokens.
+
+    Args:
+        queue: the queue of answers that have not begun.
+        max_running_tokens: see `EngineStats`.
+    """
+
+    def __init__(self, queue: RequestQueue, max_running_tokens: int) -> None:
+        self._queue = queue
+        self._limit = max_running_tokens
+        self._paused = False
+        self._version = self._generated = self._prefilled = self._prompted = 0
+
+    @property
+    @abstractmethod
+    def _in_flight(self) -> int:
+        """Answers that are being generated."""
+
+    @property
+    @abstractmethod
+    def _reserved(self) -> int:
+        """Tokens that they may come to need."""
+
+    def _cached_bytes(self) -> int:
+        """Return the memory of keys and values."""
+        return 0
+
+    def submit(self, request: Request) -> None:
+        """See `Engine`."""
+        self._queue.add(request)
+
+    @property
+    def unfinished(self) -> int:
+        """See `Engine`."""
+        return len(self._queue) + self._in_flight
+
+    def resume(self) -> None:
+        """See `Engine`."""
+        self._paused = False
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        return EngineStats(
+            running=self._in_flight,
+            waiting=len(self._queue),
+            reserved_tokens=self._reserved,
+            max_running_tokens=self._limit,
+            generated_tokens=self._generated,
+            prefilled_tokens=self._prefilled,
+            prompt_tokens=self._prompted,
+            cache_bytes=self._cached_bytes(),
+            version=self._version,
+        )

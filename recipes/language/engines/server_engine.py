@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import Tensor
 
-from recipes.language.answers.sequences import Request, Sequence
-from recipes.language.engines.engine import Engine, EngineStats, PauseMode
+from recipes.language.answers.sequences import Sequence
+from recipes.language.engines.engine import PauseMode
 from recipes.language.engines.foreign_answers import EngineAnswerError, checked_sequence, checked_together
 from recipes.language.engines.http_json import JsonServer, ServerUnavailableError
 from recipes.language.engines.model_folder import ModelFolder
-from recipes.language.engines.request_queue import Answer, RequestQueue
+from recipes.language.engines.request_queue import Answer, QueuedEngine, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.models.fingerprint import fingerprint
@@ -51,7 +51,7 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 _PATIENCE = 0.2
 
 
-class ServerEngine(Engine):
+class ServerEngine(QueuedEngine):
     """Generates with a server; the answers to one prompt are one request.
 
     The server must take prompts as token ids and return token ids, by `return_token_ids` or
@@ -99,19 +99,17 @@ class ServerEngine(Engine):
         self._model, longest = self._served(self._folder.longest(max_sequence_tokens))
         self._stop_token_ids = tuple(stop_token_ids)
         self._stop_texts = None if decode is None else StopTexts(decode)
-        self._limit = max_running_tokens
-        self._queue = RequestQueue(
+        queue = RequestQueue(
             max_sequence_tokens=longest,
             max_running_tokens=max_running_tokens,
             stops_at_texts=decode is not None,
             logprobs=settings.logprobs,
         )
+        super().__init__(queue, max_running_tokens)
         # Pending requests, each with its answers to one prompt.
         self._running: dict[Future[Any], tuple[Answer, ...]] = {}
-        self._paused = False
         # Whether the server has ever answered well, and how many requests have failed since it did last.
         self._answers_well, self._failed = False, 0
-        self._version = self._generated = self._prompted = 0
 
     def _served(self, longest: int) -> tuple[str, int]:
         """Return the model's name at the server, and the longest sequence that both take."""
@@ -129,15 +127,6 @@ class ServerEngine(Engine):
         return name, min(longest, limit) if type(limit) is int and limit > 0 and longest else longest
 
     # Requests
-
-    def submit(self, request: Request) -> None:
-        """See `Engine`."""
-        self._queue.add(request)
-
-    @property
-    def unfinished(self) -> int:
-        """See `Engine`."""
-        return len(self._queue) + self._in_flight
 
     @property
     def _in_flight(self) -> int:
@@ -211,7 +200,9 @@ class ServerEngine(Engine):
         for future in done:
             sequences += self._outcome(self._running.pop(future), future)
         self._generated += sum(len(sequence.tokens) for sequence in sequences)
+        # What the server computes once for several answers is not known.
         self._prompted += sum(len(sequence.prompt) for sequence in sequences)
+        self._prefilled = self._prompted
         return sequences
 
     def _outcome(self, answers: tuple[Answer, ...], future: Future[Any]) -> list[Sequence]:
@@ -302,10 +293,6 @@ class ServerEngine(Engine):
         self._paused = True
         return done
 
-    def resume(self) -> None:
-        """See `Engine`."""
-        self._paused = False
-
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
         """See `Engine`: write them to a folder, and let the server read it. Nothing may be running.
 
@@ -342,20 +329,6 @@ class ServerEngine(Engine):
 
     def wake(self) -> None:
         """Do nothing: the server's memory is its own."""
-
-    def stats(self) -> EngineStats:
-        """See `Engine`. What the server computes once for several answers is not known."""
-        return EngineStats(
-            running=self._in_flight,
-            waiting=len(self._queue),
-            reserved_tokens=self._reserved,
-            max_running_tokens=self._limit,
-            generated_tokens=self._generated,
-            prefilled_tokens=self._prompted,
-            prompt_tokens=self._prompted,
-            cache_bytes=0,
-            version=self._version,
-        )
 
     def stop(self) -> None:
         """See `Engine`."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.config.engine_facts import last_line, missing_package
-from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
+from recipes.language.engines.engine import ArrivingTensors, PauseMode
 from recipes.language.engines.model_folder import ModelFolder
-from recipes.language.engines.request_queue import NOT_FINITE, Answer, RequestQueue
+from recipes.language.engines.request_queue import NOT_FINITE, Answer, QueuedEngine, RequestQueue
 from recipes.language.engines.sampling import prompt_key, stream_key
 from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.engines.vllm_adapter import VllmAdapter
@@ -43,7 +43,7 @@ class _Running:
         return self.answer.sequence(tuple(self.tokens), tuple(self.logprobs), tuple(self.versions), reason, failure)
 
 
-class VllmEngine(Engine):
+class VllmEngine(QueuedEngine):
     """Generates with vLLM. Its scheduler runs in this process, so that weights can change between two steps.
 
     Answers that share a prompt find it in vLLM's prefix cache, which is emptied when weights change: frozen answers are
@@ -94,15 +94,15 @@ class VllmEngine(Engine):
         longest = self._folder.longest(max_sequence_tokens)
         self._stop_token_ids = tuple(stop_token_ids)
         self._stop_texts = None if decode is None else StopTexts(decode)
-        self._limit = max_running_tokens
         self._processes = tensor_parallel_size
         logprobs = "raw" if temperature in (0, 1) else "processed"
-        self._queue = RequestQueue(
+        queue = RequestQueue(
             max_sequence_tokens=longest,
             max_running_tokens=max_running_tokens,
             stops_at_texts=decode is not None,
             logprobs=logprobs,
         )
+        super().__init__(queue, max_running_tokens)
         self._running: dict[str, _Running] = {}
         self._cache_bytes = max(max_running_tokens, longest) * self._folder.cache_bytes_per_token(dtype)
         vllm = _vllm()
@@ -136,19 +136,9 @@ class VllmEngine(Engine):
         except (ValueError, RuntimeError, OSError, TypeError) as error:
             raise ConfigError(f"vLLM cannot load the model in `{folder}`", why=last_line(error)) from error
         self._vllm = vllm
-        self._paused = self._asleep = False
-        self._version = self._generated = self._prefilled = self._prompted = 0
+        self._asleep = False
 
     # Requests
-
-    def submit(self, request: Request) -> None:
-        """See `Engine`."""
-        self._queue.add(request)
-
-    @property
-    def unfinished(self) -> int:
-        """See `Engine`."""
-        return len(self._queue) + len(self._running)
 
     def _begin(self) -> None:
         """Hand vLLM the answers that there is room for."""
@@ -236,6 +226,7 @@ class VllmEngine(Engine):
                 ended.append(running.answer.sequence(failure=NOT_FINITE))
             else:
                 ended.append(running.sequence(reason or _reason(completion.finish_reason), completion.finish_reason))
+            # Prompt tokens count as prefilled when their answer ends.
             self._prefilled += len(running.answer.request.context) - (output.num_cached_tokens or 0)
         return ended
 
@@ -287,10 +278,6 @@ class VllmEngine(Engine):
             self._running.clear()
         self._paused = True
         return done
-
-    def resume(self) -> None:
-        """See `Engine`."""
-        self._paused = False
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
         """See `Engine`. Of weights of the whole model, one at a time is held beside those of vLLM.
@@ -352,22 +339,15 @@ class VllmEngine(Engine):
             raise ValueError(f"the engine has released its {what}: wake it first")
 
     @property
+    def _in_flight(self) -> int:
+        return len(self._running)
+
+    @property
     def _reserved(self) -> int:
         return sum(running.answer.most_tokens for running in self._running.values())
 
-    def stats(self) -> EngineStats:
-        """See `Engine`. Prompt tokens count as prefilled when their answer ends."""
-        return EngineStats(
-            running=len(self._running),
-            waiting=len(self._queue),
-            reserved_tokens=self._reserved,
-            max_running_tokens=self._limit,
-            generated_tokens=self._generated,
-            prefilled_tokens=self._prefilled,
-            prompt_tokens=self._prompted,
-            cache_bytes=self._cache_bytes,
-            version=self._version,
-        )
+    def _cached_bytes(self) -> int:
+        return self._cache_bytes
 
     def stop(self) -> None:
         """See `Engine`."""

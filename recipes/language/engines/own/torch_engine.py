@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.engine_facts import MIN_SAVED
-from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
+from recipes.language.engines.engine import ArrivingTensors, PauseMode
 from recipes.language.engines.own.cache_shape import cache_shape
 from recipes.language.engines.own.decoder import Decoder
 from recipes.language.engines.own.kv_cache import KvCache, NewRow
@@ -22,7 +22,7 @@ from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.engines.own.prefill import PackedContexts, PrefillPlan, SharedPrefix
 from recipes.language.engines.own.row_choices import RowChoices
 from recipes.language.engines.own.rows import Rows
-from recipes.language.engines.request_queue import Answer, RequestQueue
+from recipes.language.engines.request_queue import Answer, QueuedEngine, RequestQueue
 from recipes.language.engines.sampling import draw
 from recipes.language.models.attention import PackedPlan, longest_exact, use_plans
 from recipes.language.models.expert_choices import ExpertChoices, use_choices
@@ -44,7 +44,7 @@ _ENDED_SHARE_GPU = 2
 _CACHE_SHARE = 0.6
 
 
-class TorchEngine(Engine):
+class TorchEngine(QueuedEngine):
     """Decodes all running answers together; rows leave when they end, and prompts that share tokens compute them once.
 
     Args:
@@ -82,7 +82,6 @@ class TorchEngine(Engine):
         self._model = model.eval()
         self._stop_token_ids = frozenset(stop_token_ids)
         self._decode = decode
-        self._limit = max_running_tokens
         self._ended_share = _ENDED_SHARE_GPU if model.device.type == "cuda" else _ENDED_SHARE
         self._share = share_prefixes
         self._min_saved = min_saved
@@ -95,18 +94,16 @@ class TorchEngine(Engine):
         self._adapter = MergedAdapter(model, adapter_scale)
         text = model.config.get_text_config()
         positions = longest_exact(text) or int(getattr(text, "max_position_embeddings", 0))
-        self._queue = RequestQueue(
+        queue = RequestQueue(
             max_sequence_tokens=min(max_sequence_tokens or positions, positions or max_sequence_tokens),
             max_running_tokens=max_running_tokens,
             stops_at_texts=decode is not None,
         )
-        self._paused = False
+        super().__init__(queue, max_running_tokens)
         # Whether nothing that waits fits before an answer ends.
         self._full = False
         # Of weights whose memory was given up.
         self._shapes: dict[str, torch.Size] = {}
-        self._version = 0
-        self._generated = self._prefilled = self._prompted = 0
 
     def _no_rows(self) -> Rows:
         sizes, device = self._experts, self._cache.shape.device
@@ -117,13 +114,19 @@ class TorchEngine(Engine):
 
     def submit(self, request: Request) -> None:
         """See `Engine`."""
-        self._queue.add(request)
+        super().submit(request)
         self._full = False
 
     @property
-    def unfinished(self) -> int:
-        """See `Engine`."""
-        return len(self._queue) + self._rows.running
+    def _in_flight(self) -> int:
+        return self._rows.running
+
+    @property
+    def _reserved(self) -> int:
+        return self._cache.reservation(self._rows.alive()).tokens
+
+    def _cached_bytes(self) -> int:
+        return self._cache.nbytes + len(self._prefix.tokens) * self._cache.shape.bytes_per_token
 
     def unfinished_answers(self) -> list[Sequence]:
         """See `Engine`."""
@@ -305,10 +308,6 @@ class TorchEngine(Engine):
         self._paused = True
         return done
 
-    def resume(self) -> None:
-        """See `Engine`."""
-        self._paused = False
-
     @torch.no_grad()
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
         """See `Engine`. Keys and values of running answers stay those of the weights that computed them."""
@@ -387,20 +386,6 @@ class TorchEngine(Engine):
     def _check_awake(self) -> None:
         if self._shapes:
             raise ValueError("the engine has released its weights: wake it first")
-
-    def stats(self) -> EngineStats:
-        """See `Engine`."""
-        return EngineStats(
-            running=self._rows.running,
-            waiting=len(self._queue),
-            reserved_tokens=self._cache.reservation(self._rows.alive()).tokens,
-            max_running_tokens=self._limit,
-            generated_tokens=self._generated,
-            prefilled_tokens=self._prefilled,
-            prompt_tokens=self._prompted,
-            cache_bytes=self._cache.nbytes + len(self._prefix.tokens) * self._cache.shape.bytes_per_token,
-            version=self._version,
-        )
 
     def stop(self) -> None:
         """See `Engine`."""
