@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from recipes.language.config import LanguageConfig
+
 
 # Logits divided by less may exceed what a float32 holds.
 LEAST_TEMPERATURE: Final = 1e-6
@@ -175,3 +179,22 @@ class Sequence:
         if not self.trained:
             return list(self.versions)
         return [version for version, drawn in zip(self.versions, self.trained, strict=True) if drawn]
+
+
+def sampling_params(config: LanguageConfig, temperature: float, seed: int) -> SamplingParams:
+    """Return the sampling parameters of `rollout.sampling_params`, with another temperature.
+
+    Raises:
+        ValueError: a value makes no sense; its message begins with the name of the key.
+    """
+    sampling = config.rollout.sampling_params
+    return SamplingParams(
+        temperature=temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.min_new_tokens,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        stop=tuple(sampling.stop),
+        seed=seed,
+    )

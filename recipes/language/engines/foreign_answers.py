@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from recipes.language.answers.sequences import FinishReason, Sequence
-from recipes.language.engines.request_queue import Answer
-from recipes.language.engines.stop_texts import StopTexts
+from recipes.language.engines.request_queue import Answer, StopTexts
 from rlinf_core import RLinfError
 
 # A probability a little above 1 is rounding.

@@ -7,7 +7,8 @@ import itertools
 import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -16,6 +17,8 @@ from recipes.language.engines.engine import Engine, EngineStats
 
 # Failure of an answer whose next token has no probability.
 NOT_FINITE: Final = "the model's weights or the temperature give probabilities that are not finite numbers"
+# What a decoder writes for bytes that are only a part of a character.
+_INCOMPLETE: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +247,33 @@ class QueuedEngine(Engine):
             cache_bytes=self._cached_bytes(),
             version=self._version,
         )
+
+
+class StopTexts:
+    """Finds out whether the newest token of an answer completes a text.
+
+    Args:
+        decode: text of token ids.
+    """
+
+    def __init__(self, decode: Callable[[SequenceABC[int]], str]) -> None:
+        self._decode = decode
+        self._single: dict[int, str] = {}
+
+    def may_end(self, token: int, stop: SequenceABC[str]) -> bool:
+        """Return whether a token may end a text; a cheap check with false positives."""
+        text = self._single.get(token)
+        if text is None:
+            text = self._single[token] = self._decode([token])
+        # A tokenizer may leave out a space in front of a token that stands alone.
+        return _INCOMPLETE in text or any(ending[-1] in text or ending[-1] == " " for ending in stop)
+
+    def ended(self, tokens: SequenceABC[int], stop: SequenceABC[str]) -> bool:
+        """Return whether the last token of an answer completes a stop text."""
+        if not self.may_end(tokens[-1], stop):
+            return False
+        # The text ends with the newest token: that many of the last tokens hold it, a byte or more each.
+        reach = 4 * max(len(text) for text in stop) + 4
+        tail = list(tokens[-reach:])
+        now, before = self._decode(tail), self._decode(tail[:-1])
+        return any(now.count(text) > before.count(text) for text in stop)

@@ -17,9 +17,8 @@ from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.config.engine_facts import last_line, missing_package
 from recipes.language.engines.engine import ArrivingTensors, PauseMode
 from recipes.language.engines.model_folder import ModelFolder
-from recipes.language.engines.request_queue import NOT_FINITE, Answer, QueuedEngine, RequestQueue
+from recipes.language.engines.request_queue import NOT_FINITE, Answer, QueuedEngine, RequestQueue, StopTexts
 from recipes.language.engines.sampling import prompt_key, stream_key
-from recipes.language.engines.stop_texts import StopTexts
 from recipes.language.engines.vllm_adapter import VllmAdapter
 from recipes.language.models.fingerprint import Fingerprint
 from rlinf_core import ConfigError, WorkerDiedError

@@ -19,7 +19,7 @@ from recipes.language.data.prompts import PromptEncoder
 from recipes.language.data.thoughts import without_thought
 from recipes.language.engines.registry import make_engine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
-from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest
+from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest
 from recipes.training.chat_template import TemplateRefusalError
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target

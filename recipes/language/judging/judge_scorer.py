@@ -9,7 +9,7 @@ from typing import Any
 from recipes.language.answers.exits import Cause, Exit
 from recipes.language.config import LanguageConfig
 from recipes.language.loop.order_inbox import Inbox
-from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
+from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer
 from rlinf_core import Channel
 

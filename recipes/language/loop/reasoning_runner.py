@@ -35,11 +35,11 @@ from recipes.language.loop.protocols import (
 )
 from recipes.language.loop.suspected_prompts import SuspectedPrompts
 from recipes.language.prompts.curriculum import make_curriculum
-from recipes.language.prompts.judge_messages import judge_key
 from recipes.language.prompts.prompt_messages import (
     GroupReport,
     Prompt,
     assign,
+    judge_key,
     staleness,
     unlearned_prompts,
 )

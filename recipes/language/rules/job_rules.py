@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Final
 
+from recipes.language.answers.sequences import sampling_params
 from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig, check_minibatches
 from recipes.language.config.model_job import ModelJobConfig
-from recipes.language.engines.request_params import sampling_params
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rules.algorithm_rules import check_algorithm
 from recipes.language.rules.engine_rules import check_engine

@@ -12,8 +12,7 @@ from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.problem_sources import check_file
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
-from recipes.language.rules.template_rules import ChatFault, template_fault
-from recipes.language.rules.vocabularies import stored_vocabulary, vocabulary_difference
+from recipes.language.rules.template_rules import ChatFault, stored_vocabulary, template_fault, vocabulary_difference
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import (

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
-from recipes.language.answers.sequences import Request
+from recipes.language.answers.sequences import Request, sampling_params
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config import LanguageConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine
-from recipes.language.engines.request_params import sampling_params
 from recipes.language.judging.judge import Judge
 from recipes.language.judging.judge_scorer import Ask, make_scorer
 from recipes.language.loop.answer_evaluation import evaluation_metrics, progress_ends, progress_text

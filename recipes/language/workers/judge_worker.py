@@ -11,7 +11,7 @@ from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.judging.judge import Judge
 from recipes.language.loop.order_inbox import Inbox
-from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
+from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.training.comparing_worker import ComparingWorker
 
 

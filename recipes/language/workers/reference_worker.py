@@ -15,7 +15,7 @@ from recipes.language.learning.warm_start import compare_with_plain, initial_pol
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.packing import PackedRow
 from recipes.language.models.policy import METHODS, AnswerEval
-from recipes.language.rules.vocabularies import vocabulary_difference
+from recipes.language.rules.template_rules import vocabulary_difference
 from recipes.language.workers.token_evaluation import EvaluationServer
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.huggingface import load_tokenizer

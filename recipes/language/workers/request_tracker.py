@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 from recipes.language.answers.answer_group import AnswerGroup
 from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
-from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence
+from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence, sampling_params
 from recipes.language.config import LanguageConfig
 from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.engine import Engine
 from recipes.language.engines.foreign_answers import EngineAnswerError
-from recipes.language.engines.request_params import sampling_params
 from recipes.language.prompts.prompt_messages import KeepUnfinished, Prompt
 from recipes.language.weights.weight_transfer import WeightUpdate
 from recipes.language.workers.engine_stream import Arriving, EngineStream, Orders

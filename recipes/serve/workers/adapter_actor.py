@@ -17,10 +17,17 @@ from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
-from recipes.serve.workers.adapters import OPTIMIZER, are_finite, gradient_norm, read_tensors, write_tensors
+from recipes.serve.workers.adapters import (
+    OPTIMIZER,
+    are_finite,
+    gradient_norm,
+    load_base,
+    read_tensors,
+    served_facts,
+    write_tensors,
+)
 from recipes.serve.workers.datum_packing import data_logprobs, shares
 from recipes.serve.workers.model_variants import ModelVariants
-from recipes.serve.workers.served_model import load_base, served_facts
 from recipes.serve.workers.token_losses import LOSSES
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.optim.optimizer import EagerAdamW

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from recipes.language.models.load_model import make_model
 from recipes.language.models.policy import LanguagePolicy
+from recipes.serve.config import ServeConfig
 from recipes.serve.saved_files import ADAPTER, read_adapter
-from recipes.serve.values import AdapterSettings
+from recipes.serve.values import AdapterSettings, ServedFacts
+from recipes.training.typed_tensors import DTYPES
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -222,3 +225,29 @@ def are_finite(tensors: Iterable[Tensor]) -> bool:
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     """Return the 2-norm of all gradients together, a scalar."""
     return nn.utils.get_total_norm([weight.grad for weight in parameters if weight.grad is not None])
+
+
+def served_dtype(config: ServeConfig, device: torch.device) -> torch.dtype:
+    """Return the type of the weights: the configured one; on a CPU float32, where half the bits are slower."""
+    return DTYPES[config.actor.model.precision] if device.type != "cpu" else torch.float32
+
+
+def load_base(config: ServeConfig, tokenizer: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Return the model that is served, in evaluation mode, on its device.
+
+    Args:
+        config: the whole file.
+        tokenizer: the tokenizer of the model.
+        device: where it computes.
+        dtype: the type of its weights; None: see `served_dtype`.
+
+    Raises:
+        ConfigError: it cannot be loaded, or does not know all tokens of the tokenizer.
+    """
+    model: Any = make_model(config.actor, tokenizer, dtype or served_dtype(config, device))
+    return model.to(device).eval()
+
+
+def served_facts(model: Any, stops: tuple[int, ...]) -> ServedFacts:
+    """Return what the server has to know of the model."""
+    return ServedFacts(model.get_input_embeddings().weight.shape[0], stops)

@@ -15,7 +15,7 @@ from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.models.plain_check import PLAIN
 from recipes.serve.config import ServeConfig
 from recipes.serve.values import Drawing, DrawnAnswer, SampleOutcome, ServedFacts, request_of
-from recipes.serve.workers.served_model import load_base, served_facts
+from recipes.serve.workers.adapters import load_base, served_facts
 from recipes.serve.workers.snapshot_engines import SnapshotEngines, TorchSnapshots
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core import RLinfError, WorkerDiedError

@@ -24,8 +24,7 @@ from recipes.language.models.load_model import make_model
 from recipes.serve.config import MOST_LIKELY, ServeConfig
 from recipes.serve.saved_files import read_adapter
 from recipes.serve.values import Drawing, FloatArray, TopTokens
-from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, write_tensors
-from recipes.serve.workers.served_model import served_dtype
+from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, served_dtype, write_tensors
 from recipes.serve.workers.snapshot_engines import Drawn, SnapshotEngines, no_tokens
 from rlinf_core import WorkerDiedError
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from recipes.language.answers.sequences import ExpertRecord, FinishReason, SamplingParams, Sequence
 from recipes.language.engines.own.row_choices import RowChoices
-from recipes.language.engines.request_queue import NOT_FINITE, Answer
+from recipes.language.engines.request_queue import NOT_FINITE, Answer, StopTexts
 from recipes.language.engines.sampling import prompt_key, stream_key, uniforms
-from recipes.language.engines.stop_texts import StopTexts
 from recipes.training.typed_tensors import integers
 
 # Tokens whose random numbers are drawn together.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from recipes.language.engines.stop_texts import StopTexts
+from recipes.language.engines.request_queue import StopTexts
 
 # Tokens of several characters, a half of a character, and one that loses its space when it stands alone.
 PIECES = [b"ab", b"c", b"\n", b" end", b"\xc3", b"\xa9", b"x\ny"]

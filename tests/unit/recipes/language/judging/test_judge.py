@@ -21,7 +21,7 @@ from recipes.language.judging import judge as judging
 from recipes.language.judging.judge import TEMPLATES, Judge, correct, filled, score, verdict_rule
 from recipes.language.judging.judge_scorer import JudgeClient, JudgeScorer
 from recipes.language.models.load_model import built_model, built_tokenizer, make_tokenizer
-from recipes.language.prompts.judge_messages import JudgeReply, JudgeRequest, judge_key
+from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key
 from recipes.language.rewards.scoring import Item, Score
 from recipes.language.workers.judge_worker import JudgeWorker
 from recipes.math.config import MathConfig
