@@ -6,8 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import comb
-from typing import Final, Protocol
+from typing import Final
 
+from recipes.language.prompts.prompt_messages import GroupReport
 from rlinf_core.statistics import mean, wilson_interval
 
 # Data sets with more difficulty labels get no figures per label: they would be too many to read.
@@ -15,32 +16,7 @@ MOST_DIFFICULTIES: Final = 12
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9_.@+=-]+")
 
 
-class JudgedProblem(Protocol):
-    """The judged answers to one problem; none where its prompt was too long. Those that could not be scored are left
-    out, and counted as `failures` by their cause.
-    """
-
-    @property
-    def source(self) -> str: ...
-    @property
-    def difficulty(self) -> str: ...
-    @property
-    def rewards(self) -> tuple[float, ...]: ...
-    @property
-    def corrects(self) -> tuple[bool, ...]: ...
-    @property
-    def failures(self) -> Mapping[str, int]: ...
-    @property
-    def exits(self) -> Mapping[str, int]: ...
-    @property
-    def lengths(self) -> tuple[int, ...]: ...
-    @property
-    def truncated(self) -> int: ...
-    @property
-    def skipped(self) -> bool: ...
-
-
-def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int) -> dict[str, float]:
+def evaluation_metrics(problems: Sequence[GroupReport], samples: int) -> dict[str, float]:
     """Return accuracy with 95 % intervals, and rewards.
 
     Names are `eval/<figure>` over all problems, `eval/<data set>/<figure>`, and `eval/<data set>/<difficulty>/<figure>`
@@ -51,7 +27,8 @@ def evaluation_metrics(problems: Sequence[JudgedProblem], samples: int) -> dict[
     `exit/<status>` is the share of answers with that bad end.
 
     Args:
-        problems: what was asked.
+        problems: what was asked; one whose prompt was too long has no answers, and those that could not be scored are
+            counted by cause.
         samples: answers to each problem.
     """
     metrics = _figures(problems, samples, "eval")
@@ -131,7 +108,7 @@ def _with_interval(name: str, estimates: Sequence[float]) -> dict[str, float]:
     return {name: share, f"{name}_low": low, f"{name}_high": high}
 
 
-def _figures(problems: Sequence[JudgedProblem], samples: int, prefix: str) -> dict[str, float]:
+def _figures(problems: Sequence[GroupReport], samples: int, prefix: str) -> dict[str, float]:
     asked = [problem for problem in problems if not problem.skipped]
     figures = shares(
         [sum(problem.corrects) for problem in asked], samples, [len(problem.corrects) for problem in asked]
@@ -152,9 +129,9 @@ def _figures(problems: Sequence[JudgedProblem], samples: int, prefix: str) -> di
     return {f"{prefix}/{name}": value for name, value in figures.items()}
 
 
-def _by(problems: Sequence[JudgedProblem], attribute: str) -> Mapping[str, list[JudgedProblem]]:
+def _by(problems: Sequence[GroupReport], attribute: str) -> Mapping[str, list[GroupReport]]:
     """Return problems by label, as part of a metric's name; unlabelled problems are left out."""
-    by_label: dict[str, list[JudgedProblem]] = {}
+    by_label: dict[str, list[GroupReport]] = {}
     for problem in problems:
         label = _NO_NAME.sub("_", getattr(problem, attribute)).strip("_")
         if label:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from recipes.language.judging.judge import Judge
 from recipes.language.judging.judge_scorer import Ask, make_scorer
 from recipes.language.loop.answer_evaluation import evaluation_metrics, progress_ends, progress_text
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
+from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.rewards.scoring import AnswerScorer, Item, Score
 from recipes.language.using.evaluation_record import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
@@ -35,51 +36,33 @@ _TELL_SECONDS: Final = 5.0
 
 @dataclass(slots=True)
 class AskedProblem:
-    """A problem with its judged answers, a `JudgedProblem`."""
+    """A problem with its judged answers; none where its prompt was too long."""
 
     problem: Problem
     skipped: bool = False
     answers: list[tuple[Answer, str, Score]] = field(default_factory=list[tuple[Answer, str, Score]])
 
-    @property
-    def source(self) -> str:
-        """Name of the data set."""
-        return self.problem.source
-
-    @property
-    def difficulty(self) -> str:
-        """Label of the problem."""
-        return self.problem.difficulty
-
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        """Of the answers that could be scored."""
-        return tuple(score.reward for _, _, score in self.answers if not score.failed)
-
-    @property
-    def corrects(self) -> tuple[bool, ...]:
-        """Whether each of them is right."""
-        return tuple(score.correct for _, _, score in self.answers if not score.failed)
-
-    @property
-    def failures(self) -> Mapping[str, int]:
-        """Answers that could not be scored, by cause."""
-        return Counter(score.failure for _, _, score in self.answers if score.failed)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each scored answer."""
-        return tuple(len(answer.tokens) for answer, _, score in self.answers if not score.failed)
-
-    @property
-    def exits(self) -> Mapping[str, int]:
-        """Scored answers with a bad end, by its name."""
-        return Counter(str(score.exit) for _, _, score in self.answers if score.exit and not score.failed)
-
-    @property
-    def truncated(self) -> int:
-        """The number of scored answers that ended at the limit of tokens."""
-        return sum(answer.finish_reason == "length" for answer, _, score in self.answers if not score.failed)
+    def report(self) -> GroupReport:
+        """Return the facts about the answers."""
+        scored = [(answer, score) for answer, _, score in self.answers if not score.failed]
+        return GroupReport(
+            slot=0,
+            step=0,
+            problem=0,
+            source=self.problem.source,
+            difficulty=self.problem.difficulty,
+            tokens=sum(len(answer.prompt) + len(answer.tokens) for answer, _ in scored),
+            rewards=tuple(score.reward for _, score in scored),
+            lengths=tuple(len(answer.tokens) for answer, _ in scored),
+            truncated=sum(answer.finish_reason == "length" for answer, _ in scored),
+            failures=dict(Counter(score.failure for _, _, score in self.answers if score.failed)),
+            parts={},
+            oldest=0,
+            version_sum=0,
+            skipped=self.skipped,
+            corrects=tuple(score.correct for _, score in scored),
+            exits=dict(Counter(str(score.exit) for _, score in scored if score.exit)),
+        )
 
 
 def evaluate(
@@ -124,15 +107,15 @@ def evaluate(
         "data": {"paths": list(data.val_data_paths), "type": data.source, "problems": count, "samples": samples},
         "sampling": {**sampling.model_dump(mode="json"), "temperature": _temperature(config)},
         "reward": {"reward_type": config.reward.reward_type},
-        "sets": figures_by_set(asked, samples),
-        "left_out": sum(sum(problem.failures.values()) for problem in asked),
+        "sets": figures_by_set([problem.report() for problem in asked], samples),
+        "left_out": sum(problem.report().failed for problem in asked),
     }
     lines = [json.dumps(line, ensure_ascii=False) for line in _lines(asked)]
     durable.write_whole(folder / "answers.jsonl", "\n".join(lines) + "\n")
     return write_evaluation(SCHEMA, job, checkpoint, config.actor.model.model_path, folder, watch, parts)
 
 
-def figures_by_set(asked: Sequence[AskedProblem], samples: int) -> dict[str, dict[str, float]]:
+def figures_by_set(asked: Sequence[GroupReport], samples: int) -> dict[str, dict[str, float]]:
     """Return the figures of `evaluation_metrics` by data set and difficulty, `all` of them last."""
     named = [(name.removeprefix("eval/"), value) for name, value in evaluation_metrics(asked, samples).items()]
     counts = Counter(problem.source for problem in asked)
@@ -218,8 +201,8 @@ def _progress(asked: Sequence[AskedProblem], samples: int) -> str:
     """Return `12 of 64 answers, 3 timed out`."""
     scored = sum(len(problem.answers) for problem in asked)
     ends = Counter[str]()
-    for problem in asked:
-        ends.update(progress_ends(problem.failures, problem.exits))
+    for report in (problem.report() for problem in asked):
+        ends.update(progress_ends(report.failures, report.exits))
     return progress_text(scored, len(asked) * samples, ends)
 
 
@@ -252,7 +235,7 @@ def _lines(asked: Sequence[AskedProblem]) -> list[dict[str, Any]]:
         {
             "problem": number,
             "sample": answer.sample,
-            "source": problem.source,
+            "source": problem.problem.source,
             "prompt": problem.problem.prompt,
             "text": text,
             "answer": problem.problem.answer,
