@@ -76,25 +76,24 @@ class RolloutBatch:
     def of_groups(cls, groups: Sequence[ScoredAnswers]) -> RolloutBatch:
         """Return the answers to several prompts, in their order."""
         answers = [answer for part in groups for answer in part.answers]
-        drawn = [len(answer.tokens) for answer in answers]
         return cls(
-            tokens=torch.tensor([token for answer in answers for token in (*answer.prompt, *answer.tokens)]),
-            lengths=torch.tensor([len(answer.prompt) + count for answer, count in zip(answers, drawn, strict=True)]),
-            prompt_lengths=torch.tensor([len(answer.prompt) for answer in answers]),
+            tokens=_whole([token for answer in answers for token in (*answer.prompt, *answer.tokens)]),
+            lengths=_whole([len(answer.prompt) + len(answer.tokens) for answer in answers]),
+            prompt_lengths=_whole([len(answer.prompt) for answer in answers]),
             trained=torch.tensor(
                 [is_trained for answer in answers for is_trained in answer.trained or (True,) * len(answer.tokens)],
                 dtype=torch.bool,
             ),
             logprobs=torch.tensor([value for answer in answers for value in answer.logprobs], dtype=torch.float32),
-            versions=torch.tensor([value for answer in answers for value in answer.versions], dtype=torch.int64),
-            groups=torch.tensor([part.group for part in groups for _ in part.answers]),
-            samples=torch.tensor([answer.sample for answer in answers]),
+            versions=_whole([value for answer in answers for value in answer.versions]),
+            groups=_whole([part.group for part in groups for _ in part.answers]),
+            samples=_whole([answer.sample for answer in answers]),
             rewards=torch.tensor([reward for part in groups for reward in part.rewards], dtype=torch.float32),
             step_rewards=torch.tensor(
                 [reward for answer in answers for reward in answer.rewards or (0.0,) * len(answer.tokens)],
                 dtype=torch.float32,
             ),
-            finished=torch.tensor([answer.finish_reason == "stop" for answer in answers]),
+            finished=torch.tensor([answer.finish_reason == "stop" for answer in answers], dtype=torch.bool),
             minibatches=torch.zeros(len(answers), dtype=torch.int64),
             experts=recorded_experts(answers),
         )
@@ -111,22 +110,7 @@ class RolloutBatch:
     @classmethod
     def empty(cls) -> RolloutBatch:
         """Return a batch of no answers."""
-        whole, number, flag = torch.empty(0, dtype=torch.int64), torch.empty(0), torch.empty(0, dtype=torch.bool)
-        return cls(
-            tokens=whole,
-            lengths=whole,
-            prompt_lengths=whole,
-            trained=flag,
-            logprobs=number,
-            versions=whole,
-            groups=whole,
-            samples=whole,
-            rewards=number,
-            step_rewards=number,
-            finished=flag,
-            minibatches=whole,
-            experts=recorded_experts(()),
-        )
+        return cls.of_groups(())
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -163,21 +147,19 @@ class RolloutBatch:
 
     def select(self, rows: Tensor) -> RolloutBatch:
         """Return some of the answers, by their numbers, int64 [m]."""
+        lengths = dict.fromkeys(("tokens", "experts"), self.lengths)
+        lengths |= dict.fromkeys(("trained", "logprobs", "versions", "step_rewards"), self.answer_lengths)
+        columns: dict[str, Tensor] = {field.name: getattr(self, field.name) for field in fields(self)}
         return RolloutBatch(
-            tokens=_ragged(self.tokens, self.lengths, rows),
-            lengths=self.lengths[rows],
-            prompt_lengths=self.prompt_lengths[rows],
-            trained=_ragged(self.trained, self.answer_lengths, rows),
-            logprobs=_ragged(self.logprobs, self.answer_lengths, rows),
-            versions=_ragged(self.versions, self.answer_lengths, rows),
-            groups=self.groups[rows],
-            samples=self.samples[rows],
-            rewards=self.rewards[rows],
-            step_rewards=_ragged(self.step_rewards, self.answer_lengths, rows),
-            finished=self.finished[rows],
-            minibatches=self.minibatches[rows],
-            experts=_ragged(self.experts, self.lengths, rows),
+            **{
+                name: _ragged(values, lengths[name], rows) if name in lengths else values[rows]
+                for name, values in columns.items()
+            }
         )
+
+
+def _whole(numbers: Sequence[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def recorded_experts(answers: Sequence[Answer]) -> Tensor:

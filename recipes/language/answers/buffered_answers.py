@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from collections.abc import Sequence as SequenceABC
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -71,17 +72,8 @@ def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> Non
     Raises:
         CheckpointError: the file is missing or damaged, or lacks a group.
     """
-    file = folder / _FILE
-    try:
-        groups: dict[str, dict[str, Tensor]] = load_archive(file)
+    with _stored(folder / _FILE, "buffered answer groups") as groups:
         batches = {slot: RolloutBatch(**groups[str(slot)]) for slot in slots}
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            "the checkpoint lacks buffered answer groups",
-            where=str(file),
-            why=str(error) or type(error).__name__,
-            help="resume from another checkpoint",
-        ) from None
     for slot, batch in batches.items():
         channel.put(batch, weight=int(batch.lengths.sum()), key=str(slot))
 
@@ -97,13 +89,22 @@ def load_unfinished(positions: SequenceABC[int], folder: Path) -> list[Unfinishe
     Raises:
         CheckpointError: the file is missing or damaged, or lacks a problem.
     """
-    file = folder / _UNFINISHED_FILE
-    try:
-        stored: dict[str, dict[str, Tensor]] = load_archive(file)
+    with _stored(folder / _UNFINISHED_FILE, "unfinished answers") as stored:
         return [UnfinishedGroup(position, _answers(stored[str(position)])) for position in positions]
+
+
+@contextmanager
+def _stored(file: Path, what: str) -> Generator[dict[str, dict[str, Tensor]]]:
+    """Yield the tensors in a file of a checkpoint, by the names of groups.
+
+    Raises:
+        CheckpointError: the file is missing or damaged, or lacks what is looked for within the block.
+    """
+    try:
+        yield load_archive(file)
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            "the checkpoint lacks unfinished answers",
+            f"the checkpoint lacks {what}",
             where=str(file),
             why=str(error) or type(error).__name__,
             help="resume from another checkpoint",
