@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 import ray
 
 from benchmarks.table import Result, run_parts
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.conversation.agents import AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, agent_key, engine_key

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from benchmarks.table import Result, run_parts
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.tools.tool import Tool, ToolUnavailable

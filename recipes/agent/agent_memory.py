@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.language.language_memory import Sizes, component_forecasts
 from recipes.training.memory_parts import WORKER
 from rlinf_core.job.recipe import ProcessForecast

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.loop.agent_runner import AgentRunner
 from recipes.agent.loop.protocols import AgentCalls, IndexGroup, TurnGroup
 from recipes.language.config.group_names import LanguageLayout

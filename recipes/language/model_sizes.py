@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 
-from recipes.language.config import LanguageActorConfig, LanguageModelConfig
+from recipes.language.config.language_config import LanguageActorConfig, LanguageModelConfig
 from recipes.language.models.load_model import built_model, make_tokenizer
 from recipes.language.models.policy import CHUNK_NUMBERS
 from recipes.sections.actor import FsdpConfig

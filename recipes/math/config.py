@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Final, cast
 
 from pydantic import Field
 
-from recipes.language.config import AnswerActorConfig, LanguageConfig, LanguageRunnerConfig
 from recipes.language.config.engine_facts import BACKENDS
+from recipes.language.config.language_config import AnswerActorConfig, LanguageConfig, LanguageRunnerConfig
 from recipes.language.config.language_no_effect import DISTILS, LANGUAGE, distils
 from recipes.language.config.problem_config import MathDataConfig, MathRewardConfig
 from recipes.language.models.expert_sizes import expert_sizes

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 from pydantic import Field, model_validator
 
-from recipes.language.config import LanguageActorConfig, LanguageOptimConfig, ModelRunnerConfig
+from recipes.language.config.language_config import LanguageActorConfig, LanguageOptimConfig, ModelRunnerConfig
 from recipes.language.config.language_no_effect import SHARD_KEYS, has_no_end, keeps_masters
 from recipes.sections.no_effect import checkpoints_of, of_one_rank, without_shards
 from recipes.sections.values import TestFiles, TrainFiles

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
 import rlinf_cli
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
 from recipes.sft.config import SftConfig

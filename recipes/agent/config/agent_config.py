@@ -14,7 +14,7 @@ from pydantic import Field
 
 from recipes.agent.call_forms import PROBE_FUNCTION, taught_form
 from recipes.agent.config.tool_config import McpServerConfig, TextEnvironmentConfig
-from recipes.language.config import (
+from recipes.language.config.language_config import (
     OPTIONAL_COMPONENTS,
     SYMBOLS,
     AnswerActorConfig,

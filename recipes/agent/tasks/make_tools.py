@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.tasks.tasks import lookup_corpus
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.search import Search, read_corpus

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar, cast
 
 from recipes.agent.call_forms import FunctionCall
-from recipes.agent.config import EPISODES, AgentDataConfig
+from recipes.agent.config.agent_config import EPISODES, AgentDataConfig
 from recipes.agent.conversation.turn_messages import ChatMessage, Role
 from recipes.language.config.problem_config import MOST_GENERATED
 from recipes.language.data.load_problems import load_problems

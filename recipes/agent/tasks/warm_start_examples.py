@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from recipes.agent.config import EPISODES, AgentConfig
+from recipes.agent.config.agent_config import EPISODES, AgentConfig
 from recipes.agent.conversation.turn_encoder import TurnEncoder
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.environments.env_agent import environment_maker

@@ -7,7 +7,7 @@ import math
 import time
 from typing import Final, NamedTuple, cast
 
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.conversation import agents
 from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached

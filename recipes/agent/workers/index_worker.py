@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.loop.protocols import IndexGroup
 from recipes.agent.tasks.make_tools import make_search
 from recipes.agent.tools.search import NOTHING_FOUND, Search

@@ -10,8 +10,8 @@ from recipes.agent.call_forms import HERMES
 from recipes.agent.conversation.turn_encoder import TurnEncoder
 from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, agent_key, engine_key
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
-from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import GenerationReport
 from recipes.language.rules.template_rules import require_conversations

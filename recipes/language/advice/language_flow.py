@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from recipes.language.advice.virtual_answers import AnswerJob, measured, simulate
-from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig
+from recipes.language.config.language_config import OPTIONAL_COMPONENTS, LanguageConfig
 from rlinf_core import RLinfError
 from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan
 from rlinf_core.advice.durations import CallRow, Duration, Durations

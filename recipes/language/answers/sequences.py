@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from recipes.language.config import LanguageConfig
+    from recipes.language.config.language_config import LanguageConfig
 
 
 # Logits divided by less may exceed what a float32 holds.

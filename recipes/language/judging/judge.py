@@ -12,8 +12,8 @@ import torch
 
 from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.language.answers.sequences import Sequence as Answer
-from recipes.language.config import LanguageConfig
 from recipes.language.config.frozen_models import judge_job
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.data.thoughts import without_thought

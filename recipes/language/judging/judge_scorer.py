@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from recipes.language.answers.exits import Cause, Exit
-from recipes.language.config import LanguageConfig
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer

@@ -10,7 +10,7 @@ import torch
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence as Answer
-from recipes.language.config import LanguageActorConfig, LanguageConfig, LanguageModelConfig
+from recipes.language.config.language_config import LanguageActorConfig, LanguageConfig, LanguageModelConfig
 from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import training_order

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from recipes.language.config import ModelRunnerConfig
+from recipes.language.config.language_config import ModelRunnerConfig
 from recipes.language.loop.arrivals import Arrivals
 from recipes.language.loop.generation import PromptService, wait_for
 from recipes.language.loop.protocols import LanguageActorGroup

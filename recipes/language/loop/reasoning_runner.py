@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from recipes.language.config import OPTIONAL_COMPONENTS
+from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.loop.answer_evaluation import evaluation_metrics, scoring_progress
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.arrivals import Arrivals, group_metrics, nothing_to_learn, rank_figures

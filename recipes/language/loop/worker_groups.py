@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig
+from recipes.language.config.language_config import OPTIONAL_COMPONENTS, LanguageConfig
 from recipes.language.loop.protocols import (
     CriticGroup,
     JudgeGroup,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from recipes.language.config import SYMBOLS
+from recipes.language.config.language_config import SYMBOLS
 from recipes.sections.model_folders import named_stops
 from recipes.training.huggingface import first_line, load_pretrained, load_tokenizer, require_transformers
 from recipes.training.initial.pretrained import hollow_pretrained

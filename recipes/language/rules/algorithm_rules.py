@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from recipes.language.config import LanguageConfig
+from recipes.language.config.language_config import LanguageConfig
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.sections.checks import Report, blame, place_entry
 from recipes.sections.imports import check_own_algorithm

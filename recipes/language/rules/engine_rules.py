@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from urllib.parse import urlsplit
 
-from recipes.language.config import LanguageConfig
 from recipes.language.config.engine_facts import BACKENDS, RESERVED_OPTIONS
+from recipes.language.config.language_config import LanguageConfig
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.shared_accelerators import share_accelerators

@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from recipes.language.answers.sequences import sampling_params
-from recipes.language.config import OPTIONAL_COMPONENTS, LanguageConfig, check_minibatches
+from recipes.language.config.language_config import OPTIONAL_COMPONENTS, LanguageConfig, check_minibatches
 from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rules.algorithm_rules import check_algorithm

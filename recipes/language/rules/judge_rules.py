@@ -6,9 +6,9 @@ import os
 from pathlib import Path as FilePath
 
 from recipes.language.answers.sequences import SamplingParams
-from recipes.language.config import LanguageConfig
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.judge_config import VERDICTS
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.model_rules import faults_of_tokenizer
 from recipes.sections.checks import Report, blame, place_entry

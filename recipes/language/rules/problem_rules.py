@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-from recipes.language.config import LanguageConfig
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
 from recipes.language.rewards.gold_answers import CHECKED, GoldFault, complaint, gold_error, quick_fault
 from recipes.language.rewards.scoring import PROGRAMS

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from recipes.language.answers.sequences import Request, sampling_params
 from recipes.language.answers.sequences import Sequence as Answer
-from recipes.language.config import LanguageConfig
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from recipes.language.config import LanguageActorConfig
+from recipes.language.config.language_config import LanguageActorConfig
 from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.models.fingerprint import fingerprint
 from recipes.language.models.load_model import hollow_causal, make_model

@@ -16,9 +16,9 @@ from recipes.language.answers.buffered_answers import (
     save_buffered,
     save_unfinished,
 )
-from recipes.language.config import LanguageConfig
 from recipes.language.config.algorithm_config import LANGUAGE_LOSSES
 from recipes.language.config.group_names import LanguageLayout
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.learning.answer_advantages import token_advantages
 from recipes.language.learning.initial_training import begin_training
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets

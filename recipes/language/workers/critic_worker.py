@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.learning.learner import LearnerSettings, ValueLearner
 from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.models.load_model import make_tokenizer

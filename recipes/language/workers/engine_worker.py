@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.engines.engine import Engine
 from recipes.language.engines.registry import make_engine
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.judging.judge import Judge
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from recipes.language.answers.answer_group import AnswerGroup
 from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
 from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence, sampling_params
-from recipes.language.config import LanguageConfig
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.engine import Engine

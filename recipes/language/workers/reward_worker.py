@@ -12,9 +12,9 @@ from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers
 from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats
 from recipes.language.answers.exits import Cause
 from recipes.language.answers.sequences import Sequence as Answer
-from recipes.language.config import LanguageConfig
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config.group_names import LanguageLayout, SampleRecord
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.judging.judge_scorer import JudgeClient, make_scorer
 from recipes.language.loop.answer_evaluation import progress_ends
 from recipes.language.loop.generation import ANSWERS, PROGRESS, REPORTS

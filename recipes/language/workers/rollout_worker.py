@@ -6,8 +6,8 @@ import time
 
 from recipes.language.answers.answer_group import AnswerGroup, KeptGroups, put_groups
 from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
-from recipes.language.config import LanguageConfig
 from recipes.language.config.group_names import LanguageLayout
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.loop.generation import UNFINISHED, orders_key, unfinished_key

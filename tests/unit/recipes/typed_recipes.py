@@ -6,8 +6,8 @@ The recipes themselves name their parts, so that listing them imports nothing he
 from __future__ import annotations
 
 from recipes.agent import agent_memory
-from recipes.agent import config as agent_config
 from recipes.agent import program as agent_program
+from recipes.agent.config import agent_config
 from recipes.embodied import config as embodied_config
 from recipes.embodied import embodied_memory
 from recipes.embodied import program as embodied_program

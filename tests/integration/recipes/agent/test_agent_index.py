@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.tasks.tasks import lookup_corpus
 from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox

@@ -13,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.embodied.config import EmbodiedConfig
 from recipes.math.config import MathConfig
 from recipes.serve.config import ServeConfig

@@ -12,8 +12,8 @@ import torch
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Request, SamplingParams
-from recipes.language.config import OPTIONAL_COMPONENTS
 from recipes.language.config.group_names import LanguageLayout
+from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.config import AgentDataConfig
+from recipes.agent.config.agent_config import AgentDataConfig
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.tasks.tasks import first_messages
 from recipes.language.data.chat_messages import read_messages, read_tools

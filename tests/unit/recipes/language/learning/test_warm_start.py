@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.config import LanguageConfig
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.learning.warm_start import right_answers
 from recipes.language.models.load_model import built_tokenizer
 from rlinf_core import ConfigError, load_job

@@ -342,7 +342,7 @@ def test_what_was_compared_stands_in_the_run_folder(train: LocalTrain, skips: bo
 
 @pytest.mark.parametrize("stale", [0, 2])
 def test_a_mixture_learns_with_the_engine_s_experts(train: LocalTrain, tmp_path: Path, stale: int) -> None:
-    from recipes.language.config import SYMBOLS
+    from recipes.language.config.language_config import SYMBOLS
     from recipes.language.models.load_model import built_tokenizer
 
     made: Any = built_tokenizer(SYMBOLS)
