@@ -13,6 +13,8 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from recipes.language.config.problem_config import LanguageDataConfig
+
 
 class PromptEncoder:
     """Writes questions as the model expects them.
@@ -53,6 +55,18 @@ class PromptEncoder:
         self._system = system_prompt
         self._few_shot = few_shot
         self._longest = max_prompt_length
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, data: LanguageDataConfig) -> PromptEncoder:
+        """Return the encoder of a file's problems."""
+        return cls(
+            tokenizer,
+            apply_chat_template=data.apply_chat_template,
+            system_prompt=data.system_prompt,
+            few_shot=data.few_shot,
+            max_prompt_length=data.max_prompt_length,
+            template_arguments=data.chat_template_kwargs,
+        )
 
     def encode(self, problem: Problem) -> tuple[int, ...] | None:
         """Return the tokens of a problem's question; None when they are more than `max_prompt_length`.

@@ -139,14 +139,7 @@ def _temperature(config: LanguageConfig) -> float:
 def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callable[[str], None]) -> list[AskedProblem]:
     """Return problems with their judged answers."""
     tokenizer, data = make_tokenizer(config.actor), config.data
-    encoder = PromptEncoder(
-        tokenizer,
-        apply_chat_template=data.apply_chat_template,
-        system_prompt=data.system_prompt,
-        few_shot=data.few_shot,
-        max_prompt_length=data.max_prompt_length,
-        template_arguments=data.chat_template_kwargs,
-    )
+    encoder = PromptEncoder.of(tokenizer, data)
     asked = [AskedProblem(problem) for problem in problems]
     stops = stop_token_ids(tokenizer, config.actor.model.model_path)
     engine = make_engine(config, tokenizer, stops, computing_device())

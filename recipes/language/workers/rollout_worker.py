@@ -34,14 +34,7 @@ class LanguageRolloutWorker(EngineWorker):
         super().init_worker(layout)
         config = self._config
         data = config.data
-        encoder = PromptEncoder(
-            self._tokenizer,
-            apply_chat_template=data.apply_chat_template,
-            system_prompt=data.system_prompt,
-            few_shot=data.few_shot,
-            max_prompt_length=data.max_prompt_length,
-            template_arguments=data.chat_template_kwargs,
-        )
+        encoder = PromptEncoder.of(self._tokenizer, data)
         self._contact.compare(
             "conversations of the roles that are used",
             "the chat template of the tokenizer",
