@@ -76,7 +76,7 @@ def state_folder(folder: Path, model: Mapping[str, Any]) -> Generator[None]:
         model: names and sizes that an earlier start must have had as well.
 
     Raises:
-        ConfigError: another server has it, or it is of another model.
+        ConfigError: another server has it, or it is of another model, or of an earlier version.
         RunError: it cannot be read or written.
     """
     try:
@@ -91,9 +91,20 @@ def state_folder(folder: Path, model: Mapping[str, Any]) -> Generator[None]:
             )
         try:
             _check_model(folder / _MODEL, dict(model))
+            _check_version(folder)
         except OSError as error:
             raise _unusable(folder, error) from error
         yield
+
+
+def _check_version(folder: Path) -> None:
+    earlier = next(folder.glob("sessions/*/journal"), None)
+    if earlier is not None:
+        raise ConfigError(
+            f"`{earlier}` is of a session that an earlier version of this service has not ended",
+            help=f"start that version and close its clients, or remove `{folder / 'sessions'}`: keys, and weights saved"
+            " under a name, stay",
+        )
 
 
 def _unusable(folder: Path, error: OSError) -> RunError:

@@ -17,9 +17,9 @@ from recipes.language.listening.listener import listening
 from recipes.serve.config import ServeConfig, unusable_port
 from recipes.serve.http.routes import SdkRoutes
 from recipes.serve.saved_files import state_folder
-from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
+from recipes.serve.service.state_file import SESSIONS, StateFile
 from recipes.serve.service.tenants import Keys, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
 from recipes.serve.service.weight_store import WeightStore
@@ -157,13 +157,13 @@ class ServeRunner:
 
     async def _main(self, keys: Keys, stop: _Stop) -> None:
         end = stop.bind()
-        server, sessions = self._cfg.server, self._state / "sessions"
-        journal = Journal(sessions)
-        tenants, ledger = Tenants(self._boot, server.session_timeout), Ledger(self._boot, journal)
+        server = self._cfg.server
+        file = StateFile(self._state)
+        tenants, ledger = Tenants(self._boot, server.session_timeout), Ledger(file, self._boot)
         actor_turns = ActorTurns(tenants)
         views = [self._rollout.execute_on(rank) for rank in range(self._rollout.world_size)]
         sampler_turns = SamplerTurns(views, sample_bytes)
-        store = WeightStore(self._state / "weights", sessions, server.model_name)
+        store = WeightStore(self._state / "weights", self._state / SESSIONS, server.model_name)
         state = ServiceState(
             server,
             self._facts,
@@ -171,7 +171,6 @@ class ServeRunner:
             tenants,
             ledger,
             store,
-            journal,
             (actor_turns, sampler_turns),
             self._events.put,
             str(self._tokenizer),
@@ -191,6 +190,7 @@ class ServeRunner:
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
+            file.close()
 
 
 class _Stop:
@@ -235,11 +235,12 @@ async def _listening(routes: SdkRoutes, port: int) -> AsyncGenerator[None]:
 
 
 async def _sweep(state: ServiceState) -> None:
-    """End sessions whose clients are gone, tidy journals, and remove weights whose time is over, again and again."""
+    """End sessions whose clients are gone, and drop what is not needed any more, again and again."""
     while True:
         await asyncio.sleep(_SWEEP_SECONDS)
         for session in state.tenants.silent():
             state.end_session(session, "the session ended: its client was not heard of for too long")
         for session in state.tenants.all_sessions():
             state.tidy(session)
+        state.file.shrink()
         await asyncio.to_thread(state.store.remove_expired)

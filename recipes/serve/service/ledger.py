@@ -1,23 +1,20 @@
-"""Promises of results, and the order of a model's requests. Both outlive the server by its journal."""
+"""Promises of results. Requests and outcomes are written down before anybody is told."""
 
 from __future__ import annotations
 
 import asyncio
-import math
+import hashlib
+import json
 import secrets
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.journal import Journal, JournalEntry
+from recipes.serve.service.state_file import DROPPED, StateFile
 
-# A client numbers its requests one by one, and sends at most that many before an earlier one has arrived.
-_FURTHEST: Final = 10_000
 # Results are kept for clients whose answer was lost. Beyond these bounds those make room that were fetched a while ago,
 # or never.
 _KEPT: Final = 2000
@@ -33,11 +30,6 @@ class RequestResult(NamedTuple):
 
     content: dict[str, Any] | bytes
 
-    @property
-    def size(self) -> int:
-        """Bytes in memory, about."""
-        return len(self.content) if isinstance(self.content, bytes) else 0
-
 
 class RequestFailure(NamedTuple):
     """Why there is no result, and whose fault that is."""
@@ -49,6 +41,20 @@ class RequestFailure(NamedTuple):
 Outcome: TypeAlias = RequestResult | RequestFailure
 
 
+class RequestKey(NamedTuple):
+    """The name of a request.
+
+    Attributes:
+        kind: whether it begins a model, is sent to one, or to a sampler.
+        owner: the id of that model or sampler.
+        number: its number among those of the owner; 0 for the one that begins a model.
+    """
+
+    kind: Literal["model", "request", "sample"]
+    owner: str
+    number: int = 0
+
+
 class Promise:
     """The result of a request that is not answered at once.
 
@@ -58,8 +64,7 @@ class Promise:
         session_id: the id of the session that asked.
         answer: what the client was answered at first.
         outcome: None as long as it does not exist.
-        drop_after: when it may make room for others, by the monotonic clock.
-        request_size: bytes of the request that are in memory until it is done.
+        size: bytes of the request that are in memory until it is done.
     """
 
     def __init__(
@@ -68,125 +73,120 @@ class Promise:
         tenant: str,
         session_id: str,
         answer: dict[str, Any],
-        on_settled: Callable[[Promise, bool], None] | None = None,
+        ledger: Ledger | None = None,
+        outcome: Outcome | None = None,
+        size: int = 0,
     ) -> None:
         self.request_id = request_id
         self.tenant = tenant
         self.session_id = session_id
         self.answer = {"request_id": request_id, **answer}
-        self.outcome: Outcome | None = None
-        self.drop_after = math.inf
-        self.request_size = 0
-        self._on_settled = on_settled
+        self.outcome = outcome
+        self.size = size
+        self._ledger = ledger
         self._done = asyncio.Event()
 
-    def settle(self, outcome: Outcome, *, written: bool = False) -> None:
-        """Set the outcome; the first one stays.
-
-        Args:
-            outcome: the outcome of the request.
-            written: whether it stands in the journal already.
+    def settle(self, outcome: Outcome) -> None:
+        """Set the outcome, once it is written down; the first one stays.
 
         Raises:
-            RunError: it cannot be written there.
+            RunError: it cannot be written down.
         """
         if self.outcome is None:
-            self.outcome, self.drop_after = outcome, time.monotonic() + _UNFETCHED_SECONDS
+            if self._ledger is not None:
+                self._ledger.keep(self, outcome)
+            self.outcome = outcome
             self._done.set()
-            if self._on_settled is not None:
-                self._on_settled(self, written)
 
     async def wait(self, seconds: float) -> Outcome | None:
         """Return the outcome; None where it does not exist in time."""
-        try:
-            await asyncio.wait_for(self._done.wait(), seconds)
-        except TimeoutError:
-            return None
-        self.drop_after = min(self.drop_after, time.monotonic() + _FETCHED_SECONDS)
+        if self.outcome is None:
+            try:
+                await asyncio.wait_for(self._done.wait(), seconds)
+            except TimeoutError:
+                return None
+        if self._ledger is not None:
+            self._ledger.fetched(self.request_id)
         return self.outcome
 
 
-class _Claim(NamedTuple):
-    promise: Promise
-    digest: bytes
-
-
-class RequestRecord(NamedTuple):
-    """The record of a request, so that a later start can serve it.
+class StoredRequest(NamedTuple):
+    """A request of an earlier start.
 
     Attributes:
+        promise: its promise, with the outcome where it has one.
+        key: its name.
         route: the route that it came by.
         fields: the fields of the request.
         body: what is not JSON.
     """
 
+    promise: Promise
+    key: RequestKey
     route: str
-    fields: Mapping[str, Any] = MappingProxyType({})
-    body: bytes = b""
-
-
-class Earlier(NamedTuple):
-    """A request of an earlier start, which is taken again.
-
-    Attributes:
-        request_id, answer: the id and the answer that the client knows.
-        outcome: None where there was none yet.
-    """
-
-    request_id: str
-    answer: dict[str, Any]
-    outcome: Outcome | None
+    fields: dict[str, Any]
+    body: bytes
 
 
 class Ledger:
-    """All promises by their ids, and by what names a request, so that one that is sent again is the same.
+    """All requests by their ids, and by their names, so that one that is sent again is the same.
 
     Args:
+        file: the file that they are written to.
         boot: the id of this start of the server; part of every id.
-        journal: where requests and outcomes are written.
 
     Attributes:
-        earlier_request: the request of an earlier start, while it is taken again: the next promise is for it.
+        resumed: the promise of a request of an earlier start, while it is taken again: the next promise is this one.
+
+    Raises:
+        RunError: the file cannot be read.
     """
 
-    def __init__(self, boot: str, journal: Journal) -> None:
+    def __init__(self, file: StateFile, boot: str) -> None:
+        self.file = file
         self._boot = boot
-        self._journal = journal
-        self.earlier_request: Earlier | None = None
-        self._promises: dict[str, Promise] = {}
-        self._claims: dict[Hashable, _Claim] = {}
-        self._keys: dict[str, Hashable] = {}
-        self._settled: deque[Promise] = deque()
-        self._bytes = 0
+        self.resumed: Promise | None = None
+        self._open: dict[str, Promise] = {}
+        self._fetched: dict[str, float] = {}
+        # Results and their bytes, by tenant.
+        self._counts, self._bytes = Counter[str](), Counter[str]()
+        query = "SELECT tenant, count(*), sum(size) FROM requests WHERE drop_after IS NOT NULL GROUP BY tenant"
+        for tenant, count, size in file.rows(query):
+            self._counts[tenant], self._bytes[tenant] = count, size
 
-    def earlier(self, tenant: str, key: Hashable, digest: bytes) -> Promise | None:
+    def earlier(self, key: RequestKey, digest: bytes) -> Promise | None:
         """Return the promise of the same request, which is sent again; None: it is new.
 
         Args:
-            tenant: who asks.
-            key: names the request among those of the tenant.
+            key: names the request.
             digest: the digest of its content.
 
         Raises:
-            RequestError: another request had this name.
+            RequestError: another request had this name, or its result was dropped.
         """
-        claim = self._claims.get((tenant, key))
-        if claim is None:
-            return None
-        if claim.digest != digest:
-            raise RequestError(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"{key} names another request, which was sent before: number requests one by one",
-            )
-        return claim.promise
+        query = "SELECT request, digest, state FROM requests WHERE kind = ? AND owner = ? AND number = ?"
+        rows = self.file.rows(query, *key) if self.resumed is None else ()
+        for request_id, before, state in rows:
+            if before != digest:
+                raise RequestError(
+                    HTTPStatus.UNPROCESSABLE_ENTITY,
+                    f"request {key.number} of `{key.owner}` is another one, which was sent before: number requests one"
+                    " by one",
+                )
+            if state == DROPPED:
+                raise gone(f"request {key.number} of `{key.owner}` was answered before, and its result was dropped")
+            return self._open.get(request_id) or self._stored(request_id).promise
+        return None
 
     def promise(
         self,
         tenant: str,
         session_id: str,
-        key: Hashable,
+        key: RequestKey,
         digest: bytes,
-        record: RequestRecord,
+        route: str,
+        fields: Mapping[str, Any],
+        body: bytes = b"",
         answer: dict[str, Any] | None = None,
     ) -> Promise:
         """Return a new promise, once its request is written down; or that of the request that is taken again.
@@ -195,43 +195,52 @@ class Ledger:
             tenant: who asks.
             session_id: the id of the session that it belongs to.
             key, digest: see `earlier`.
-            record: the record of the request.
+            route: the route that the request came by.
+            fields: its fields.
+            body: what is not JSON.
             answer: what the client is answered at first, besides the id.
 
         Raises:
             RunError: it cannot be written down.
         """
-        taken, self.earlier_request = self.earlier_request, None
-        if taken is not None:
-            return self._again(tenant, session_id, key, digest, taken)
-        request_id = f"{self._boot}-{secrets.token_hex(12)}"
-        made = Promise(request_id, tenant, session_id, answer or {}, self._take)
-        written = {
-            "request_id": request_id,
-            "key": key,
-            "digest": digest.hex(),
-            "answer": answer or {},
-            "route": record.route,
-            "fields": dict(record.fields),
-        }
-        made.request_size = self._journal.append(session_id, JournalEntry("request", written, record.body))
-        self._claim(made, key, digest)
+        resumed, self.resumed = self.resumed, None
+        if resumed is not None:
+            return resumed
+        request_id, written = f"{self._boot}-{secrets.token_hex(12)}", json.dumps(dict(fields))
+        values = (request_id, tenant, session_id, *key, digest, route, written, json.dumps(answer or {}), body)
+        with self.file.writing() as database:
+            database.execute(
+                "INSERT INTO requests (request, tenant, session, kind, owner, number, digest, route, fields, answer,"
+                " body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                values,
+            )
+        size = len(written) + len(body)
+        made = self._open[request_id] = Promise(request_id, tenant, session_id, answer or {}, self, size=size)
         return made
 
-    def _again(self, tenant: str, session_id: str, key: Hashable, digest: bytes, taken: Earlier) -> Promise:
-        made = Promise(taken.request_id, tenant, session_id, taken.answer, self._take)
-        self._claim(made, key, digest)
-        if taken.outcome is not None:
-            made.settle(taken.outcome, written=True)
-        return made
+    def requests(self, session_id: str) -> Iterator[StoredRequest]:
+        """Yield the requests of a session of an earlier start, in the order in which they came.
 
-    def _claim(self, made: Promise, key: Hashable, digest: bytes) -> None:
-        self._promises[made.request_id] = made
-        self._claims[made.tenant, key] = _Claim(made, digest)
-        self._keys[made.request_id] = (made.tenant, key)
+        Raises:
+            RunError: they cannot be read.
+            ValueError: one is damaged.
+        """
+        query = "SELECT request FROM requests WHERE session = ? ORDER BY place"
+        for (request_id,) in self.file.rows(query, session_id):
+            stored = self._stored(request_id)
+            if stored.promise.outcome is None:
+                self._open[request_id] = stored.promise
+            yield stored
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._promises
+    def _stored(self, request_id: str) -> StoredRequest:
+        query = (
+            "SELECT tenant, session, answer, state, outcome, kind, owner, number, route, fields, body FROM requests"
+            " WHERE request = ?"
+        )
+        tenant, session, answer, state, outcome, *key, route, fields, body = self.file.rows(query, request_id)[0]
+        size = len(fields) + len(body)
+        made = Promise(request_id, tenant, session, json.loads(answer), self, _outcome_of(state, outcome), size)
+        return StoredRequest(made, RequestKey(*key), route, json.loads(fields), body)
 
     def find(self, tenant: str, request_id: str) -> Promise:
         """Return the promise with an id.
@@ -239,123 +248,126 @@ class Ledger:
         Raises:
             RequestError: the tenant has none of that id, or none any more.
         """
-        made = self._promises.get(request_id)
-        # Another tenant's is answered as one that never was.
+        made = self._open.get(request_id)
+        if made is None and request_id.isascii():
+            # Another tenant's is answered as one that never was.
+            query = "SELECT request FROM requests WHERE request = ? AND tenant = ? AND drop_after IS NOT NULL"
+            made = next((self._stored(name).promise for (name,) in self.file.rows(query, request_id, tenant)), None)
         if made is None or made.tenant != tenant:
             raise gone("there is no result of this request any more; send the request again")
         return made
 
+    def end_session(self, session_id: str, why: str) -> None:
+        """Settle all open promises of a session as failed."""
+        for request_id in self.open_requests(session_id):
+            self._open[request_id].settle(RequestFailure(why))
+
     def pending(self, tenant: str) -> tuple[int, int]:
         """Return how many promises of a tenant are open, and the bytes of their requests."""
-        sizes = [made.request_size for made in self._promises.values() if made.tenant == tenant and not made.outcome]
+        sizes = [made.size for made in self._open.values() if made.tenant == tenant]
         return len(sizes), sum(sizes)
 
     def open_requests(self, session_id: str) -> set[str]:
         """Return the ids of the open promises of a session."""
-        made = self._promises.values()
-        return {one.request_id for one in made if one.session_id == session_id and one.outcome is None}
+        return {made.request_id for made in self._open.values() if made.session_id == session_id}
 
-    def end_session(self, session_id: str, why: str) -> None:
-        """Settle all open promises of a session as failed."""
-        for made in self._promises.values():
-            if made.session_id == session_id:
-                made.settle(RequestFailure(why))
+    # Results
 
-    def _take(self, settled: Promise, written: bool) -> None:
-        """Write down and keep a promise that has been settled, and drop old ones."""
-        outcome = settled.outcome
-        if outcome is not None and not written:
-            self._journal.append(settled.session_id, outcome_entry(settled.request_id, outcome))
-        self._settled.append(settled)
-        self._bytes += _size(settled)
-        while self._is_beyond(1) and time.monotonic() >= self._settled[0].drop_after:
-            self._drop(self._settled[0])
-        while self._is_beyond(_FOR_NOW):
-            counts, sizes = Counter[str](), Counter[str]()
-            for kept in self._settled:
-                counts[kept.tenant] += 1
-                sizes[kept.tenant] += _size(kept)
-            ((most, _),) = (sizes if self._bytes > _FOR_NOW * _KEPT_BYTES else counts).most_common(1)
-            self._drop(next(kept for kept in self._settled if kept.tenant == most))
-
-    def _is_beyond(self, times: int) -> bool:
-        return len(self._settled) > times * _KEPT or self._bytes > times * _KEPT_BYTES
-
-    def _drop(self, old: Promise) -> None:
-        self._settled.remove(old)
-        self._bytes -= _size(old)
-        del self._promises[old.request_id], self._claims[self._keys.pop(old.request_id)]
-
-
-def outcome_entry(request_id: str, outcome: Outcome) -> JournalEntry:
-    """Return what is written down of an outcome."""
-    fields: dict[str, Any] = {"request_id": request_id}
-    if isinstance(outcome, RequestFailure):
-        return JournalEntry("outcome", {**fields, "failure": [outcome.message, outcome.category]})
-    if isinstance(outcome.content, bytes):
-        return JournalEntry("outcome", fields, outcome.content)
-    return JournalEntry("outcome", {**fields, "content": outcome.content})
-
-
-def read_outcome(entry: JournalEntry) -> Outcome:
-    """Return the outcome of `outcome_entry`."""
-    if "failure" in entry.fields:
-        return RequestFailure(*entry.fields["failure"])
-    return RequestResult(entry.fields.get("content", entry.body))
-
-
-def _size(promise: Promise) -> int:
-    return promise.outcome.size if isinstance(promise.outcome, RequestResult) else 0
-
-
-@dataclass(slots=True)
-class Call:
-    """A request to the workers that has its place in the order of a model's requests.
-
-    Attributes:
-        promise: the promise of its result.
-        act: returns the result, once it is its turn.
-        again: whether a model of this start lacks what it did in an earlier one, so that it is done again.
-    """
-
-    promise: Promise
-    act: Callable[[], Any]
-    again: bool = False
-
-
-@dataclass(slots=True)
-class RequestOrder:
-    """The requests of a model, in the order of their numbers. A number that is missing holds up those after it.
-
-    Attributes:
-        next: number that is awaited.
-        ready: requests whose turn may come.
-    """
-
-    next: int = 1
-    ready: deque[Call] = field(default_factory=deque[Call])
-    waiting: dict[int, Call] = field(default_factory=dict[int, Call])
-
-    def check(self, seq_id: int) -> None:
-        """Check the number of a new request.
+    def keep(self, promise: Promise, outcome: Outcome) -> None:
+        """Write the outcome of an open promise down, and drop old ones.
 
         Raises:
-            RequestError: it lies too far ahead, or was taken.
+            RunError: it cannot be written.
         """
-        if seq_id > self.next + _FURTHEST:
-            message = f"`seq_id` {seq_id} lies too far ahead: request {self.next} of this model has not arrived"
-            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
-        if seq_id < self.next:
-            raise gone(f"request {seq_id} of this model was answered before, and its result was dropped")
+        state, written = _written(outcome)
+        drop_after, fetched = time.time() + _UNFETCHED_SECONDS, list(self._fetched.items())
+        with self.file.writing() as database:
+            database.execute(
+                "UPDATE requests SET state = ?, outcome = ?, size = ?, drop_after = ? WHERE request = ?",
+                (state, written, len(written), drop_after, promise.request_id),
+            )
+            database.executemany(
+                "UPDATE requests SET drop_after = min(drop_after, ?2) WHERE request = ?1 AND drop_after IS NOT NULL",
+                fetched,
+            )
+        self._fetched.clear()
+        del self._open[promise.request_id]
+        self._counts[promise.tenant] += 1
+        self._bytes[promise.tenant] += len(written)
+        self._make_room()
 
-    def put(self, seq_id: int, call: Call) -> None:
-        """Take a request with a number of `check`."""
-        self.waiting[seq_id] = call
-        while self.next in self.waiting:
-            self.ready.append(self.waiting.pop(self.next))
-            self.next += 1
+    def fetched(self, request_id: str) -> None:
+        """Note that a client asked for a result and found it; written down with the next one."""
+        self._fetched.setdefault(request_id, time.time() + _FETCHED_SECONDS)
+
+    def _make_room(self) -> None:
+        while self._is_beyond(1) and self._drop_oldest("drop_after <= ?", time.time()):
+            pass
+        while self._is_beyond(_FOR_NOW):
+            amounts = self._bytes if self._bytes.total() > _FOR_NOW * _KEPT_BYTES else self._counts
+            self._drop_oldest("tenant = ?", amounts.most_common(1)[0][0])
+
+    def _is_beyond(self, times: int) -> bool:
+        return self._counts.total() > times * _KEPT or self._bytes.total() > times * _KEPT_BYTES
+
+    def _drop_oldest(self, condition: str, value: Any) -> bool:
+        """Drop the result that may go first of those that a condition holds for; return whether there is one."""
+        rows = self.file.rows(
+            f"SELECT request, tenant, size FROM requests WHERE drop_after IS NOT NULL AND {condition}"
+            " ORDER BY drop_after, place LIMIT 1",
+            value,
+        )
+        for request_id, tenant, size in rows:
+            with self.file.writing() as database:
+                # A later start does requests of a model again that came after its point.
+                database.execute(
+                    "DELETE FROM requests WHERE request = ? AND (kind = 'sample'"
+                    " OR session NOT IN (SELECT session FROM sessions)"
+                    " OR (kind = 'request' AND number <= (SELECT number FROM points WHERE model = owner)))",
+                    (request_id,),
+                )
+                database.execute(
+                    "UPDATE requests SET state = ?, drop_after = NULL, outcome = x'' WHERE request = ?",
+                    (DROPPED, request_id),
+                )
+            self._counts[tenant] -= 1
+            self._bytes[tenant] -= size
+        return bool(rows)
+
+
+def digest_of(fields: Mapping[str, Any]) -> bytes:
+    """Return the digest of the fields of a request."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
 
 
 def gone(message: str) -> RequestError:
     """Return the error of something that was there and is no more."""
     return RequestError(HTTPStatus.GONE, message)
+
+
+def _written(outcome: Outcome) -> tuple[str, bytes]:
+    """Return the state of a settled request, and what is written down of its outcome."""
+    if isinstance(outcome, RequestFailure):
+        return "failed", json.dumps(outcome).encode()
+    if isinstance(outcome.content, bytes):
+        return "bytes", outcome.content
+    return "object", json.dumps(outcome.content).encode()
+
+
+def _outcome_of(state: str, written: bytes) -> Outcome | None:
+    """Return the outcome of `_written`; None: there is none yet.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    match state:
+        case "open":
+            return None
+        case "failed":
+            return RequestFailure(*json.loads(written))
+        case "bytes":
+            return RequestResult(written)
+        case "object":
+            return RequestResult(json.loads(written))
+        case _:
+            return RequestResult({})

@@ -7,12 +7,13 @@ computed before, so that no step is lost and none is taken twice; outcomes that 
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.journal import JournalEntry
-from recipes.serve.service.ledger import Earlier, Outcome, RequestFailure, RequestRecord, read_outcome
-from recipes.serve.service.model_points import ModelPoint, place_of, read_points
+from recipes.serve.saved_files import read_adapter
+from recipes.serve.service.ledger import RequestFailure, StoredRequest
+from recipes.serve.service.model_points import ModelPoint
 from recipes.serve.service.sampling import SamplingRequests
 from recipes.serve.service.service_state import ServiceState
 from recipes.serve.service.tenants import ClientSession, Sampler
@@ -23,21 +24,18 @@ LOGGER: Final = logging.getLogger("rlinf")
 
 
 def resume_sessions(state: ServiceState, training: TrainingRequests, sampling: SamplingRequests) -> int:
-    """Take up all sessions in the journal of a service, and return how many there are.
+    """Take up all sessions of a service, and return how many there are.
 
     Raises:
-        RunError: the journal cannot be read.
+        RunError: they cannot be read.
     """
     count = 0
-    for session_id, entries in state.journal.sessions():
-        if not entries:
-            state.journal.end(session_id)  # nothing was written before the end
+    for session_id, tenant in state.file.sessions():
+        if tenant not in state.limits.tenants:
             continue
-        if entries[0].fields.get("tenant") not in state.limits.tenants:
-            continue
-        session = state.tenants.begin(entries[0].fields["tenant"], session_id)
+        session = state.tenants.begin(tenant, session_id)
         try:
-            _Resumed(state, training, sampling, session, entries).take()
+            _resume(state, training, sampling, session)
         except (KeyError, TypeError, ValueError, OSError) as error:
             LOGGER.warning("session %s cannot continue, its record is damaged: %s", session_id, error)
             state.end_session(session, "the session was damaged when the server started again")
@@ -46,92 +44,76 @@ def resume_sessions(state: ServiceState, training: TrainingRequests, sampling: S
     return count
 
 
-class _Resumed:
-    """A session that is taken up."""
+def _resume(
+    state: ServiceState, training: TrainingRequests, sampling: SamplingRequests, session: ClientSession
+) -> None:
+    """Take up samplers, then requests in the order in which they came.
 
-    def __init__(
-        self,
-        state: ServiceState,
-        training: TrainingRequests,
-        sampling: SamplingRequests,
-        session: ClientSession,
-        entries: list[JournalEntry],
-    ) -> None:
-        self._state = state
-        self._training = training
-        self._sampling = sampling
-        self._session = session
-        self._entries = entries
-        self._folder = state.journal.folder(session.session_id)
-        self._points: dict[str, ModelPoint] = read_points(self._folder, entries)
-        outcomes = (entry for entry in entries if entry.kind == "outcome")
-        self._outcomes: dict[str, Outcome] = {entry.fields["request_id"]: read_outcome(entry) for entry in outcomes}
-
-    def take(self) -> None:
-        """Take up samplers, then requests in the order in which they came.
-
-        Raises:
-            KeyError, TypeError, ValueError: an event is not of the form that the server writes.
-        """
-        for entry in self._entries:
-            if entry.kind == "sampler":
-                self._sampler(entry)
-        for entry in self._entries:
-            if entry.kind == "request":
-                self._request(entry)
-
-    def _sampler(self, entry: JournalEntry) -> None:
-        name, path, snapshot = (entry.fields[key] for key in ("sampler_id", "path", "snapshot"))
-        folder = None
+    Raises:
+        KeyError, TypeError, ValueError: what was written down is not of the form that the server writes.
+        OSError: the files of a point are damaged.
+    """
+    ledger, file, root = state.ledger, state.file, state.file.folder(session.session_id)
+    for sampler_id, path, snapshot in file.samplers(session.session_id):
+        folder = None if snapshot is None else root / Path(snapshot).name
         if path is not None:
-            folder = self._state.store.locate(self._session.tenant, path)
-        elif snapshot is not None:
-            folder = self._folder / str(snapshot).replace("/", "")
-            if not folder.is_dir():
-                return  # newer ones took its place
-        self._session.samplers[name] = Sampler(name, self._session, path, folder)
-
-    def _request(self, entry: JournalEntry) -> None:
-        fields, session, ledger = entry.fields, self._session, self._state.ledger
-        outcome = self._outcomes.get(fields["request_id"])
-        ledger.earlier_request = Earlier(fields["request_id"], fields["answer"], outcome)
-        model_id, seq_id = place_of(entry)
-        point = self._points.get(model_id)
+            folder = state.store.locate(session.tenant, path)
+        elif folder is not None and not folder.is_dir():
+            continue  # newer ones took its place
+        session.samplers[sampler_id] = Sampler(sampler_id, session, path, folder)
+    points: dict[str, ModelPoint] = {}
+    for model_id, (number, name) in file.points(session.session_id).items():
+        folder = root / Path(name).name
+        points[model_id] = ModelPoint(number, folder, read_adapter(folder))
+    for request in ledger.requests(session.session_id):
+        ledger.resumed = request.promise
         try:
-            if not seq_id and model_id and isinstance(outcome, RequestFailure):
-                self._claim(entry)
-            elif fields["route"] == "asample":
-                self._sampling.resume(session, entry, outcome)
-            elif point is not None and not seq_id:
-                self._training.resume(session, model_id, fields["fields"], point)
-            elif point is not None and seq_id <= point.seq_id:
-                self._claim(entry)
-            elif not seq_id or model_id in session.models:
-                self._again(fields["route"], dict(fields["fields"]), entry.body)
-                if outcome is not None and seq_id:
-                    session.models[model_id].reported = seq_id
-            else:
-                self._claim(entry)  # of a model that could not be created
+            _take(training, sampling, session, request, points.get(request.key.owner))
         except RequestError as error:
             LOGGER.warning("a request of an earlier start is not taken again: %s", error)
+            request.promise.settle(RequestFailure(str(error)))
         finally:
-            ledger.earlier_request = None
+            ledger.resumed = None
 
-    def _claim(self, entry: JournalEntry) -> None:
-        """Record a request as answered: the model's checkpoint already has its effect."""
-        fields, session = entry.fields, self._session
-        key, digest = tuple(fields["key"]), bytes.fromhex(fields["digest"])
-        self._state.ledger.promise(session.tenant, session.session_id, key, digest, RequestRecord(fields["route"]))
 
-    def _again(self, route: str, fields: dict[str, Any], body: bytes) -> None:
-        training, tenant = self._training, self._session.tenant
-        if route == "forward_backward":
-            training.learn(tenant, read_pass(body))
-            return
-        {
-            "create_model": training.create_model,
-            "load_weights": training.load_weights,
-            "optim_step": training.step,
-            "save_weights": training.save_weights,
-            "save_weights_for_sampler": training.save_for_sampler,
-        }[route](tenant, fields)
+def _take(
+    training: TrainingRequests,
+    sampling: SamplingRequests,
+    session: ClientSession,
+    request: StoredRequest,
+    point: ModelPoint | None,
+) -> None:
+    """Do a request again, unless nobody waits for it and its effect is there.
+
+    Raises:
+        RequestError: it cannot be done any more.
+    """
+    (kind, model_id, number), outcome = request.key, request.promise.outcome
+    if kind == "sample":
+        if outcome is None:
+            sampling.resume(session, request)
+    elif kind == "model" and isinstance(outcome, RequestFailure):
+        pass
+    elif kind == "model" and point is not None:
+        training.resume(session, model_id, request.fields, point)
+    elif point is not None and number <= point.seq_id:
+        pass
+    elif kind == "model" or model_id in session.models:
+        _again(training, session.tenant, request)
+        if outcome is not None and kind == "request":
+            session.models[model_id].reported = number
+    else:
+        request.promise.settle(RequestFailure("the model could not be created"))
+
+
+def _again(training: TrainingRequests, tenant: str, request: StoredRequest) -> None:
+    if request.route == "forward_backward":
+        training.learn(tenant, read_pass(request.body))
+        return
+    {
+        "create_model": training.create_model,
+        "load_weights": training.load_weights,
+        "optim_step": training.step,
+        "save_weights": training.save_weights,
+        "save_weights_for_sampler": training.save_for_sampler,
+    }[request.route](tenant, request.fields)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import secrets
 import time
 from typing import Any, Final
 
 from recipes.serve.config import MOST_LIKELY
-from recipes.serve.service.journal import JournalEntry
-from recipes.serve.service.ledger import Outcome, Promise, RequestRecord
+from recipes.serve.service.ledger import Promise, RequestKey, StoredRequest, digest_of
 from recipes.serve.service.request_fields import (
     check_tokens,
     flag,
@@ -65,7 +62,7 @@ class SamplingRequests:
         if there is None and len(session.samplers) >= _MOST_SAMPLERS:
             raise invalid(f"the session has {_MOST_SAMPLERS} samplers: begin another one by a new ServiceClient")
         if there is None:
-            self._state.points.keep_sampler(sampler)
+            self._state.file.keep_sampler(sampler.sampler_id, session.session_id, path, None)
             there = session.samplers[sampler.sampler_id] = sampler
         if there.path != path or (path is None and there.folder is not None):
             raise invalid(f"`sampling_session_seq_id` {place} names another sampler: number them one by one")
@@ -85,10 +82,9 @@ class SamplingRequests:
         if fields.get("sampling_session_id") is None:
             raise invalid("`sampling_session_id` is missing: create a SamplingClient")
         sampler = self._state.tenants.sampler(tenant, fields["sampling_session_id"])
-        key = ("sample", sampler.sampler_id, whole(fields, "seq_id", 0, 2**63 - 1))
-        digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
+        key, digest = RequestKey("sample", sampler.sampler_id, whole(fields, "seq_id", 0, _SEEDS)), digest_of(fields)
         sampler.used = time.monotonic()
-        earlier = self._state.ledger.earlier(tenant, key, digest)
+        earlier = self._state.ledger.earlier(key, digest)
         if earlier is not None:
             return earlier
         for name, instead in _NOT_SERVED.items():
@@ -98,24 +94,25 @@ class SamplingRequests:
         drawing = self._drawing(fields, sampler)
         self._state.quotas.take(tenant, len(drawing.prompt) + drawing.samples * drawing.max_tokens)
         names = {"sample_sequence_ids": [secrets.token_hex(8) for _ in range(drawing.samples)]}
-        record = RequestRecord("asample", drawing._asdict())
-        promise = self._state.ledger.promise(tenant, sampler.session.session_id, key, digest, record, names)
+        written = drawing._asdict()
+        promise = self._state.ledger.promise(
+            tenant, sampler.session.session_id, key, digest, "asample", written, answer=names
+        )
         self._state.sampler_turns.submit(drawing._replace(request_id=promise.request_id), promise)
         return promise
 
-    def resume(self, session: ClientSession, entry: JournalEntry, outcome: Outcome | None) -> None:
-        """Take a request of an earlier start again: without an outcome, the same answers are drawn."""
-        fields, route = entry.fields["fields"], entry.fields["route"]
-        key, digest = tuple(entry.fields["key"]), bytes.fromhex(entry.fields["digest"])
-        promise = self._state.ledger.promise(session.tenant, session.session_id, key, digest, RequestRecord(route))
-        if outcome is not None:
-            return
-        sampler = session.samplers[key[1]]
+    def resume(self, session: ClientSession, request: StoredRequest) -> None:
+        """Take a request of an earlier start again: the same answers are drawn.
+
+        Raises:
+            RequestError: its sampler is gone.
+        """
+        sampler = self._state.tenants.sampler(session.tenant, request.key.owner)
+        fields, promise = request.fields, request.promise
         lists: dict[str, Any] = {name: tuple(fields[name]) for name in ("prompt", "stop_tokens", "stop_texts")}
         snapshot = None if sampler.folder is None else str(sampler.folder)
         values: dict[str, Any] = {**fields, **lists, "request_id": promise.request_id, "snapshot": snapshot}
-        drawing = Drawing(**values)
-        self._state.sampler_turns.submit(drawing, promise)
+        self._state.sampler_turns.submit(Drawing(**values), promise)
 
     def _drawing(self, fields: dict[str, Any], sampler: Sampler) -> Drawing:
         longest = self._state.limits.context_length

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.config import ServerConfig
-from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.model_points import ModelPoints
 from recipes.serve.service.request_fields import invalid
@@ -23,6 +22,8 @@ from rlinf_core.runners.storage.durable import remove_tree
 
 # Those of programs that were killed last until `server.session_timeout`.
 _MOST_SESSIONS: Final = 256
+# Bytes of a model's requests that are kept to do them again, beyond which the model is saved instead.
+_MOST_BODIES: Final = 8 << 20
 
 
 class StepFigures(NamedTuple):
@@ -64,7 +65,6 @@ class ServiceState:
         facts: the facts of the model.
         actor: the workers that train.
         tenants, ledger, store: what there is.
-        journal: the journal of the sessions.
         turns: the turns of the workers.
         on_step: called with the metrics of each optimizer step.
         tokenizer: folder of the tokenizer, for clients.
@@ -78,7 +78,6 @@ class ServiceState:
         tenants: Tenants,
         ledger: Ledger,
         store: WeightStore,
-        journal: Journal,
         turns: tuple[ActorTurns, SamplerTurns],
         on_step: Callable[[dict[str, float]], None],
         tokenizer: str,
@@ -89,9 +88,9 @@ class ServiceState:
         self.tenants = tenants
         self.ledger = ledger
         self.store = store
-        self.journal = journal
+        self.file = ledger.file
         self.actor_turns, self.sampler_turns = turns
-        self.points = ModelPoints(journal, ledger, actor, self.actor_turns, limits.save_interval)
+        self.points = ModelPoints(self.file, actor, self.actor_turns, limits.save_interval)
         self.tokenizer = tokenizer
         self.figures = ServiceFigures()
         self.quotas = Quotas(limits)
@@ -133,15 +132,14 @@ class ServiceState:
         if self.tenants.sessions(tenant) >= _MOST_SESSIONS:
             raise wait(f"{_MOST_SESSIONS} sessions have not ended: close clients that are not used")
         session = self.tenants.begin(tenant)
-        self.journal.begin(session.session_id, tenant)
+        self.file.begin_session(session.session_id, tenant)
         return session
 
     def tidy(self, session: ClientSession) -> None:
-        """Rewrite the journal of a session without obsolete entries, if it has grown much."""
-        if self.journal.has_grown(session.session_id):
-            for model in session.models.values():
+        """Save models of a session for later starts, if many requests are kept to do them again."""
+        for model in session.models.values():
+            if self.file.body_bytes(model.model_id) > _MOST_BODIES:
                 self.points.save_idle(model)
-            self.points.compact(session.session_id)
 
     def drop_snapshots(self, session: ClientSession) -> None:
         """Remove the unnamed snapshots beyond those that may be kept, least recently used first."""
@@ -149,15 +147,16 @@ class ServiceState:
         idle = [sampler for sampler in unnamed if not self.sampler_turns.draws_from(str(sampler.folder))]
         for sampler in sorted(idle, key=lambda one: one.used)[: max(0, len(unnamed) - self.limits.max_snapshots)]:
             del session.samplers[sampler.sampler_id]
+            self.file.drop_sampler(sampler.sampler_id)
             if sampler.folder is not None:
                 remove_tree(sampler.folder)
 
     def end_session(self, session: ClientSession, why: str) -> None:
         """End a session: its models and samplers are removed, and its open requests fail."""
         self.tenants.end(session)
-        self.journal.end(session.session_id)
         self.sampler_turns.cancel(self.ledger.open_requests(session.session_id), why)
         self.ledger.end_session(session.session_id, why)
+        self.file.end_session(session.session_id)
         for model_id in session.models:
             self.actor_turns.add_chore(lambda name=model_id: _awaited(self.actor.remove(name)))
 

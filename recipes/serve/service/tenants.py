@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,13 +15,63 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import RequestOrder, gone
+from recipes.serve.service.ledger import Promise, gone
 from recipes.serve.values import AdapterSettings
 from rlinf_core.errors import RunError
 from rlinf_core.runners.storage.durable import write_whole
 
 # The SDK takes keys of this form only.
 KEY_PREFIX: Final = "tml-"
+# A client numbers its requests one by one, and sends at most that many before an earlier one has arrived.
+_FURTHEST: Final = 10_000
+
+
+@dataclass(slots=True)
+class Call:
+    """A request to the workers that has its place in the order of a model's requests.
+
+    Attributes:
+        promise: the promise of its result.
+        act: returns the result, once it is its turn.
+        again: whether a model of this start lacks what it did in an earlier one, so that it is done again.
+    """
+
+    promise: Promise
+    act: Callable[[], Any]
+    again: bool = False
+
+
+@dataclass(slots=True)
+class RequestOrder:
+    """The requests of a model, in the order of their numbers. A number that is missing holds up those after it.
+
+    Attributes:
+        next: number that is awaited.
+        ready: requests whose turn may come.
+    """
+
+    next: int = 1
+    ready: deque[Call] = field(default_factory=deque[Call])
+    waiting: dict[int, Call] = field(default_factory=dict[int, Call])
+
+    def check(self, seq_id: int) -> None:
+        """Check the number of a new request.
+
+        Raises:
+            RequestError: it lies too far ahead, or was taken.
+        """
+        if seq_id > self.next + _FURTHEST:
+            message = f"`seq_id` {seq_id} lies too far ahead: request {self.next} of this model has not arrived"
+            raise RequestError(HTTPStatus.UNPROCESSABLE_ENTITY, message)
+        if seq_id < self.next:
+            raise gone(f"request {seq_id} of this model was answered before, and its result was dropped")
+
+    def put(self, seq_id: int, call: Call) -> None:
+        """Take a request with a number of `check`."""
+        self.waiting[seq_id] = call
+        while self.next in self.waiting:
+            self.ready.append(self.waiting.pop(self.next))
+            self.next += 1
 
 
 @dataclass(slots=True)

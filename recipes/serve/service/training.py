@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 from recipes.language.listening.limits import in_thread
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestRecord
+from recipes.serve.service.ledger import Promise, RequestFailure, RequestKey, digest_of
 from recipes.serve.service.model_points import ModelPoint
 from recipes.serve.service.request_fields import (
     adam,
@@ -24,7 +23,7 @@ from recipes.serve.service.request_fields import (
     whole,
 )
 from recipes.serve.service.service_state import ServiceState, StepFigures
-from recipes.serve.service.tenants import ClientSession, Sampler, ServedModel
+from recipes.serve.service.tenants import Call, ClientSession, Sampler, ServedModel
 from recipes.serve.values import AdapterSettings, Datum, FloatArray, PassOutcome
 from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, read_data
 from rlinf_core import WorkerGroupError
@@ -111,7 +110,7 @@ class TrainingRequests:
         """Return the promise of a new model, whose first call is `act`."""
         number = whole(fields, "model_seq_id", 0, _LARGEST)
         model_id = f"{session.session_id}:train:{number}"
-        earlier = self._state.ledger.earlier(session.tenant, ("model", model_id), _digest(fields))
+        earlier = self._state.ledger.earlier(RequestKey("model", model_id), digest_of(fields))
         if earlier is not None:
             return earlier
         models = self._state.tenants.models(session.tenant)
@@ -151,14 +150,15 @@ class TrainingRequests:
                     call.promise.settle(RequestFailure("the model could not be created"))
                 raise
 
-        again = state.ledger.earlier_request is not None
+        again = state.ledger.resumed is not None
         promise = state.ledger.promise(
             session.tenant,
             session.session_id,
-            ("model", model.model_id),
-            _digest(fields),
-            RequestRecord(route, fields),
-            {"model_id": model.model_id},
+            RequestKey("model", model.model_id),
+            digest_of(fields),
+            route,
+            fields,
+            answer={"model_id": model.model_id},
         )
         session.models[model.model_id] = model
         model.order.ready.append(Call(promise, first, again))
@@ -296,7 +296,7 @@ class TrainingRequests:
                 session = model.session
                 folder = await self._state.store.snapshot(session.session_id, write)
                 sampler = Sampler(f"{session.session_id}:sample:{number}", session, None, folder)
-                self._state.points.keep_sampler(sampler)
+                self._state.file.keep_sampler(sampler.sampler_id, session.session_id, None, folder.name)
                 session.samplers[sampler.sampler_id] = sampler
                 self._state.drop_snapshots(session)
                 return {"sampling_session_id": sampler.sampler_id, "path": None, "type": "save_weights_for_sampler"}
@@ -340,18 +340,18 @@ class TrainingRequests:
         """
         state = self._state
         model = state.tenants.model(tenant, fields.get("model_id"))
-        digest = hashlib.sha256(body).digest() if body else _digest(fields)
+        digest = hashlib.sha256(body).digest() if body else digest_of(fields)
         seq_id = whole(fields, "seq_id", 1, _LARGEST)
-        key = ("request", model.model_id, seq_id)
-        earlier = state.ledger.earlier(tenant, key, digest)
+        key = RequestKey("request", model.model_id, seq_id)
+        earlier = state.ledger.earlier(key, digest)
         if earlier is not None:
             return earlier
         model.order.check(seq_id)
-        taken = state.ledger.earlier_request
+        again = state.ledger.resumed is not None
         # The one that is awaited is taken in any case: all others wait for it.
-        if seq_id != model.order.next and taken is None:
+        if seq_id != model.order.next and not again:
             state.check_pending(tenant)
-        if taken is None:
+        if not again:
             state.quotas.take(tenant, tokens)
         try:
             act = prepare(model)
@@ -364,10 +364,10 @@ class TrainingRequests:
             finally:
                 model.done = seq_id
 
-        record = RequestRecord(route, {"model_id": model.model_id} if body else fields, body)
-        promise = state.ledger.promise(tenant, model.session.session_id, key, digest, record)
+        written = {"model_id": model.model_id} if body else fields
+        promise = state.ledger.promise(tenant, model.session.session_id, key, digest, route, written, body)
         changes = route in _CHANGING and not fields.get("forward_only")
-        model.order.put(seq_id, Call(promise, numbered, again=taken is not None and changes))
+        model.order.put(seq_id, Call(promise, numbered, again=again and changes))
         state.actor_turns.wake()
         return promise
 
@@ -385,10 +385,6 @@ def _failing(model: ServedModel, error: RequestError, *, counts: bool) -> Act:
 
 async def _written(handle: Any) -> None:
     await handle
-
-
-def _digest(fields: dict[str, Any]) -> bytes:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
 
 
 def _ttl(fields: dict[str, Any]) -> int | None:

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from recipes.language.listening.limits import in_thread
 from recipes.language.listening.request_error import RequestError
-from recipes.serve.service.ledger import Call, Promise, RequestFailure, RequestResult
-from recipes.serve.service.tenants import Tenants
+from recipes.serve.service.ledger import Promise, RequestFailure, RequestResult
+from recipes.serve.service.tenants import Call, Tenants
 from recipes.serve.values import Drawing, SampleOutcome
 from rlinf_core import RLinfError, WorkerGroupError
 from rlinf_core.runners.recovery import death

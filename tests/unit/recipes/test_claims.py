@@ -32,7 +32,7 @@ from recipes.language.listening.limits import json_body
 from recipes.language.listening.request_error import RequestError
 from recipes.sections.model_folders import fault_of_weights
 from recipes.serve.saved_files import state_folder
-from recipes.serve.service.journal import JOURNAL, Journal
+from recipes.serve.service.state_file import StateFile
 from recipes.serve.wire.requests_and_results import read_data, read_pass
 from recipes.training.arrays import read_arrays
 from recipes.training.reading.archives import load_archive
@@ -82,7 +82,7 @@ def many_numbers(file: Path) -> None:
 
 @case("corpus.txt", lambda file: read_corpus(str(file)), ConfigError, "is larger than 4096 MiB")
 def corpus_of_holes(file: Path) -> None:
-    journal_of_holes(file)
+    requests_of_holes(file)
 
 
 def write_parquet(file: Path, columns: dict[str, Any], **options: Any) -> None:
@@ -271,20 +271,8 @@ def large_record(file: Path) -> None:
     file.write_bytes(MAGIC + sizes + struct.pack("<I", zlib.crc32(sizes)) + payload)
 
 
-def read_journal(file: Path) -> Any:
-    folder = file.parent / "sessions" / "b0-1"
-    folder.mkdir(parents=True)
-    file.rename(folder / JOURNAL)
-    return list(Journal(folder.parent).sessions())
-
-
-@case("frame.journal", read_journal, None, "[('b0-1', [])]")
-def large_frame(file: Path) -> None:
-    file.write_bytes(struct.pack("<III", 0, 3 << 30, 3 << 30) + b"{}")
-
-
-@case("holes.journal", read_journal, None, "[('b0-1', [])]")
-def journal_of_holes(file: Path) -> None:
+@case("requests.sqlite", lambda file: StateFile(file.parent), RunError, "not a database")
+def requests_of_holes(file: Path) -> None:
     file.touch()
     os.truncate(file, 10 << 30)
 
@@ -297,7 +285,7 @@ def read_state(file: Path) -> None:
 
 @case("holes.json", read_state, RunError, "larger than 64 MiB")
 def model_of_holes(file: Path) -> None:
-    journal_of_holes(file)
+    requests_of_holes(file)
 
 
 @case("pass.pb", lambda file: read_data(read_pass(file.read_bytes())), RequestError, "claims 1 GiB up to datum 0")

@@ -14,7 +14,8 @@ import pytest
 from recipes.embodied.replay import segments
 from recipes.embodied.replay.replay_types import ReplayError
 from recipes.embodied.replay.segments import SegmentWriter, read_segments
-from recipes.serve.service.journal import Journal, JournalEntry
+from recipes.serve.service.ledger import Ledger, RequestKey
+from recipes.serve.service.state_file import REQUESTS, StateFile
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.storage.run_events import append_event, story_with_faults
@@ -42,17 +43,13 @@ class Appending(NamedTuple):
     error: type[Exception]
 
 
-def journal(folder: Path) -> Appending:
-    def read() -> list[int]:
-        ((_, entries),) = Journal(folder).sessions()
-        return [entry.fields["number"] for entry in entries[1:]]
-
-    writer = Journal(folder)
-    writer.begin("b0-1", "ann")
+def requests(folder: Path) -> Appending:
+    writer = Ledger(StateFile(folder), "b0")
+    writer.file.begin_session("b0-1", "ann")
     return Appending(
-        lambda number: writer.append("b0-1", JournalEntry("request", {"number": number}, LONG.encode())),
-        read,
-        lambda: folder / "b0-1" / "journal",
+        lambda number: writer.promise("ann", "b0-1", RequestKey("request", "m", number), b"", "r", {}, LONG.encode()),
+        lambda: [stored.key.number for stored in writer.requests("b0-1")],
+        lambda: folder / f"{REQUESTS}-wal",
         RunError,
     )
 
@@ -79,7 +76,7 @@ def recording(folder: Path) -> Appending:
     )
 
 
-@pytest.mark.parametrize("made", [journal, run_events, recording], ids=lambda made: made.__name__)
+@pytest.mark.parametrize("made", [requests, run_events, recording], ids=lambda made: made.__name__)
 def test_a_record_without_room_spoils_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[[Path], Appending]
 ) -> None:

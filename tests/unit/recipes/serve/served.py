@@ -14,9 +14,9 @@ import numpy as np
 
 from recipes.serve.config import ServeConfig
 from recipes.serve.http.routes import SdkRoutes
-from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
+from recipes.serve.service.state_file import StateFile
 from recipes.serve.service.tenants import Keys, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
 from recipes.serve.service.weight_store import WeightStore
@@ -239,13 +239,12 @@ async def served(folder: Path, shared: str, *overrides: str, dying: Exception | 
     """
     facts, actor, sampler = workers(shared)
     server, boot = config_of(*overrides).server, "b007"
-    journal = Journal(folder / "sessions")
-    tenants, ledger = Tenants(boot, server.session_timeout), Ledger(boot, journal)
+    tenants, ledger = Tenants(boot, server.session_timeout), Ledger(StateFile(folder), boot)
     steps: list[dict[str, float]] = []
     turns = ActorTurns(tenants), SamplerTurns([sampler], sample_bytes)
     store = WeightStore(folder / "weights", folder / "sessions", server.model_name)
     called = actor if dying is None else Dying(dying)
-    state = ServiceState(server, facts, called, tenants, ledger, store, journal, turns, steps.append, "tokenizer")
+    state = ServiceState(server, facts, called, tenants, ledger, store, turns, steps.append, "tokenizer")
     keys = Keys(folder / "keys", server.tenants)
     routes = SdkRoutes(state, keys)
     resumed = routes.resume()
@@ -264,6 +263,7 @@ async def served(folder: Path, shared: str, *overrides: str, dying: Exception | 
     await asyncio.gather(*work, return_exceptions=True)
     for model in list(actor.worker._trained):
         actor.worker.remove(model)
+    ledger.file.close()
 
 
 def _answer(response: httpx.Response) -> Answer:

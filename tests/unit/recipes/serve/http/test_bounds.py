@@ -11,10 +11,9 @@ import pytest
 
 from recipes.language.listening import limits
 from recipes.language.listening.listener import listening
-from recipes.serve.service import journal as journals
 from recipes.serve.service import ledger as ledgers
 from recipes.serve.service import sampling, service_state, training
-from recipes.serve.service.journal import JOURNAL
+from recipes.serve.service.state_file import REQUESTS
 from tests.unit.recipes.serve.conftest import Start
 from tests.unit.recipes.serve.served import (
     ROWS,
@@ -43,10 +42,12 @@ def test_results_that_nobody_fetches_make_room(start: Start, monkeypatch: pytest
             sampler = await service.ann.sampler(await service.ann.session())
             sent = [await service.ann.post("asample", sample_fields(sampler, seq, [3])) for seq in range(40)]
             await service.ann.result(sent[-1])
-            assert len(service.state.ledger._promises) <= 4 * 4 + 1
+            asked = [{"request_id": answer.content["request_id"]} for answer in sent]
+            statuses = [(await service.ann.post("retrieve_future", fields)).status for fields in asked]
             # The oldest of who has the most went; a client is told so, and asks for a sample anew.
-            gone = await service.ann.post("retrieve_future", {"request_id": sent[0].content["request_id"]})
-            assert gone.status == 410
+            assert set(statuses) == {200, 410}
+            assert statuses[0] == 410
+            assert statuses.count(200) <= 4 * 4 + 1
             assert "error" not in await service.ben.result(kept)
 
     asyncio.run(work())
@@ -154,32 +155,37 @@ def test_results_have_few_numbers(start: Start, monkeypatch: pytest.MonkeyPatch)
     asyncio.run(work())
 
 
-def test_journals_without_steps_stay_small(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journals, "_SMALLEST", 4000)
+def test_requests_without_steps_stay_small(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_state, "_MOST_BODIES", 4000)
     monkeypatch.setattr(ledgers, "_KEPT", 2)
     monkeypatch.setattr(ledgers, "_FOR_NOW", 1)
 
     async def work() -> Any:
         async with start() as service:
-            ann = service.ann
+            ann, ledger = service.ann, service.state.ledger
             session = await ann.session()
             model, sampler = await ann.model(session), await ann.sampler(session)
-            file, largest = tmp_path / "sessions" / session / JOURNAL, 0
+            largest = 0
             for seq in range(1, 41):
                 await ann.learn(model, seq, shifted(), forward_only=True)
                 await ann.sample(sampler, seq, ROWS[0])
                 # As the server does now and then.
                 service.state.tidy(service.state.tenants.session("ann", session))
                 await asyncio.sleep(0)
-                largest = max(largest, file.stat().st_size)
-            return largest, model, await ann.learn(model, 41, shifted(), forward_only=True)
+                largest = max(largest, ledger.file.body_bytes(model))
+            kept = len(list(ledger.requests(session)))
+            right = await ann.learn(model, 41, shifted(), forward_only=True)
+            ledger.file.shrink()
+            return largest, kept, model, right
 
     async def later(model: str, right: Any) -> None:
         async with start() as service:
             assert await service.ann.learn(model, 42, shifted(), forward_only=True) == right
 
-    largest, model, right = asyncio.run(work())
-    assert largest < 30_000
+    largest, kept, model, right = asyncio.run(work())
+    assert largest < 6000
+    assert kept < 12
+    assert (tmp_path / REQUESTS).stat().st_size < 100_000
     asyncio.run(later(model, right))
 
 

@@ -1,26 +1,50 @@
-"""Promises, and the order of a model's requests."""
+"""Promises, the file that outlives the server, and the order of a model's requests."""
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.service import ledger as module
-from recipes.serve.service.journal import Journal
 from recipes.serve.service.ledger import (
-    Call,
     Ledger,
+    Outcome,
     Promise,
     RequestFailure,
-    RequestOrder,
-    RequestRecord,
+    RequestKey,
     RequestResult,
 )
+from recipes.serve.service.state_file import REQUESTS, StateFile
+from recipes.serve.service.tenants import Call, RequestOrder
+from rlinf_core.errors import RunError
 
-RECORD = RequestRecord("optim_step")
+SESSION = "ab-12"
+MODEL = f"{SESSION}:train:0"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    """A ledger with one session."""
+    made = Ledger(StateFile(tmp_path), "b")
+    made.file.begin_session(SESSION, "ann")
+    return made
+
+
+def ask(ledger: Ledger, number: int, body: bytes = b"", session: str = SESSION) -> Promise:
+    """Return the promise of a request to a model."""
+    key = RequestKey("request", f"{session}:train:0", number)
+    return ledger.promise("ann", session, key, b"", "optim_step", {"number": number}, body)
+
+
+def reopened(ledger: Ledger, folder: Path) -> Ledger:
+    """Return the ledger of a later start."""
+    ledger.file.close()
+    return Ledger(StateFile(folder), "c")
 
 
 def call() -> Call:
@@ -42,60 +66,181 @@ def test_order_refuses_a_number_too_far_ahead() -> None:
         RequestOrder().check(10_002)
 
 
-def test_first_outcome_stays(tmp_path: Path) -> None:
+def test_first_outcome_stays(ledger: Ledger) -> None:
     async def work() -> None:
-        promise = Ledger("b", Journal(tmp_path)).promise("ann", "s", "key", b"", RECORD)
+        promise = ask(ledger, 1)
         promise.settle(RequestResult({"x": 1}))
         promise.settle(RequestFailure("late"))
-        assert await promise.wait(0.1) == RequestResult({"x": 1})
+        for one in (promise, ledger.find("ann", promise.request_id)):
+            assert await one.wait(0.1) == RequestResult({"x": 1})
 
     asyncio.run(work())
 
 
-def test_same_name_of_another_request_is_refused(tmp_path: Path) -> None:
-    ledger = Ledger("b", Journal(tmp_path))
-    promise = ledger.promise("ann", "s", ("k", 1), b"one", RECORD)
-    assert ledger.earlier("ann", ("k", 1), b"one") is promise
-    assert ledger.earlier("ben", ("k", 1), b"one") is None
-    with pytest.raises(RequestError, match="another request"):
-        ledger.earlier("ann", ("k", 1), b"two")
+@pytest.mark.parametrize(
+    "outcome", [RequestResult({"x": 1.5}), RequestResult(b"\0\xff"), RequestFailure("no", "server")]
+)
+def test_later_start_finds_requests_and_outcomes(ledger: Ledger, tmp_path: Path, outcome: Outcome) -> None:
+    done, waiting = ask(ledger, 1, b"body"), ask(ledger, 2)
+    done.settle(outcome)
+    ledger.file.keep_sampler("s", SESSION, None, "snapshot-1")
+    ledger.file.keep_point("m", SESSION, 7, "model-0-7")
+    later = reopened(ledger, tmp_path)
+    assert later.file.sessions() == [(SESSION, "ann")]
+    assert later.file.samplers(SESSION) == [("s", None, "snapshot-1")]
+    assert later.file.points(SESSION) == {"m": (7, "model-0-7")}
+    first, second = later.requests(SESSION)
+    assert (first.key, first.route, first.fields, first.body) == (
+        RequestKey("request", MODEL, 1),
+        "optim_step",
+        {"number": 1},
+        b"body",
+    )
+    assert (first.promise.request_id, first.promise.outcome) == (done.request_id, outcome)
+    assert (second.promise.request_id, second.promise.outcome) == (waiting.request_id, None)
+    assert later.pending("ann") == (1, len('{"number": 2}'))
 
 
-def test_old_results_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_name_of_another_request_is_refused(ledger: Ledger) -> None:
+    key = RequestKey("sample", "s", 1)
+    promise = ledger.promise("ann", SESSION, key, b"one", "asample", {})
+    assert ledger.earlier(key, b"one") is promise
+    assert ledger.earlier(RequestKey("sample", "t", 1), b"one") is None
+    with pytest.raises(RequestError, match="another one"):
+        ledger.earlier(key, b"two")
+
+
+@pytest.mark.parametrize("name", ["nothing", "\ud800", "b-0\0"])
+def test_ids_that_do_not_exist_are_gone(ledger: Ledger, name: str) -> None:
+    with pytest.raises(RequestError, match="no result") as refused:
+        ledger.find("ann", name)
+    assert refused.value.status == 410
+
+
+def test_results_of_others_do_not_exist(ledger: Ledger) -> None:
+    promise = ask(ledger, 1)
+    for _ in range(2):
+        with pytest.raises(RequestError, match="no result"):
+            ledger.find("ben", promise.request_id)
+        promise.settle(RequestResult({}))
+
+
+def kept(ledger: Ledger, promises: list[Promise]) -> list[bool]:
+    """Return which results can still be had."""
+    there: list[bool] = []
+    for promise in promises:
+        there.append(False)
+        with suppress(RequestError):
+            ledger.find("ann", promise.request_id)
+            there[-1] = True
+    return there
+
+
+def test_old_results_make_room(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 2)
     monkeypatch.setattr(module, "_UNFETCHED_SECONDS", 0.0)
-    ledger = Ledger("b", Journal(tmp_path))
-    promises = [ledger.promise("ann", "s", number, b"", RECORD) for number in range(3)]
+    promises = [ask(ledger, number) for number in range(1, 4)]
     for promise in promises:
         promise.settle(RequestResult({}))
-    with pytest.raises(RequestError, match="no result") as refused:
-        ledger.find("ann", promises[0].request_id)
-    assert refused.value.status == 410
-    assert ledger.find("ann", promises[2].request_id) is promises[2]
+    assert kept(ledger, promises) == [False, True, True]
+    # It is done again by a later start all the same, and nobody is answered twice.
+    with pytest.raises(RequestError, match="its result was dropped"):
+        ledger.earlier(RequestKey("request", MODEL, 1), b"")
+    later = reopened(ledger, tmp_path)
+    assert [request.promise.outcome is None for request in later.requests(SESSION)] == [False] * 3
+    late = ask(later, 4)
+    late.settle(RequestResult({}))
+    assert kept(later, [*promises, late]) == [False, False, True, True]
 
 
-def test_open_results_are_never_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_results_are_never_dropped(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 1)
     monkeypatch.setattr(module, "_UNFETCHED_SECONDS", 0.0)
-    ledger = Ledger("b", Journal(tmp_path))
-    promises = [ledger.promise("ann", "s", number, b"", RECORD) for number in range(5)]
+    promises = [ask(ledger, number) for number in range(5)]
     promises[4].settle(RequestResult({}))
-    assert [ledger.find("ann", promise.request_id) for promise in promises] == promises
+    assert kept(ledger, promises) == [True] * 5
 
 
-def test_fetched_results_make_room_before_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_BYTES", 10)
+def test_fetched_results_make_room_before_others(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 50)
     monkeypatch.setattr(module, "_FETCHED_SECONDS", 0.0)
 
     async def work() -> None:
-        ledger = Ledger("b", Journal(tmp_path))
-        first, other = ledger.promise("ann", "s", 1, b"", RECORD), ledger.promise("ann", "s", 2, b"", RECORD)
-        first.settle(RequestResult(b"x" * 20))
-        assert ledger.find("ann", first.request_id) is first
-        await first.wait(1)
-        other.settle(RequestResult(b"x" * 20))
-        assert ledger.find("ann", other.request_id) is other
-        with pytest.raises(RequestError, match="no result"):
-            ledger.find("ann", first.request_id)
+        first, second, third = promises = [ask(ledger, number) for number in range(3)]
+        for promise in (first, second):
+            promise.settle(RequestResult(b"x" * 20))
+        await second.wait(1)
+        assert kept(ledger, promises) == [True, True, True]
+        third.settle(RequestResult(b"x" * 20))
+        assert kept(ledger, promises) == [True, False, True]
 
     asyncio.run(work())
+
+
+def test_what_a_point_holds_is_not_done_again(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    promises = [ask(ledger, number, b"body") for number in (1, 2, 3)]
+    assert ledger.file.body_bytes(MODEL) == 12
+    with monkeypatch.context() as dropping:
+        dropping.setattr(module, "_KEPT", 0)
+        dropping.setattr(module, "_UNFETCHED_SECONDS", 0.0)
+        promises[0].settle(RequestResult({}))
+    promises[1].settle(RequestResult({}))
+    promises[2].settle(RequestResult({}))
+    ledger.file.keep_point(MODEL, SESSION, 2, "model-0-2")
+    assert ledger.file.body_bytes(MODEL) == 4
+    later = reopened(ledger, tmp_path)
+    assert [(request.key.number, request.body) for request in later.requests(SESSION)] == [(2, b""), (3, b"body")]
+
+
+def test_ended_session_leaves_its_results_only(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.file.begin_session("cd-34", "ann")
+    done, waiting, other = ask(ledger, 1, b"body"), ask(ledger, 2), ask(ledger, 1, session="cd-34")
+    done.settle(RequestResult({}))
+    ledger.file.keep_sampler("s", SESSION, None, "snapshot-1")
+    ledger.file.keep_point(MODEL, SESSION, 1, "model-0-1")
+    ledger.end_session(SESSION, "closed")
+    ledger.file.end_session(SESSION)
+    assert ledger.find("ann", done.request_id).outcome == RequestResult({})
+    assert ledger.find("ann", waiting.request_id).outcome == RequestFailure("closed")
+    assert other.outcome is None
+    assert (ledger.file.samplers(SESSION), ledger.file.points(SESSION), ledger.file.body_bytes(MODEL)) == ([], {}, 0)
+    assert [path.name for path in (tmp_path / "sessions").iterdir()] == ["cd-34"]
+    # Folders of sessions that are not written down were left by a death in between.
+    (tmp_path / "sessions/ef-56").mkdir()
+    later = reopened(ledger, tmp_path)
+    assert later.file.sessions() == [("cd-34", "ann")]
+    assert [path.name for path in (tmp_path / "sessions").iterdir()] == ["cd-34"]
+    assert kept(later, [done, waiting]) == [False, False]
+
+
+def test_outcome_that_cannot_be_written_is_none(ledger: Ledger, tmp_path: Path) -> None:
+    promise = ask(ledger, 1)
+    ledger.file.close()
+    with pytest.raises(RunError, match="cannot be written"):
+        promise.settle(RequestResult({}))
+    assert promise.outcome is None
+    (request,) = Ledger(StateFile(tmp_path), "c").requests(SESSION)
+    assert request.promise.outcome is None
+
+
+def test_commit_that_was_torn_is_as_if_it_was_not(ledger: Ledger, tmp_path: Path) -> None:
+    ask(ledger, 1)
+    log = tmp_path / f"{REQUESTS}-wal"
+    before = log.stat().st_size
+    ask(ledger, 2)
+    database, frames = (tmp_path / REQUESTS).read_bytes(), log.read_bytes()
+    for number, size in enumerate([before, before + 1, (before + len(frames)) // 2, len(frames) - 1, len(frames)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / REQUESTS).write_bytes(database)
+        (folder / log.name).write_bytes(frames[:size])
+        there = [request.key.number for request in Ledger(StateFile(folder), "c").requests(SESSION)]
+        assert there == ([1, 2] if size == len(frames) else [1])
+
+
+def test_file_of_another_version_is_told(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / REQUESTS) as database:
+        database.execute("PRAGMA user_version = 9")
+    database.close()
+    with pytest.raises(RunError, match="another version"):
+        StateFile(tmp_path)

@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from recipes.serve.service import journal as module
-from recipes.serve.service.journal import JOURNAL, Journal, JournalEntry
 from rlinf_core.errors import WorkerDiedError
 from tests.unit.recipes.serve.served import (
     ROWS,
@@ -186,46 +184,3 @@ def test_requests_wait_for_a_model_after_a_manager_died(tmp_path: Path, shared: 
             assert isinstance(await result(service.ann, second), bytes)
 
     asyncio.run(go_on())
-
-
-@pytest.mark.parametrize("stride", [20, pytest.param(1, marks=pytest.mark.nightly)])
-def test_compacted_journal_tells_the_same(
-    tmp_path: Path, shared: str, monkeypatch: pytest.MonkeyPatch, stride: int
-) -> None:
-    monkeypatch.setattr(module, "_SMALLEST", 0)
-    check_moments(tmp_path, shared, 1, 1, stride)
-
-
-def test_torn_event_is_cut_off(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.begin("ab-12", "ann")
-    journal.append("ab-12", JournalEntry("request", {"number": 1}, b"body"))
-    file = tmp_path / "ab-12" / JOURNAL
-    whole = file.read_bytes()
-    journal.append("ab-12", JournalEntry("request", {"number": 2}, b"more"))
-    data = file.read_bytes()
-    for size in range(len(whole), len(data)):
-        file.write_bytes(data[:size])
-        ((name, entries),) = Journal(tmp_path).sessions()
-        assert name == "ab-12"
-        assert entries == [JournalEntry("session", {"tenant": "ann"}), JournalEntry("request", {"number": 1}, b"body")]
-        assert file.read_bytes() == whole
-
-
-def test_damaged_event_ends_the_record(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.begin("ab-12", "ann")
-    journal.append("ab-12", JournalEntry("request", {"number": 1}))
-    file = tmp_path / "ab-12" / JOURNAL
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 1
-    file.write_bytes(data)
-    assert [entries for _, entries in Journal(tmp_path).sessions()] == [[JournalEntry("session", {"tenant": "ann"})]]
-
-
-def test_ended_session_leaves_nothing(tmp_path: Path) -> None:
-    journal = Journal(tmp_path)
-    journal.begin("ab-12", "ann")
-    journal.end("ab-12")
-    journal.append("ab-12", JournalEntry("outcome", {"request_id": "late"}))
-    assert list(tmp_path.iterdir()) == []

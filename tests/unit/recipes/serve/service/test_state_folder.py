@@ -33,3 +33,13 @@ def test_damaged_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "model.json").write_text("{")
     with pytest.raises(RunError, match=r"model\.json"), state_folder(tmp_path, MODEL):
         pass
+
+
+def test_sessions_of_an_earlier_version_are_told(tmp_path: Path) -> None:
+    with state_folder(tmp_path, MODEL):
+        pass
+    (tmp_path / "sessions/ab-12").mkdir(parents=True)
+    (tmp_path / "sessions/ab-12/journal").touch()
+    with pytest.raises(ConfigError, match="sessions/ab-12/journal") as refused, state_folder(tmp_path, MODEL):
+        pass
+    assert f"remove `{tmp_path / 'sessions'}`" in str(refused.value.help)

@@ -1,0 +1,204 @@
+"""The file of the service: sessions, samplers, points of models, and requests, from which a later start goes on.
+
+It is one SQLite file. A commit is handed to the operating system: it outlives the process. If the machine dies, the
+file stays whole, and may lack its last commits.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_core.errors import RunError
+from rlinf_core.runners.storage.durable import remove_tree
+
+REQUESTS: Final = "requests.sqlite"
+SESSIONS: Final = "sessions"
+# A model's request whose result was dropped, and which a later start does again.
+DROPPED: Final = "dropped"
+_SESSION: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
+_VERSION: Final = 1
+_SCHEMA: Final = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA auto_vacuum = INCREMENTAL;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+CREATE TABLE IF NOT EXISTS sessions (session TEXT PRIMARY KEY, tenant TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS samplers (sampler TEXT PRIMARY KEY, session TEXT NOT NULL, path TEXT, snapshot TEXT);
+CREATE TABLE IF NOT EXISTS points (
+    model TEXT PRIMARY KEY, session TEXT NOT NULL, number INTEGER NOT NULL, folder TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS requests (
+    place INTEGER PRIMARY KEY,     -- in the order in which they came
+    request TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    session TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    route TEXT NOT NULL,
+    fields TEXT NOT NULL,
+    answer TEXT NOT NULL,
+    state TEXT NOT NULL DEFAULT 'open',
+    drop_after REAL,               -- seconds since 1970; NULL: open or dropped
+    size INTEGER NOT NULL DEFAULT 0,
+    body BLOB NOT NULL,
+    outcome BLOB NOT NULL DEFAULT x'',
+    UNIQUE (kind, owner, number)
+);
+CREATE INDEX IF NOT EXISTS kept ON requests (drop_after) WHERE drop_after IS NOT NULL;
+"""
+
+
+class StateFile:
+    """The file, and a folder for each session.
+
+    Args:
+        folder: the folder of both.
+
+    Raises:
+        RunError: the file cannot be read or written, or is of another version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._sessions = folder / REQUESTS, folder / SESSIONS
+        with self._used("read or written"):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(self._file)
+            self._begin()
+
+    def _begin(self) -> None:
+        version = self.rows("PRAGMA user_version")[0][0]
+        if version not in (0, _VERSION):
+            raise RunError(
+                f"`{self._file}` is of another version of this service",
+                help="start that version, or write another `server.state_dir`",
+            )
+        self._database.executescript(f"{_SCHEMA}PRAGMA user_version = {_VERSION};")
+        with self._database as database:
+            database.execute("DELETE FROM requests WHERE session NOT IN (SELECT session FROM sessions)")
+        there = {session for session, _ in self.sessions()}
+        for path in self._sessions.iterdir() if self._sessions.is_dir() else ():
+            # One whose end or beginning was interrupted.
+            if _SESSION.fullmatch(path.name) and path.name not in there:
+                remove_tree(path)
+
+    @contextmanager
+    def _used(self, verb: str) -> Generator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise RunError(f"the requests in `{self._file}` cannot be {verb}", why=str(error)) from error
+
+    @contextmanager
+    def writing(self) -> Generator[sqlite3.Connection]:
+        """Commit all that is done within the block, or nothing.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with self._used("written"), self._database as database:
+            yield database
+
+    def rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return the rows of a query.
+
+        Raises:
+            RunError: they cannot be read.
+        """
+        with self._used("read"):
+            return self._database.execute(query, values).fetchall()
+
+    # Sessions
+
+    def folder(self, session_id: str) -> Path:
+        """Return the folder of a session, which goes with it."""
+        return self._sessions / session_id
+
+    def begin_session(self, session_id: str, tenant: str) -> None:
+        """Write a session down.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with self.writing() as database:
+            self.folder(session_id).mkdir(parents=True, exist_ok=True)
+            database.execute("INSERT INTO sessions VALUES (?, ?)", (session_id, tenant))
+
+    def sessions(self) -> list[tuple[str, str]]:
+        """Return the ids of all sessions, each with its tenant."""
+        return [(session, tenant) for session, tenant in self.rows("SELECT * FROM sessions ORDER BY session")]
+
+    def end_session(self, session_id: str) -> None:
+        """Remove a session and its folder; the results of its requests are kept as those of others.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with self.writing() as database:
+            for table in ("sessions", "samplers", "points"):
+                database.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
+            database.execute("DELETE FROM requests WHERE session = ? AND state = ?", (session_id, DROPPED))
+            database.execute("UPDATE requests SET body = x'' WHERE session = ?", (session_id,))
+        remove_tree(self.folder(session_id))
+
+    def keep_sampler(self, sampler_id: str, session_id: str, path: str | None, snapshot: str | None) -> None:
+        """Write a sampler down, with the path of its weights or the name of their folder in that of the session.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with self.writing() as database:
+            values = (sampler_id, session_id, path, snapshot)
+            database.execute("INSERT OR REPLACE INTO samplers VALUES (?, ?, ?, ?)", values)
+
+    def drop_sampler(self, sampler_id: str) -> None:
+        """Remove a sampler."""
+        with self.writing() as database:
+            database.execute("DELETE FROM samplers WHERE sampler = ?", (sampler_id,))
+
+    def samplers(self, session_id: str) -> list[tuple[str, str | None, str | None]]:
+        """Return the samplers of a session as `keep_sampler` took them."""
+        query = "SELECT sampler, path, snapshot FROM samplers WHERE session = ?"
+        return [(sampler, path, snapshot) for sampler, path, snapshot in self.rows(query, session_id)]
+
+    # Points of models
+
+    def keep_point(self, model_id: str, session_id: str, number: int, folder: str) -> None:
+        """Write down that a folder of the session has a model as it is after a request; what is before is done for
+        good.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        until = (model_id, number)
+        with self.writing() as database:
+            values = (model_id, session_id, number, folder)
+            database.execute("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", values)
+            before = "WHERE kind = 'request' AND owner = ? AND number <= ?"
+            database.execute(f"DELETE FROM requests {before} AND state = '{DROPPED}'", until)
+            database.execute(f"UPDATE requests SET body = x'' {before}", until)
+
+    def points(self, session_id: str) -> dict[str, tuple[int, str]]:
+        """Return the number of the request and the folder of each model of a session that has a point."""
+        query = "SELECT model, number, folder FROM points WHERE session = ?"
+        return {model: (number, folder) for model, number, folder in self.rows(query, session_id)}
+
+    def body_bytes(self, model_id: str) -> int:
+        """Return the bytes of the bodies that are kept to do a model's requests again."""
+        query = "SELECT total(length(body)) FROM requests WHERE kind = 'request' AND owner = ?"
+        return int(self.rows(query, model_id)[0][0])
+
+    def close(self) -> None:
+        """Close the file, which another one may then open."""
+        self._database.close()
+
+    def shrink(self) -> None:
+        """Give the room of what was dropped back to the disk."""
+        with self._used("written"):
+            self._database.execute("PRAGMA incremental_vacuum").fetchall()
