@@ -50,34 +50,28 @@ PASSES: dict[str, tuple[Sequence[Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_pass_that_is_refused_fails_its_result(start: Start, name: str) -> None:
+async def test_pass_that_is_refused_fails_its_result(start: Start, name: str) -> None:
     data, loss, words = PASSES[name]
 
-    async def work() -> None:
-        async with start() as service:
-            model, other = await service.ann.model(), await service.ben.model()
-            refused = await service.ann.learn(model, 1, data, loss)
-            assert words in refused["error"]
-            assert refused["category"] == "user"
-            # Its number is taken, and nobody else notices.
-            assert "no step was taken" in (await service.ann.step(model, 2))["error"]
-            assert (await service.ann.learn(model, 3, shifted())).metrics["loss:sum"] > 0
-            assert (await service.ben.learn(other, 1, shifted())).metrics["loss:sum"] > 0
-
-    asyncio.run(work())
+    async with start() as service:
+        model, other = await service.ann.model(), await service.ben.model()
+        refused = await service.ann.learn(model, 1, data, loss)
+        assert words in refused["error"]
+        assert refused["category"] == "user"
+        # Its number is taken, and nobody else notices.
+        assert "no step was taken" in (await service.ann.step(model, 2))["error"]
+        assert (await service.ann.learn(model, 3, shifted())).metrics["loss:sum"] > 0
+        assert (await service.ben.learn(other, 1, shifted())).metrics["loss:sum"] > 0
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [({"beta": 0.1}, "not a setting of the loss ppo"), ({"clip_low_threshold": NAN}, "finite")],
 )
-def test_settings_of_a_loss_are_checked(start: Start, settings: dict[str, float], words: str) -> None:
-    async def work() -> None:
-        async with start() as service:
-            model = await service.ann.model()
-            assert words in (await service.ann.learn(model, 1, [policy_datum()], "ppo", **settings))["error"]
-
-    asyncio.run(work())
+async def test_settings_of_a_loss_are_checked(start: Start, settings: dict[str, float], words: str) -> None:
+    async with start() as service:
+        model = await service.ann.model()
+        assert words in (await service.ann.learn(model, 1, [policy_datum()], "ppo", **settings))["error"]
 
 
 @pytest.mark.parametrize(
@@ -110,18 +104,15 @@ def test_settings_of_a_step_are_checked(start: Start, changes: dict[str, Any], w
 
 
 @pytest.mark.parametrize("name", ["../../etc/x", "/etc/x", ".hidden", "", "a/b", "x" * 200, "a\0b"])
-def test_name_of_weights_stays_in_its_folder(start: Start, tmp_path: Path, name: str) -> None:
-    async def work() -> None:
-        async with start() as service:
-            model = await service.ann.model()
-            for seq, path in ((1, "save_weights"), (2, "save_weights_for_sampler")):
-                fields = {"model_id": model, "seq_id": seq, "path": name}
-                result = await service.ann.result(await service.ann.post(path, fields))
-                assert "a name of weights has" in result["error"]
-            load = {"model_id": model, "seq_id": 3, "path": f"tinker://{model}/weights/{name}", "optimizer": False}
-            assert "error" in await service.ann.result(await service.ann.post("load_weights", load))
-
-    asyncio.run(work())
+async def test_name_of_weights_stays_in_its_folder(start: Start, tmp_path: Path, name: str) -> None:
+    async with start() as service:
+        model = await service.ann.model()
+        for seq, path in ((1, "save_weights"), (2, "save_weights_for_sampler")):
+            fields = {"model_id": model, "seq_id": seq, "path": name}
+            result = await service.ann.result(await service.ann.post(path, fields))
+            assert "a name of weights has" in result["error"]
+        load = {"model_id": model, "seq_id": 3, "path": f"tinker://{model}/weights/{name}", "optimizer": False}
+        assert "error" in await service.ann.result(await service.ann.post("load_weights", load))
     assert not (tmp_path / "weights").exists()
 
 
@@ -143,32 +134,26 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_sample_that_is_refused_is_told_at_once(start: Start, name: str) -> None:
+async def test_sample_that_is_refused_is_told_at_once(start: Start, name: str) -> None:
     changes, words = SAMPLES[name]
 
-    async def work() -> None:
-        async with start() as service:
-            sampler = await service.ann.sampler(await service.ann.session())
-            prompt = changes.get("prompt", [3])
-            params = {key: value for key, value in changes.items() if key != "prompt"}
-            answer = await service.ann.post("asample", sample_fields(sampler, 0, prompt, **params))
-            assert answer.status == 422
-            assert words in answer.content["detail"]
-            assert len((await service.ann.sample(sampler, 1, [3])).sequences) == 1
-
-    asyncio.run(work())
+    async with start() as service:
+        sampler = await service.ann.sampler(await service.ann.session())
+        prompt = changes.get("prompt", [3])
+        params = {key: value for key, value in changes.items() if key != "prompt"}
+        answer = await service.ann.post("asample", sample_fields(sampler, 0, prompt, **params))
+        assert answer.status == 422
+        assert words in answer.content["detail"]
+        assert len((await service.ann.sample(sampler, 1, [3])).sequences) == 1
 
 
 @pytest.mark.parametrize("field", ["target_prompt_logprobs", "prompt_alt_tokens_k"])
-def test_unserved_fields_of_samples_are_refused(start: Start, field: str) -> None:
-    async def work() -> None:
-        async with start() as service:
-            sampler = await service.ann.sampler(await service.ann.session())
-            answer = await service.ann.post("asample", {**sample_fields(sampler, 0, [3]), field: 5})
-            assert answer.status == 422
-            assert field in answer.content["detail"]
-
-    asyncio.run(work())
+async def test_unserved_fields_of_samples_are_refused(start: Start, field: str) -> None:
+    async with start() as service:
+        sampler = await service.ann.sampler(await service.ann.session())
+        answer = await service.ann.post("asample", {**sample_fields(sampler, 0, [3]), field: 5})
+        assert answer.status == 422
+        assert field in answer.content["detail"]
 
 
 @pytest.mark.parametrize(
@@ -181,56 +166,44 @@ def test_unserved_fields_of_samples_are_refused(start: Start, field: str) -> Non
         ({"optimizer_config": {"type": "dimuon"}}, "adamw"),
     ],
 )
-def test_model_that_is_refused_is_told_at_once(start: Start, changes: dict[str, Any], words: str) -> None:
-    async def work() -> None:
-        async with start() as service:
-            fields = {**model_fields(await service.ann.session()), **changes}
-            answer = await service.ann.post("create_model", fields)
-            assert answer.status == 422
-            assert words in answer.content["detail"]
-
-    asyncio.run(work())
+async def test_model_that_is_refused_is_told_at_once(start: Start, changes: dict[str, Any], words: str) -> None:
+    async with start() as service:
+        fields = {**model_fields(await service.ann.session()), **changes}
+        answer = await service.ann.post("create_model", fields)
+        assert answer.status == 422
+        assert words in answer.content["detail"]
 
 
-def test_models_of_a_tenant_are_bounded(start: Start) -> None:
-    async def work() -> None:
-        async with start() as service:
-            session = await service.ann.session()
-            for number in range(3):
-                await service.ann.model(session, number)
-            answer = await service.ann.post("create_model", model_fields(session, 3))
-            assert answer.status == 422
-            assert "max_models" in answer.content["detail"]
-            assert await service.ben.model()
-
-    asyncio.run(work())
+async def test_models_of_a_tenant_are_bounded(start: Start) -> None:
+    async with start() as service:
+        session = await service.ann.session()
+        for number in range(3):
+            await service.ann.model(session, number)
+        answer = await service.ann.post("create_model", model_fields(session, 3))
+        assert answer.status == 422
+        assert "max_models" in answer.content["detail"]
+        assert await service.ben.model()
 
 
 @pytest.mark.parametrize("seq", [0, -1, 2**31, 20_000, "1", None])
-def test_number_that_cannot_be_taken_is_refused(start: Start, seq: Any) -> None:
-    async def work() -> None:
-        async with start() as service:
-            model = await service.ann.model()
-            answer = await service.ann.post("optim_step", {**step_fields(model, 1), "seq_id": seq})
-            assert answer.status == 422
-            assert "seq_id" in answer.content["detail"]
-
-    asyncio.run(work())
+async def test_number_that_cannot_be_taken_is_refused(start: Start, seq: Any) -> None:
+    async with start() as service:
+        model = await service.ann.model()
+        answer = await service.ann.post("optim_step", {**step_fields(model, 1), "seq_id": seq})
+        assert answer.status == 422
+        assert "seq_id" in answer.content["detail"]
 
 
-def test_compressed_and_malformed_bodies_are_refused(start: Start) -> None:
-    async def work() -> None:
-        async with start() as service:
-            model, ann = await service.ann.model(), service.ann
-            body = pass_body(model, 1, shifted())
-            assert (await ann.send(body, **{"Content-Encoding": "zstd"})).status == 415
-            assert (await ann.send(b"\xff\xff\xff")).status == 400
-            assert (await ann.send(body, **{"Content-Type": "application/json"})).status == 415
-
-    asyncio.run(work())
+async def test_compressed_and_malformed_bodies_are_refused(start: Start) -> None:
+    async with start() as service:
+        model, ann = await service.ann.model(), service.ann
+        body = pass_body(model, 1, shifted())
+        assert (await ann.send(body, **{"Content-Encoding": "zstd"})).status == 415
+        assert (await ann.send(b"\xff\xff\xff")).status == 400
+        assert (await ann.send(body, **{"Content-Type": "application/json"})).status == 415
 
 
-def test_image_and_sparse_tensors_out_of_bounds_are_refused(start: Start) -> None:
+async def test_image_and_sparse_tensors_out_of_bounds_are_refused(start: Start) -> None:
     from recipes.serve.wire.messages import PASS_MESSAGE
 
     def with_image(message: Any) -> None:
@@ -248,42 +221,33 @@ def test_image_and_sparse_tensors_out_of_bounds_are_refused(start: Start) -> Non
         tensor.sparse.columns = np.asarray([9], np.int64).tobytes()
         tensor.sparse.rows = np.asarray([0, 1, 1, 1, 1, 1, 1], np.int64).tobytes()
 
-    async def work() -> None:
-        async with start() as service:
-            model = await service.ann.model()
-            cases = (
-                (with_image, "text tokens"),
-                (with_large_shape, "the body claims 8 TiB up to datum 0, `weights`"),
-                (with_column_outside, "column index"),
-            )
-            for seq, (change, words) in enumerate(cases, 1):
-                message = PASS_MESSAGE.FromString(pass_body(model, seq, shifted(ROWS[:1])))
-                change(message)
-                result = await service.ann.result(await service.ann.send(message.SerializeToString()))
-                assert words in result["error"]
-
-    asyncio.run(work())
+    async with start() as service:
+        model = await service.ann.model()
+        cases = (
+            (with_image, "text tokens"),
+            (with_large_shape, "the body claims 8 TiB up to datum 0, `weights`"),
+            (with_column_outside, "column index"),
+        )
+        for seq, (change, words) in enumerate(cases, 1):
+            message = PASS_MESSAGE.FromString(pass_body(model, seq, shifted(ROWS[:1])))
+            change(message)
+            result = await service.ann.result(await service.ann.send(message.SerializeToString()))
+            assert words in result["error"]
 
 
-def test_unserved_routes_are_told(start: Start) -> None:
-    async def work() -> None:
-        async with start() as service:
-            answer = await service.ann.post("billing/usage", {})
-            assert answer.status == 404
-            assert "not served" in answer.content["detail"]
-
-    asyncio.run(work())
+async def test_unserved_routes_are_told(start: Start) -> None:
+    async with start() as service:
+        answer = await service.ann.post("billing/usage", {})
+        assert answer.status == 404
+        assert "not served" in answer.content["detail"]
 
 
-def test_adapter_that_the_engine_cannot_take_is_refused(start: Start) -> None:
-    async def work() -> None:
-        async with start("server.full_weights=ben") as service:
-            service.state.facts = service.state.facts._replace(adapts_output=False)
-            refused = await service.ann.post("create_model", model_fields(await service.ann.session()))
-            assert refused.status == 422
-            assert "pass train_unembed=False" in refused.content["detail"]
-            assert await service.ann.model(train_unembed=False)
-            # All weights need no adapter.
-            assert await service.ben.model()
-
-    asyncio.run(work())
+async def test_adapter_that_the_engine_cannot_take_is_refused(start: Start) -> None:
+    async with start("server.full_weights=ben") as service:
+        service.state.facts = service.state.facts._replace(adapts_output=False)
+        refused = await service.ann.post("create_model", model_fields(await service.ann.session()))
+        assert refused.status == 422
+        assert "pass train_unembed=False" in refused.content["detail"]
+        assert await service.ann.model(train_unembed=False)
+        # All weights need no adapter.
+        assert await service.ben.model()

@@ -65,16 +65,13 @@ def faulty(service: Served, http: httpx.AsyncClient, seed: int) -> FaultyClient:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 30))])
-def test_lost_answers_and_doubled_requests_change_nothing(start: Start, seed: int) -> None:
-    async def work() -> None:
-        async with start("server.max_pending=20") as service:
-            right = await losses_of(service.ann, await service.ann.session())
-            assert len(service.steps) == STEPS
-            client = faulty(service, service.http, seed)
-            assert await losses_of(client, await service.ann.session()) == right
-            assert len(service.steps) == 2 * STEPS
-
-    asyncio.run(work())
+async def test_lost_answers_and_doubled_requests_change_nothing(start: Start, seed: int) -> None:
+    async with start("server.max_pending=20") as service:
+        right = await losses_of(service.ann, await service.ann.session())
+        assert len(service.steps) == STEPS
+        client = faulty(service, service.http, seed)
+        assert await losses_of(client, await service.ann.session()) == right
+        assert len(service.steps) == 2 * STEPS
 
 
 class PatientClient(Client):
@@ -110,62 +107,52 @@ async def all_at_once(ann: Client) -> list[Any]:
     return [*results[:10], *drawn]
 
 
-def test_clients_that_are_asked_to_wait_get_all_results(start: Start) -> None:
-    async def work() -> None:
-        async with start("server.max_pending=40") as service:
-            right = await all_at_once(service.ann)
-        async with start("server.max_pending=2") as service:
-            patient = PatientClient(service.http, service.ann._headers["X-API-Key"])
-            assert await all_at_once(patient) == right
-            assert patient.waited > 0
-
-    asyncio.run(work())
+async def test_clients_that_are_asked_to_wait_get_all_results(start: Start) -> None:
+    async with start("server.max_pending=40") as service:
+        right = await all_at_once(service.ann)
+    async with start("server.max_pending=2") as service:
+        patient = PatientClient(service.http, service.ann._headers["X-API-Key"])
+        assert await all_at_once(patient) == right
+        assert patient.waited > 0
 
 
 @pytest.mark.security
-def test_idle_connections_keep_nobody_out(start: Start) -> None:
-    async def work() -> None:
-        idle = list[asyncio.StreamWriter]()
-        async with start() as service, listening(service.application) as port:
-            for _ in range(MOST_CONNECTIONS + 100):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                idle.append(writer)
-            # Half of a request, of which the rest never comes.
-            for writer in idle[::2]:
-                writer.write(b"POST /api/v1/asample HTTP/1.1\r\nContent-Length: 100000\r\n")
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-                seen = await losses_of(faulty(service, http, 3), await service.ann.session())
-            assert len(seen) == 2 * STEPS + 1
-            assert len(service.steps) == STEPS
-            for writer in idle:
-                writer.close()
-
-    asyncio.run(work())
+async def test_idle_connections_keep_nobody_out(start: Start) -> None:
+    idle = list[asyncio.StreamWriter]()
+    async with start() as service, listening(service.application) as port:
+        for _ in range(MOST_CONNECTIONS + 100):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            idle.append(writer)
+        # Half of a request, of which the rest never comes.
+        for writer in idle[::2]:
+            writer.write(b"POST /api/v1/asample HTTP/1.1\r\nContent-Length: 100000\r\n")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            seen = await losses_of(faulty(service, http, 3), await service.ann.session())
+        assert len(seen) == 2 * STEPS + 1
+        assert len(service.steps) == STEPS
+        for writer in idle:
+            writer.close()
 
 
 @pytest.mark.security
-def test_connections_of_a_tenant_keep_no_other_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_of_a_tenant_keep_no_other_out(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MOST_CONNECTIONS", 4)
 
-    async def work() -> None:
-        async with start() as service, listening(service.application) as port:
-            url = f"http://127.0.0.1:{port}"
-            async with httpx.AsyncClient(base_url=url) as many, httpx.AsyncClient(base_url=url) as one:
-                ann, ben = (
-                    Client(http, client._headers["X-API-Key"])
-                    for http, client in ((many, service.ann), (one, service.ben))
-                )
-                assert await ben.session()
-                strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
-                sampler = await ann.sampler(await ann.session())
-                held = [
-                    asyncio.create_task(ann.sample(sampler, number, [3], stop=[], max_tokens=50)) for number in range(6)
-                ]
-                assert await ben.session()
-                # Connections of its own that are closed for each other are a matter of this tenant.
-                await asyncio.gather(*held, return_exceptions=True)
-                assert await ben.session()
-                for _, writer in strangers:
-                    writer.close()
-
-    asyncio.run(work())
+    async with start() as service, listening(service.application) as port:
+        url = f"http://127.0.0.1:{port}"
+        async with httpx.AsyncClient(base_url=url) as many, httpx.AsyncClient(base_url=url) as one:
+            ann, ben = (
+                Client(http, client._headers["X-API-Key"]) for http, client in ((many, service.ann), (one, service.ben))
+            )
+            assert await ben.session()
+            strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+            sampler = await ann.sampler(await ann.session())
+            held = [
+                asyncio.create_task(ann.sample(sampler, number, [3], stop=[], max_tokens=50)) for number in range(6)
+            ]
+            assert await ben.session()
+            # Connections of its own that are closed for each other are a matter of this tenant.
+            await asyncio.gather(*held, return_exceptions=True)
+            assert await ben.session()
+            for _, writer in strangers:
+                writer.close()

@@ -44,88 +44,74 @@ async def saved(ann: Client, model: str, seq: int, name: str = "one") -> str:
     return (await ann.result(await ann.post("save_weights", fields)))["path"]
 
 
-def test_clients_are_told_that_it_is_no_adapter(start: Start) -> None:
-    async def work() -> None:
-        async with start(FULL) as service:
-            fields = {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}
-            created = (await service.ann.post("create_session", fields)).content
-            assert "all weights" in created["info_message"]
-            assert (await service.ben.post("create_session", fields)).content["info_message"] is None
-            for client, is_lora, rank in ((service.ann, False, None), (service.ben, True, 4)):
-                model = await client.model()
-                info = (await client.post("get_info", {"model_id": model})).content
-                assert (info["is_lora"], info["lora_rank"]) == (is_lora, rank)
-                path = await saved(client, model, 1)
-                weights = (await client.post("weights_info", {"tinker_path": path})).content
-                assert (weights["is_lora"], weights["lora_rank"]) == (is_lora, rank)
-
-    asyncio.run(work())
+async def test_clients_are_told_that_it_is_no_adapter(start: Start) -> None:
+    async with start(FULL) as service:
+        fields = {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}
+        created = (await service.ann.post("create_session", fields)).content
+        assert "all weights" in created["info_message"]
+        assert (await service.ben.post("create_session", fields)).content["info_message"] is None
+        for client, is_lora, rank in ((service.ann, False, None), (service.ben, True, 4)):
+            model = await client.model()
+            info = (await client.post("get_info", {"model_id": model})).content
+            assert (info["is_lora"], info["lora_rank"]) == (is_lora, rank)
+            path = await saved(client, model, 1)
+            weights = (await client.post("weights_info", {"tinker_path": path})).content
+            assert (weights["is_lora"], weights["lora_rank"]) == (is_lora, rank)
 
 
-def test_others_models_stay_as_they_are(start: Start) -> None:
-    async def work() -> None:
-        async with start(FULL) as service:
-            bens, anns = await service.ben.model(), await service.ann.model()
-            before = await scores(service.ben, bens, 1)
-            np.testing.assert_allclose(await scores(service.ann, anns, 1), before, atol=1e-6)
-            for seq in (2, 4):
-                await service.ann.learn(anns, seq, shifted())
-                await service.ann.step(anns, seq + 1)
-            assert await scores(service.ben, bens, 2) == before
-            assert await scores(service.ann, anns, 6) != before
-
-    asyncio.run(work())
+async def test_others_models_stay_as_they_are(start: Start) -> None:
+    async with start(FULL) as service:
+        bens, anns = await service.ben.model(), await service.ann.model()
+        before = await scores(service.ben, bens, 1)
+        np.testing.assert_allclose(await scores(service.ann, anns, 1), before, atol=1e-6)
+        for seq in (2, 4):
+            await service.ann.learn(anns, seq, shifted())
+            await service.ann.step(anns, seq + 1)
+        assert await scores(service.ben, bens, 2) == before
+        assert await scores(service.ann, anns, 6) != before
 
 
-def test_saved_weights_are_read_by_us_and_transformers(start: Start, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with start(FULL) as service:
-            ann = service.ann
-            session = await ann.session()
-            model = await trained(ann, session)
-            path, right = await saved(ann, model, 5), await scores(ann, model, 6)
-            # With the optimizer, both take the same step from there.
-            await ann.learn(model, 7, shifted())
-            await ann.step(model, 8)
-            fields = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
-            loaded = (await ann.result(await ann.post("load_weights", fields)))["model_id"]
-            assert await scores(ann, loaded, 1) == right
-            await ann.learn(loaded, 2, shifted())
-            await ann.step(loaded, 3)
-            assert await scores(ann, loaded, 4) == await scores(ann, model, 9)
-        (folder,) = (tmp_path / "weights").glob("ann/*/weights/one")
-        theirs = load_model(str(folder)).eval()
-        with torch.no_grad():
-            for row, wanted in zip(ROWS, right, strict=True):
-                logits: Any = theirs(input_ids=torch.tensor([row[:-1]])).logits[0].log_softmax(-1)
-                result = logits.gather(1, torch.tensor(row[1:])[:, None])[:, 0]
-                np.testing.assert_allclose(result.numpy(), wanted, atol=1e-5)
-
-    asyncio.run(work())
+async def test_saved_weights_are_read_by_us_and_transformers(start: Start, tmp_path: Path) -> None:
+    async with start(FULL) as service:
+        ann = service.ann
+        session = await ann.session()
+        model = await trained(ann, session)
+        path, right = await saved(ann, model, 5), await scores(ann, model, 6)
+        # With the optimizer, both take the same step from there.
+        await ann.learn(model, 7, shifted())
+        await ann.step(model, 8)
+        fields = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
+        loaded = (await ann.result(await ann.post("load_weights", fields)))["model_id"]
+        assert await scores(ann, loaded, 1) == right
+        await ann.learn(loaded, 2, shifted())
+        await ann.step(loaded, 3)
+        assert await scores(ann, loaded, 4) == await scores(ann, model, 9)
+    (folder,) = (tmp_path / "weights").glob("ann/*/weights/one")
+    theirs = load_model(str(folder)).eval()
+    with torch.no_grad():
+        for row, wanted in zip(ROWS, right, strict=True):
+            logits: Any = theirs(input_ids=torch.tensor([row[:-1]])).logits[0].log_softmax(-1)
+            result = logits.gather(1, torch.tensor(row[1:])[:, None])[:, 0]
+            np.testing.assert_allclose(result.numpy(), wanted, atol=1e-5)
 
 
-def test_snapshots_keep_their_weights(start: Start) -> None:
-    async def work() -> None:
-        # One more snapshot than a sampler keeps in memory.
-        async with start(FULL, "server.max_pending=20") as service:
-            ann = service.ann
-            model, samplers, right = await ann.model(), list[str](), list[float]()
-            for number in range(3):
-                await ann.learn(model, 4 * number + 1, shifted())
-                await ann.step(model, 4 * number + 2)
-                fields = {"model_id": model, "seq_id": 4 * number + 3, "sampling_session_seq_id": number}
-                answer = await ann.result(await ann.post("save_weights_for_sampler", fields))
-                samplers.append(answer["sampling_session_id"])
-                right.append((await scores(ann, model, 4 * number + 4))[0])
-            for _ in range(2):
-                asked = [
-                    ann.sample(name, seq, ROWS[0], prompt_logprobs=True, seed=1) for seq, name in enumerate(samplers)
-                ]
-                for result, wanted in zip(await asyncio.gather(*asked), right, strict=True):
-                    results = np.frombuffer(result.prompt_logprobs, np.float32)[1:]
-                    np.testing.assert_allclose(results, wanted, atol=1e-5)
-
-    asyncio.run(work())
+async def test_snapshots_keep_their_weights(start: Start) -> None:
+    # One more snapshot than a sampler keeps in memory.
+    async with start(FULL, "server.max_pending=20") as service:
+        ann = service.ann
+        model, samplers, right = await ann.model(), list[str](), list[float]()
+        for number in range(3):
+            await ann.learn(model, 4 * number + 1, shifted())
+            await ann.step(model, 4 * number + 2)
+            fields = {"model_id": model, "seq_id": 4 * number + 3, "sampling_session_seq_id": number}
+            answer = await ann.result(await ann.post("save_weights_for_sampler", fields))
+            samplers.append(answer["sampling_session_id"])
+            right.append((await scores(ann, model, 4 * number + 4))[0])
+        for _ in range(2):
+            asked = [ann.sample(name, seq, ROWS[0], prompt_logprobs=True, seed=1) for seq, name in enumerate(samplers)]
+            for result, wanted in zip(await asyncio.gather(*asked), right, strict=True):
+                results = np.frombuffer(result.prompt_logprobs, np.float32)[1:]
+                np.testing.assert_allclose(results, wanted, atol=1e-5)
 
 
 def test_later_start_goes_on_with_all_weights(start: Start) -> None:
@@ -151,38 +137,29 @@ def test_later_start_goes_on_with_all_weights(start: Start) -> None:
     ("lora", "message"),
     [({"train_unembed": False}, "leave `train_...` out"), ({"train_mlp": 1}, "must be true or false")],
 )
-def test_parts_of_the_weights_are_refused(start: Start, lora: dict[str, Any], message: str) -> None:
-    async def work() -> None:
-        async with start(FULL) as service:
-            answer = await service.ann.post("create_model", model_fields(await service.ann.session(), **lora))
-            assert answer.status == 422
-            assert message in answer.content["detail"]
-
-    asyncio.run(work())
+async def test_parts_of_the_weights_are_refused(start: Start, lora: dict[str, Any], message: str) -> None:
+    async with start(FULL) as service:
+        answer = await service.ann.post("create_model", model_fields(await service.ann.session(), **lora))
+        assert answer.status == 422
+        assert message in answer.content["detail"]
 
 
-def test_models_with_all_weights_are_few(start: Start) -> None:
-    async def work() -> None:
-        async with start(FULL, "server.max_full_models=1") as service:
-            session = await service.ann.session()
-            await service.ann.model(session)
-            refused = await service.ann.post("create_model", model_fields(await service.ann.session()))
-            assert refused.status == 422
-            assert "max_full_models" in refused.content["detail"]
-            assert await service.ben.model()
-            await service.ann.post(f"sessions/{session}/finish", {"reason": "done"})
-            assert await service.ann.model()
-
-    asyncio.run(work())
+async def test_models_with_all_weights_are_few(start: Start) -> None:
+    async with start(FULL, "server.max_full_models=1") as service:
+        session = await service.ann.session()
+        await service.ann.model(session)
+        refused = await service.ann.post("create_model", model_fields(await service.ann.session()))
+        assert refused.status == 422
+        assert "max_full_models" in refused.content["detail"]
+        assert await service.ben.model()
+        await service.ann.post(f"sessions/{session}/finish", {"reason": "done"})
+        assert await service.ann.model()
 
 
-def test_without_a_rank_all_weights_are_trained(start: Start) -> None:
-    async def work() -> None:
-        async with start(FULL) as service:
-            fields = {**model_fields(await service.ann.session()), "lora_config": None}
-            assert "model_id" in await service.ann.result(await service.ann.post("create_model", fields))
-            fields = {**model_fields(await service.ben.session()), "lora_config": None}
-            refused = await service.ben.post("create_model", fields)
-            assert "only adapters" in refused.content["detail"]
-
-    asyncio.run(work())
+async def test_without_a_rank_all_weights_are_trained(start: Start) -> None:
+    async with start(FULL) as service:
+        fields = {**model_fields(await service.ann.session()), "lora_config": None}
+        assert "model_id" in await service.ann.result(await service.ann.post("create_model", fields))
+        fields = {**model_fields(await service.ben.session()), "lora_config": None}
+        refused = await service.ben.post("create_model", fields)
+        assert "only adapters" in refused.content["detail"]

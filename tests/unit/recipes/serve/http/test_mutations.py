@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import Callable
@@ -91,27 +90,24 @@ async def losses_of(service: Served, between: Callable[[], Any] | None = None) -
 @pytest.mark.parametrize(
     ("seed", "mistakes"), [(0, 60), *(pytest.param(seed, 250, marks=pytest.mark.nightly) for seed in range(1, 5))]
 )
-def test_mistakes_by_seed_cost_nobody_else(
+async def test_mistakes_by_seed_cost_nobody_else(
     start: Start, monkeypatch: pytest.MonkeyPatch, seed: int, mistakes: int
 ) -> None:
     monkeypatch.setattr(routes, "HOLD_SECONDS", 5.0)
     draw = random.Random(seed)
     statuses: list[int] = []
 
-    async def work() -> None:
-        async with start() as service:
+    async with start() as service:
 
-            async def pieces() -> None:
-                for _ in range(mistakes // 4):
-                    answer = await send_mistake(draw, service.ann)
-                    statuses.append(answer.status)
-                    assert answer.status < 500, answer
-                    failure = answer.content if isinstance(answer.content, dict) else {}
-                    assert failure.get("category") != "server", answer
+        async def pieces() -> None:
+            for _ in range(mistakes // 4):
+                answer = await send_mistake(draw, service.ann)
+                statuses.append(answer.status)
+                assert answer.status < 500, answer
+                failure = answer.content if isinstance(answer.content, dict) else {}
+                assert failure.get("category") != "server", answer
 
-            alone = await losses_of(service)
-            assert await losses_of(service, pieces) == alone
-            assert len(service.state.tenants.models("ann")) == 0
-
-    asyncio.run(work())
+        alone = await losses_of(service)
+        assert await losses_of(service, pieces) == alone
+        assert len(service.state.tenants.models("ann")) == 0
     assert {200, 422} <= set(statuses)

@@ -60,97 +60,85 @@ async def samplers(service: Served) -> tuple[str, str]:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_in_a_step_fails_the_request_that_brings_it(
+async def test_an_error_in_a_step_fails_the_request_that_brings_it(
     start: Start, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    async def work() -> None:
-        async with start("server.max_pending=20") as service:
-            ours, theirs = await samplers(service)
-            right = await drawn(service.ben, theirs, 0)
-            with monkeypatch.context() as patched:
-                raise_in_step(patched, error)
-                results = await asyncio.gather(
-                    drawn(service.ben, theirs, 10),
-                    *(service.ann.sample(ours, seq, [POISON], stop=[]) for seq in range(3)),
-                    drawn(service.ann, ours, 10),
-                )
-            assert [results[0], results[-1]] == [right, right]
-            for failure in results[1:-1]:
-                assert type(error).__name__ in failure["error"]
-            assert len((await service.ann.sample(ours, 20, [POISON])).sequences) == 1
-            assert await drawn(service.ben, theirs, 20) == right
-
-    asyncio.run(work())
+    async with start("server.max_pending=20") as service:
+        ours, theirs = await samplers(service)
+        right = await drawn(service.ben, theirs, 0)
+        with monkeypatch.context() as patched:
+            raise_in_step(patched, error)
+            results = await asyncio.gather(
+                drawn(service.ben, theirs, 10),
+                *(service.ann.sample(ours, seq, [POISON], stop=[]) for seq in range(3)),
+                drawn(service.ann, ours, 10),
+            )
+        assert [results[0], results[-1]] == [right, right]
+        for failure in results[1:-1]:
+            assert type(error).__name__ in failure["error"]
+        assert len((await service.ann.sample(ours, 20, [POISON])).sequences) == 1
+        assert await drawn(service.ben, theirs, 20) == right
 
 
 @pytest.mark.parametrize("method", ["prompt_logprobs", "answer_top"])
-def test_an_error_in_further_results_fails_one_request(
+async def test_an_error_in_further_results_fails_one_request(
     start: Start, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    async def work() -> None:
-        async with start() as service:
-            ours, theirs = await samplers(service)
+    async with start() as service:
+        ours, theirs = await samplers(service)
 
-            def failing(*_: Any) -> Any:
-                raise RuntimeError("not enough memory")
+        def failing(*_: Any) -> Any:
+            raise RuntimeError("not enough memory")
 
-            monkeypatch.setattr(TorchSnapshots, method, failing)
-            fields = {"prompt_logprobs": True} if method == "prompt_logprobs" else {"topk_sample_logprobs": 2}
-            failure, others = await asyncio.gather(
-                asked(service.ann, ours, fields),
-                drawn(service.ben, theirs, 0),
-            )
-            assert "not enough memory" in failure["error"]
-            assert len(others) == len(PROMPTS)
-
-    asyncio.run(work())
+        monkeypatch.setattr(TorchSnapshots, method, failing)
+        fields = {"prompt_logprobs": True} if method == "prompt_logprobs" else {"topk_sample_logprobs": 2}
+        failure, others = await asyncio.gather(
+            asked(service.ann, ours, fields),
+            drawn(service.ben, theirs, 0),
+        )
+        assert "not enough memory" in failure["error"]
+        assert len(others) == len(PROMPTS)
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("too large"), MemoryError(), KeyError(0)], ids=lambda one: type(one).__name__
 )
-def test_an_answer_that_cannot_be_written_fails_one_request(start: Start, error: Exception) -> None:
-    async def work() -> None:
-        async with start() as service:
-            ours, theirs = await samplers(service)
-            encode = service.state.sampler_turns._encode
+async def test_an_answer_that_cannot_be_written_fails_one_request(start: Start, error: Exception) -> None:
+    async with start() as service:
+        ours, theirs = await samplers(service)
+        encode = service.state.sampler_turns._encode
 
-            def failing(outcome: Any) -> bytes:
-                if len(outcome.answers) == 2:
-                    raise error
-                return encode(outcome)
+        def failing(outcome: Any) -> bytes:
+            if len(outcome.answers) == 2:
+                raise error
+            return encode(outcome)
 
-            service.state.sampler_turns._encode = failing
-            failure, others = await asyncio.gather(
-                service.ann.sample(ours, 0, [3], num_samples=2), drawn(service.ben, theirs, 0)
-            )
-            assert failure["error"].startswith(f"the server failed: {type(error).__name__}")
-            assert failure["category"] == "server"
-            assert len(others) == len(PROMPTS)
-
-    asyncio.run(work())
+        service.state.sampler_turns._encode = failing
+        failure, others = await asyncio.gather(
+            service.ann.sample(ours, 0, [3], num_samples=2), drawn(service.ben, theirs, 0)
+        )
+        assert failure["error"].startswith(f"the server failed: {type(error).__name__}")
+        assert failure["category"] == "server"
+        assert len(others) == len(PROMPTS)
 
 
 @pytest.mark.parametrize("name", ["pass_bytes", "read_data", "check_data"])
-def test_a_mistake_in_a_pass_fails_it_and_the_step_after_it(
+async def test_a_mistake_in_a_pass_fails_it_and_the_step_after_it(
     start: Start, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def failing(*_: Any) -> Any:
         raise MemoryError("not enough")
 
-    async def work() -> None:
-        async with start() as service:
-            model, other = await service.ann.model(), await service.ben.model()
-            with monkeypatch.context() as patched:
-                patched.setattr(training, name, failing)
-                failure = await service.ann.learn(model, 1, shifted())
-            assert failure == {"error": "the server failed: MemoryError: not enough", "category": "server"}
-            assert "no step was taken" in (await service.ann.step(model, 2))["error"]
-            for client, trained, seq in ((service.ann, model, 3), (service.ben, other, 1)):
-                assert (await client.learn(trained, seq, shifted())).outputs
-                assert "metrics" in await client.step(trained, seq + 1)
-
-    asyncio.run(work())
+    async with start() as service:
+        model, other = await service.ann.model(), await service.ben.model()
+        with monkeypatch.context() as patched:
+            patched.setattr(training, name, failing)
+            failure = await service.ann.learn(model, 1, shifted())
+        assert failure == {"error": "the server failed: MemoryError: not enough", "category": "server"}
+        assert "no step was taken" in (await service.ann.step(model, 2))["error"]
+        for client, trained, seq in ((service.ann, model, 3), (service.ben, other, 1)):
+            assert (await client.learn(trained, seq, shifted())).outputs
+            assert "metrics" in await client.step(trained, seq + 1)
 
 
 async def asked(client: Client, sampler: str, fields: dict[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -27,50 +26,44 @@ async def saved(client: Client, model: str, seq: int, route: str, fields: dict[s
 
 @pytest.mark.parametrize("rate", [1e38, 3e38, 1e300])
 @pytest.mark.parametrize("interval", [1, 8])
-def test_weights_that_a_step_made_infinite_are_not_saved(
+async def test_weights_that_a_step_made_infinite_are_not_saved(
     start: Start, tmp_path: Path, rate: float, interval: int
 ) -> None:
-    async def work() -> None:
-        async with start(f"server.save_interval={interval}") as service:
-            ann = service.ann
-            model = await ann.model()
-            good = await saved(ann, model, 1, "save_weights", {"path": "before"})
-            await ann.learn(model, 2, shifted())
-            await ann.step(model, 3, rate)
-            for seq, (route, fields) in enumerate(SAVES, 4):
-                failure = await saved(ann, model, seq, route, fields)
-                assert "step 3 made weights of the model NaN or infinite" in failure["error"]
-            kept = {path.name for path in tmp_path.rglob("*") if path.is_dir() and path.parent.name != "keys"}
-            assert not [name for name in kept if name.startswith(("snapshot-", ".")) or name in ("named", "whole")]
-            # The same model goes on from what was saved before.
-            loading = {"model_id": model, "seq_id": 7, "path": good["path"], "optimizer": True}
-            await ann.result(await ann.post("load_weights", loading))
-            for seq, (route, fields) in enumerate(SAVES, 8):
-                assert "error" not in await saved(ann, model, seq, route, fields)
-
-    asyncio.run(work())
+    async with start(f"server.save_interval={interval}") as service:
+        ann = service.ann
+        model = await ann.model()
+        good = await saved(ann, model, 1, "save_weights", {"path": "before"})
+        await ann.learn(model, 2, shifted())
+        await ann.step(model, 3, rate)
+        for seq, (route, fields) in enumerate(SAVES, 4):
+            failure = await saved(ann, model, seq, route, fields)
+            assert "step 3 made weights of the model NaN or infinite" in failure["error"]
+        kept = {path.name for path in tmp_path.rglob("*") if path.is_dir() and path.parent.name != "keys"}
+        assert not [name for name in kept if name.startswith(("snapshot-", ".")) or name in ("named", "whole")]
+        # The same model goes on from what was saved before.
+        loading = {"model_id": model, "seq_id": 7, "path": good["path"], "optimizer": True}
+        await ann.result(await ann.post("load_weights", loading))
+        for seq, (route, fields) in enumerate(SAVES, 8):
+            assert "error" not in await saved(ann, model, seq, route, fields)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_files_with_values_that_are_not_finite_are_refused(start: Start, tmp_path: Path, bad: float) -> None:
-    async def work() -> None:
-        async with start() as service:
-            ann, session = service.ann, await service.ann.session()
-            model = await ann.model(session)
-            paths = [(await saved(ann, model, seq, *save))["path"] for seq, save in enumerate(SAVES[:2], 1)]
-            for file in tmp_path.rglob(WEIGHTS):
-                tensors = read_tensors(file)
-                tensors[sorted(tensors)[0]][0, 0] = bad
-                write_tensors(tensors, file)
-            loading = {"model_id": model, "seq_id": 3, "path": paths[0], "optimizer": False}
-            failure = await ann.result(await ann.post("load_weights", loading))
-            assert "NaN or infinite" in failure["error"]
-            sampler = await ann.sampler(session, path=paths[1])
-            assert "NaN or infinite" in (await ann.sample(sampler, 0, [3]))["error"]
-            theirs = await service.ben.sampler(await service.ben.session())
-            assert len((await service.ben.sample(theirs, 0, [3])).sequences) == 1
-
-    asyncio.run(work())
+async def test_files_with_values_that_are_not_finite_are_refused(start: Start, tmp_path: Path, bad: float) -> None:
+    async with start() as service:
+        ann, session = service.ann, await service.ann.session()
+        model = await ann.model(session)
+        paths = [(await saved(ann, model, seq, *save))["path"] for seq, save in enumerate(SAVES[:2], 1)]
+        for file in tmp_path.rglob(WEIGHTS):
+            tensors = read_tensors(file)
+            tensors[sorted(tensors)[0]][0, 0] = bad
+            write_tensors(tensors, file)
+        loading = {"model_id": model, "seq_id": 3, "path": paths[0], "optimizer": False}
+        failure = await ann.result(await ann.post("load_weights", loading))
+        assert "NaN or infinite" in failure["error"]
+        sampler = await ann.sampler(session, path=paths[1])
+        assert "NaN or infinite" in (await ann.sample(sampler, 0, [3]))["error"]
+        theirs = await service.ben.sampler(await service.ben.session())
+        assert len((await service.ben.sample(theirs, 0, [3])).sequences) == 1
 
 
 def test_an_actor_whose_device_is_lost_ends(shared: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -66,15 +65,12 @@ def test_order_refuses_a_number_too_far_ahead() -> None:
         RequestOrder().check(10_002)
 
 
-def test_first_outcome_stays(ledger: Ledger) -> None:
-    async def work() -> None:
-        promise = ask(ledger, 1)
-        promise.settle(RequestResult({"x": 1}))
-        promise.settle(RequestFailure("late"))
-        for one in (promise, ledger.find("ann", promise.request_id)):
-            assert await one.wait(0.1) == RequestResult({"x": 1})
-
-    asyncio.run(work())
+async def test_first_outcome_stays(ledger: Ledger) -> None:
+    promise = ask(ledger, 1)
+    promise.settle(RequestResult({"x": 1}))
+    promise.settle(RequestFailure("late"))
+    for one in (promise, ledger.find("ann", promise.request_id)):
+        assert await one.wait(0.1) == RequestResult({"x": 1})
 
 
 @pytest.mark.parametrize(
@@ -161,20 +157,17 @@ def test_open_results_are_never_dropped(ledger: Ledger, monkeypatch: pytest.Monk
     assert kept(ledger, promises) == [True] * 5
 
 
-def test_fetched_results_make_room_before_others(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fetched_results_make_room_before_others(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT_BYTES", 50)
     monkeypatch.setattr(module, "_FETCHED_SECONDS", 0.0)
 
-    async def work() -> None:
-        first, second, third = promises = [ask(ledger, number) for number in range(3)]
-        for promise in (first, second):
-            promise.settle(RequestResult(b"x" * 20))
-        await second.wait(1)
-        assert kept(ledger, promises) == [True, True, True]
-        third.settle(RequestResult(b"x" * 20))
-        assert kept(ledger, promises) == [True, False, True]
-
-    asyncio.run(work())
+    first, second, third = promises = [ask(ledger, number) for number in range(3)]
+    for promise in (first, second):
+        promise.settle(RequestResult(b"x" * 20))
+    await second.wait(1)
+    assert kept(ledger, promises) == [True, True, True]
+    third.settle(RequestResult(b"x" * 20))
+    assert kept(ledger, promises) == [True, False, True]
 
 
 def test_what_a_point_holds_is_not_done_again(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

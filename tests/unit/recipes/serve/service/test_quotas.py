@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -62,35 +61,29 @@ def test_stored_bytes_are_counted_by_tenant(tmp_path: Path) -> None:
         made.check_stored(tmp_path / "ann")
 
 
-def test_requests_beyond_a_quota_are_asked_to_wait(start: Start) -> None:
-    async def work() -> None:
-        async with start("server.max_tokens_per_minute=24", "server.max_requests_per_minute=3") as service:
-            ann = service.ann
-            session = await ann.session()
-            model, sampler = await ann.model(session), await ann.sampler(session)
-            assert (await ann.send(pass_body(model, 1, shifted()))).status == 200
-            late = await ann.post("asample", sample_fields(sampler, 0, [3], max_tokens=20))
-            assert late.status == 429
-            assert "max_tokens_per_minute" in late.content["detail"]
-            steps = [await ann.post("optim_step", step_fields(model, seq)) for seq in (2, 3, 4)]
-            assert [step.status for step in steps] == [200, 200, 429]
-            # The same request again, as clients send it, is not counted again.
-            assert (await ann.post("optim_step", step_fields(model, 3))).content == steps[1].content
-            assert await service.ben.model()
-
-    asyncio.run(work())
+async def test_requests_beyond_a_quota_are_asked_to_wait(start: Start) -> None:
+    async with start("server.max_tokens_per_minute=24", "server.max_requests_per_minute=3") as service:
+        ann = service.ann
+        session = await ann.session()
+        model, sampler = await ann.model(session), await ann.sampler(session)
+        assert (await ann.send(pass_body(model, 1, shifted()))).status == 200
+        late = await ann.post("asample", sample_fields(sampler, 0, [3], max_tokens=20))
+        assert late.status == 429
+        assert "max_tokens_per_minute" in late.content["detail"]
+        steps = [await ann.post("optim_step", step_fields(model, seq)) for seq in (2, 3, 4)]
+        assert [step.status for step in steps] == [200, 200, 429]
+        # The same request again, as clients send it, is not counted again.
+        assert (await ann.post("optim_step", step_fields(model, 3))).content == steps[1].content
+        assert await service.ben.model()
 
 
-def test_saving_beyond_the_quota_fails(start: Start) -> None:
-    async def work() -> None:
-        async with start("server.max_stored_mib=1", "server.max_rank=128") as service:
-            ann = service.ann
-            model = await ann.model(rank=128)
-            saves = [
-                await ann.result(await ann.post("save_weights", {"model_id": model, "seq_id": seq, "path": f"n{seq}"}))
-                for seq in range(1, 12)
-            ]
-            assert saves[0]["path"].endswith("/n1")
-            assert "max_stored_mib" in saves[-1]["error"]
-
-    asyncio.run(work())
+async def test_saving_beyond_the_quota_fails(start: Start) -> None:
+    async with start("server.max_stored_mib=1", "server.max_rank=128") as service:
+        ann = service.ann
+        model = await ann.model(rank=128)
+        saves = [
+            await ann.result(await ann.post("save_weights", {"model_id": model, "seq_id": seq, "path": f"n{seq}"}))
+            for seq in range(1, 12)
+        ]
+        assert saves[0]["path"].endswith("/n1")
+        assert "max_stored_mib" in saves[-1]["error"]
