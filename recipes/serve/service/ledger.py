@@ -207,13 +207,15 @@ class Ledger:
         if resumed is not None:
             return resumed
         request_id, written = f"{self._boot}-{secrets.token_hex(12)}", json.dumps(dict(fields))
-        values = (request_id, tenant, session_id, *key, digest, route, written, json.dumps(answer or {}), body)
+        values = (request_id, tenant, session_id, *key, digest, route, written, json.dumps(answer or {}))
         with self.file.writing() as database:
             database.execute(
-                "INSERT INTO requests (request, tenant, session, kind, owner, number, digest, route, fields, answer,"
-                " body) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO requests (request, tenant, session, kind, owner, number, digest, route, fields, answer)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 values,
             )
+            if body:
+                database.execute("INSERT INTO bodies VALUES (?, ?)", (request_id, body))
         size = len(written) + len(body)
         made = self._open[request_id] = Promise(request_id, tenant, session_id, answer or {}, self, size=size)
         return made
@@ -234,8 +236,8 @@ class Ledger:
 
     def _stored(self, request_id: str) -> StoredRequest:
         query = (
-            "SELECT tenant, session, answer, state, outcome, kind, owner, number, route, fields, body FROM requests"
-            " WHERE request = ?"
+            "SELECT tenant, session, answer, state, outcome, kind, owner, number, route, fields, coalesce(body, x'')"
+            " FROM requests LEFT JOIN bodies USING (request) WHERE request = ?"
         )
         tenant, session, answer, state, outcome, *key, route, fields, body = self.file.rows(query, request_id)[0]
         size = len(fields) + len(body)

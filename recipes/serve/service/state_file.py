@@ -23,10 +23,12 @@ DROPPED: Final = "dropped"
 _SESSION: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 _VERSION: Final = 1
 _SCHEMA: Final = """
+PRAGMA page_size = 16384;
 PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
+PRAGMA wal_autocheckpoint = 1024;
 CREATE TABLE IF NOT EXISTS sessions (session TEXT PRIMARY KEY, tenant TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS samplers (sampler TEXT PRIMARY KEY, session TEXT NOT NULL, path TEXT, snapshot TEXT);
 CREATE TABLE IF NOT EXISTS points (
@@ -47,10 +49,11 @@ CREATE TABLE IF NOT EXISTS requests (
     state TEXT NOT NULL DEFAULT 'open',
     drop_after REAL,               -- seconds since 1970; NULL: open or dropped
     size INTEGER NOT NULL DEFAULT 0,
-    body BLOB NOT NULL,
     outcome BLOB NOT NULL DEFAULT x'',
     UNIQUE (kind, owner, number)
 );
+-- Apart, for SQLite writes a row anew as a whole.
+CREATE TABLE IF NOT EXISTS bodies (request TEXT PRIMARY KEY, body BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS kept ON requests (drop_after) WHERE drop_after IS NOT NULL;
 """
 
@@ -81,7 +84,9 @@ class StateFile:
             )
         self._database.executescript(f"{_SCHEMA}PRAGMA user_version = {_VERSION};")
         with self._database as database:
-            database.execute("DELETE FROM requests WHERE session NOT IN (SELECT session FROM sessions)")
+            for table in ("samplers", "points", "requests"):
+                database.execute(f"DELETE FROM {table} WHERE session NOT IN (SELECT session FROM sessions)")
+            database.execute("DELETE FROM bodies WHERE request NOT IN (SELECT request FROM requests)")
         there = {session for session, _ in self.sessions()}
         for path in self._sessions.iterdir() if self._sessions.is_dir() else ():
             # One whose end or beginning was interrupted.
@@ -143,8 +148,9 @@ class StateFile:
         with self.writing() as database:
             for table in ("sessions", "samplers", "points"):
                 database.execute(f"DELETE FROM {table} WHERE session = ?", (session_id,))
+            ended = "WHERE request IN (SELECT request FROM requests WHERE session = ?)"
+            database.execute(f"DELETE FROM bodies {ended}", (session_id,))
             database.execute("DELETE FROM requests WHERE session = ? AND state = ?", (session_id, DROPPED))
-            database.execute("UPDATE requests SET body = x'' WHERE session = ?", (session_id,))
         remove_tree(self.folder(session_id))
 
     def keep_sampler(self, sampler_id: str, session_id: str, path: str | None, snapshot: str | None) -> None:
@@ -181,8 +187,8 @@ class StateFile:
             values = (model_id, session_id, number, folder)
             database.execute("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", values)
             before = "WHERE kind = 'request' AND owner = ? AND number <= ?"
+            database.execute(f"DELETE FROM bodies WHERE request IN (SELECT request FROM requests {before})", until)
             database.execute(f"DELETE FROM requests {before} AND state = '{DROPPED}'", until)
-            database.execute(f"UPDATE requests SET body = x'' {before}", until)
 
     def points(self, session_id: str) -> dict[str, tuple[int, str]]:
         """Return the number of the request and the folder of each model of a session that has a point."""
@@ -191,7 +197,9 @@ class StateFile:
 
     def body_bytes(self, model_id: str) -> int:
         """Return the bytes of the bodies that are kept to do a model's requests again."""
-        query = "SELECT total(length(body)) FROM requests WHERE kind = 'request' AND owner = ?"
+        query = (
+            "SELECT total(length(body)) FROM requests JOIN bodies USING (request) WHERE kind = 'request' AND owner = ?"
+        )
         return int(self.rows(query, model_id)[0][0])
 
     def close(self) -> None:
