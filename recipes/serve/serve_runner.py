@@ -17,14 +17,9 @@ from recipes.language.listening.listener import listening
 from recipes.serve.config import ServeConfig, unusable_port
 from recipes.serve.http.routes import SdkRoutes
 from recipes.serve.saved_files import state_folder
-from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
-from recipes.serve.service.state_file import SESSIONS, StateFile
-from recipes.serve.service.tenants import Keys, Tenants
-from recipes.serve.service.turns import ActorTurns, SamplerTurns
-from recipes.serve.service.weight_store import WeightStore
+from recipes.serve.service.tenants import Keys
 from recipes.serve.values import AdapterTraining, ServedFacts, SnapshotSampling
-from recipes.serve.wire.requests_and_results import sample_bytes
 from recipes.training.comparing_worker import comparisons_of
 from rlinf_core import WorkerGroup
 from rlinf_core.runners.record import RunRecord
@@ -157,21 +152,14 @@ class ServeRunner:
 
     async def _main(self, keys: Keys, stop: _Stop) -> None:
         end = stop.bind()
-        server = self._cfg.server
-        file = StateFile(self._state)
-        tenants, ledger = Tenants(self._boot, server.session_timeout), Ledger(file, self._boot)
-        actor_turns = ActorTurns(tenants)
         views = [self._rollout.execute_on(rank) for rank in range(self._rollout.world_size)]
-        sampler_turns = SamplerTurns(views, sample_bytes)
-        store = WeightStore(self._state / "weights", self._state / SESSIONS, server.model_name)
         state = ServiceState(
-            server,
+            self._cfg.server,
             self._facts,
             self._actor,
-            tenants,
-            ledger,
-            store,
-            (actor_turns, sampler_turns),
+            views,
+            self._state,
+            self._boot,
             self._events.put,
             str(self._tokenizer),
         )
@@ -179,9 +167,11 @@ class ServeRunner:
         resumed = routes.resume()
         if resumed:
             LOGGER.warning("%d sessions of an earlier start continue", resumed)
-        work = [asyncio.create_task(part) for part in (actor_turns.run(), sampler_turns.run(), _sweep(state))]
+        work = [
+            asyncio.create_task(part) for part in (state.actor_turns.run(), state.sampler_turns.run(), _sweep(state))
+        ]
         try:
-            async with _listening(routes, server.port):
+            async with _listening(routes, self._cfg.server.port):
                 self._ready.set()
                 done, _ = await asyncio.wait([*work, end], return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -190,7 +180,7 @@ class ServeRunner:
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
-            file.close()
+            state.file.close()
 
 
 class _Stop:

@@ -14,10 +14,12 @@ from recipes.serve.config import ServerConfig
 from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.model_points import ModelPoints
 from recipes.serve.service.request_fields import invalid
+from recipes.serve.service.state_file import SESSIONS, StateFile
 from recipes.serve.service.tenants import ClientSession, Tenants
 from recipes.serve.service.turns import ActorTurns, SamplerTurns
 from recipes.serve.service.weight_store import WeightStore
 from recipes.serve.values import ServedFacts
+from recipes.serve.wire.requests_and_results import sample_bytes
 from rlinf_core.runners.storage.durable import remove_tree
 
 # Those of programs that were killed last until `server.session_timeout`.
@@ -64,10 +66,14 @@ class ServiceState:
         limits: section `server` of the file.
         facts: the facts of the model.
         actor: the workers that train.
-        tenants, ledger, store: what there is.
-        turns: the turns of the workers.
+        samplers: a view of each worker that samples.
+        folder: the folder of state.
+        boot: the id of this start of the server; part of every id.
         on_step: called with the metrics of each optimizer step.
         tokenizer: folder of the tokenizer, for clients.
+
+    Raises:
+        RunError: the folder cannot be read or written.
     """
 
     def __init__(
@@ -75,21 +81,20 @@ class ServiceState:
         limits: ServerConfig,
         facts: ServedFacts,
         actor: Any,
-        tenants: Tenants,
-        ledger: Ledger,
-        store: WeightStore,
-        turns: tuple[ActorTurns, SamplerTurns],
+        samplers: list[Any],
+        folder: Path,
+        boot: str,
         on_step: Callable[[dict[str, float]], None],
         tokenizer: str,
     ) -> None:
         self.limits = limits
         self.facts = facts
         self.actor = actor
-        self.tenants = tenants
-        self.ledger = ledger
-        self.store = store
-        self.file = ledger.file
-        self.actor_turns, self.sampler_turns = turns
+        self.tenants = Tenants(boot, limits.session_timeout)
+        self.file = StateFile(folder)
+        self.ledger = Ledger(self.file, boot)
+        self.store = WeightStore(folder / "weights", folder / SESSIONS, limits.model_name)
+        self.actor_turns, self.sampler_turns = ActorTurns(self.tenants), SamplerTurns(samplers, sample_bytes)
         self.points = ModelPoints(self.file, actor, self.actor_turns, limits.save_interval)
         self.tokenizer = tokenizer
         self.figures = ServiceFigures()

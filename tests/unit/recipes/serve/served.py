@@ -14,15 +14,10 @@ import numpy as np
 
 from recipes.serve.config import ServeConfig
 from recipes.serve.http.routes import SdkRoutes
-from recipes.serve.service.ledger import Ledger
 from recipes.serve.service.service_state import ServiceState
-from recipes.serve.service.state_file import StateFile
-from recipes.serve.service.tenants import Keys, Tenants
-from recipes.serve.service.turns import ActorTurns, SamplerTurns
-from recipes.serve.service.weight_store import WeightStore
+from recipes.serve.service.tenants import Keys
 from recipes.serve.values import ServedFacts
 from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
-from recipes.serve.wire.requests_and_results import sample_bytes
 from recipes.serve.workers.adapter_actor import AdapterActor
 from recipes.serve.workers.snapshot_sampler import SnapshotSampler
 from rlinf_core import WorkerGroupError
@@ -239,16 +234,13 @@ async def served(folder: Path, shared: str, *overrides: str, dying: Exception | 
     """
     facts, actor, sampler = workers(shared)
     server, boot = config_of(*overrides).server, "b007"
-    tenants, ledger = Tenants(boot, server.session_timeout), Ledger(StateFile(folder), boot)
     steps: list[dict[str, float]] = []
-    turns = ActorTurns(tenants), SamplerTurns([sampler], sample_bytes)
-    store = WeightStore(folder / "weights", folder / "sessions", server.model_name)
     called = actor if dying is None else Dying(dying)
-    state = ServiceState(server, facts, called, tenants, ledger, store, turns, steps.append, "tokenizer")
+    state = ServiceState(server, facts, called, [sampler], folder, boot, steps.append, "tokenizer")
     keys = Keys(folder / "keys", server.tenants)
     routes = SdkRoutes(state, keys)
     resumed = routes.resume()
-    work = [asyncio.create_task(part.run()) for part in turns]
+    work = [asyncio.create_task(part.run()) for part in (state.actor_turns, state.sampler_turns)]
     application = routes.application()
     transport = httpx.ASGITransport(application)
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
@@ -263,7 +255,7 @@ async def served(folder: Path, shared: str, *overrides: str, dying: Exception | 
     await asyncio.gather(*work, return_exceptions=True)
     for model in list(actor.worker._trained):
         actor.worker.remove(model)
-    ledger.file.close()
+    state.file.close()
 
 
 def _answer(response: httpx.Response) -> Answer:
