@@ -1,0 +1,349 @@
+"""The owner's side of a box: run commands in it, put files into it, and take what it made."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import socket
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from recipes.agent.boxes.groups import BoxGroup
+from recipes.agent.boxes.holder import MESSAGE
+
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# Of a message, besides the command.
+_HEAD: Final = 1 << 10
+_NOT_STARTED: Final = 126
+_REPLY_SECONDS: Final = 60.0
+_PUT_BYTES: Final = 1 << 30
+READ_BYTES: Final = 64 << 10
+_leases: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+class BoxError(Exception):
+    """The machinery of a box failed: nothing that was run in it."""
+
+
+class BoxEnded(Exception):  # noqa: N818 - what the commands of the box did, and no error of this program
+    """The box was ended by what ran in it: it took more than it may, or broke the box."""
+
+
+class Done(NamedTuple):
+    """The end of a command.
+
+    Attributes:
+        status: its exit status; negative: the signal that ended it.
+        output, errors: the first bytes of both; `output_limit` of the box.
+        timed_out: whether it was ended because its time was up.
+        cpu: seconds of processor time, with those of its children that have ended.
+    """
+
+    status: int
+    output: bytes
+    errors: bytes
+    timed_out: bool
+    cpu: float
+
+
+class Left(NamedTuple):
+    """What a box left.
+
+    Attributes:
+        dropped: paths that were not kept, at most 200 of them.
+        dropped_count: how many there were.
+        running: processes that ran when it was finished, besides commands of the owner.
+        peak: the most bytes of memory that were seen; 0: not known.
+    """
+
+    dropped: tuple[str, ...]
+    dropped_count: int
+    running: int
+    peak: int
+
+
+class Box:
+    """A box that has started. Use `Boxes.start`.
+
+    Args:
+        name: the name of its folder.
+        lease: the socket that its holder serves.
+        env: variables of all commands.
+        workdir: the folder in which commands run.
+        output_limit: bytes that are kept of each output of a command.
+
+    Attributes:
+        over: why it was ended by what ran in it; "": it was not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        lease: socket.socket,
+        *,
+        env: Mapping[str, str],
+        workdir: str,
+        output_limit: int,
+        group: BoxGroup | None,
+    ) -> None:
+        self.name, self.over = name, ""
+        self._lease, self._env, self._workdir, self._group = lease, dict(env), workdir, group
+        self._output_limit = output_limit
+        self._broke = ""
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _leases.add(lease)
+        self._started = self._expect(0)
+        asyncio.get_running_loop().add_reader(lease, self._heard)
+
+    async def started(self) -> None:
+        """Return when the box has started.
+
+        Raises:
+            BoxError: it could not be made.
+        """
+        await self._reply(self._started)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str = "",
+        timeout: float,
+    ) -> Done:
+        """Run a command; when cancelled, it is killed. What it leaves in the background goes on until the box ends.
+
+        Args:
+            user: name or number as the box has it; "" is root.
+            timeout: seconds.
+
+        Raises:
+            BoxEnded: the box was ended by what ran in it.
+            BoxError: its holder is gone.
+        """
+        if not (cwd or self._workdir).startswith("/"):
+            raise ValueError(f"a command runs in an absolute folder, not in `{cwd or self._workdir}`")
+        request: dict[str, Any] = {
+            "argv": list(argv),
+            "env": {"PATH": _PATH, "HOME": "/root", **self._env, **(env or {})},
+            "cwd": cwd or self._workdir,
+            "user": user,
+        }
+        if len(_written(request)) > MESSAGE - _HEAD:
+            # As a shell says it.
+            return Done(_NOT_STARTED, b"", b"Argument list too long\n", timed_out=False, cpu=0.0)
+        output, errors = _Drain(self._output_limit), _Drain(self._output_limit)
+        try:
+            with open(os.devnull, "rb") as nothing:
+                number, done = self._ask((nothing.fileno(), output.writer, errors.writer), do="exec", **request)
+            output.begin()
+            errors.begin()
+            said, timed_out = await self._ended(number, done, timeout)
+        finally:
+            texts = output.end(), errors.end()
+        if "error" in said:
+            raise BoxEnded(said["error"])
+        if self.over and said["status"] < 0:
+            raise BoxEnded(f"the box has ended: {self.over}")
+        return Done(said["status"], *texts, timed_out, said["cpu"])
+
+    async def _ended(
+        self, number: int, done: asyncio.Future[dict[str, Any]], timeout: float
+    ) -> tuple[dict[str, Any], bool]:
+        """Return how a command ended, and whether its time was up."""
+        try:
+            ended, _ = await asyncio.wait({done}, timeout=timeout)
+        except asyncio.CancelledError:
+            with contextlib.suppress(BoxError):
+                self._send((), do="kill", id=-1, command=number)
+            raise
+        if not ended:
+            self._send((), do="kill", id=-1, command=number)
+        return await self._reply(done), not ended
+
+    async def put(self, archive: bytes, target: str) -> None:
+        """Unpack a tar archive below a folder, as root. Put files where nothing of a policy runs.
+
+        Raises:
+            BoxError: it cannot be unpacked.
+        """
+        reader, writer = os.pipe()
+        try:
+            _, done = self._ask((reader,), do="put", target=target, most=_PUT_BYTES)
+        except BoxError:
+            os.close(writer)
+            raise
+        finally:
+            os.close(reader)
+        await asyncio.to_thread(_write_all, writer, archive)
+        said = await self._reply(done)
+        if said.get("status") != 0:
+            raise BoxError(
+                f"an archive could not be unpacked into {target}: {said.get('error', 'the disk may be full')}"
+            )
+
+    async def finish(self, keep: Sequence[str] | None = None, never: Sequence[str] = (), *, grace: float = 0.0) -> Left:
+        """End all processes. What was written below the folders `keep` becomes a layer, `kept`.
+
+        Args:
+            keep: folders and files; None: no layer is made.
+            never: what is dropped even there.
+            grace: seconds in which processes that are about to end may do so.
+
+        Raises:
+            BoxError: its holder is gone, or the disk is full.
+        """
+        keeping = None if keep is None else list(keep)
+        _, done = self._ask((), do="finish", keep=keeping, never=list(never), grace=grace)
+        said = await self._reply(done)
+        if "error" in said:
+            raise BoxError(f"what the box left could not be kept: {said['error']}")
+        peak = max(said["peak"], self._group.peak if self._group is not None else 0)
+        return Left(tuple(said["dropped"]), said["dropped_count"], said["left"], peak)
+
+    async def read(self, path: str) -> bytes | None:
+        """Return the first 64 KiB of a regular file of a finished box; None where there is none, or a link to it.
+
+        Raises:
+            BoxError: its holder is gone.
+        """
+        _, done = self._ask((), do="read", path=path, most=READ_BYTES)
+        said = await self._reply(done)
+        if "error" in said:
+            raise BoxError(said["error"])
+        return None if said["data"] is None else bytes.fromhex(said["data"])
+
+    async def close(self) -> None:
+        """Give the lease back, and return when the holder has ended all and removed the box's files."""
+        with contextlib.suppress(OSError):
+            self._lease.shutdown(socket.SHUT_WR)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._gone), _REPLY_SECONDS)
+        finally:
+            asyncio.get_running_loop().remove_reader(self._lease)
+            self._lease.close()
+            if self._group is not None:
+                self._group.remove()
+
+    # The lease
+
+    def _expect(self, number: int) -> asyncio.Future[dict[str, Any]]:
+        future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        return future
+
+    async def _reply(self, future: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), _REPLY_SECONDS)
+        except TimeoutError:
+            raise BoxError(f"the holder of the box did not answer within {_REPLY_SECONDS:g} s") from None
+
+    def _ask(self, descriptors: Sequence[int], **request: Any) -> tuple[int, asyncio.Future[dict[str, Any]]]:
+        number = next(self._numbers)
+        self._send(descriptors, id=number, **request)
+        return number, self._expect(number)
+
+    def _send(self, descriptors: Sequence[int], **request: Any) -> None:
+        if self._broke:
+            raise BoxError(self._broke)
+        try:
+            socket.send_fds(self._lease, [_written(request)], descriptors)
+        except OSError as error:
+            raise BoxError(f"the box has no holder: {error.strerror}") from None
+
+    def _heard(self) -> None:
+        try:
+            message = self._lease.recv(MESSAGE)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = b""
+        if not message:
+            asyncio.get_running_loop().remove_reader(self._lease)
+            self._fail("the holder of the box has ended")
+            if not self._gone.done():
+                self._gone.set_result(None)
+            return
+        said: dict[str, Any] = json.loads(message)
+        if "over" in said:
+            self.over = said["over"]
+        elif "failed" in said:
+            self._fail(f"the box could not be made: {said['failed']}")
+        else:
+            future = self._waiting.pop(said.get("id", 0), None)
+            if future is not None and not future.done():
+                future.set_result(said)
+
+    def _fail(self, why: str) -> None:
+        self._broke = self._broke or why
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(BoxError(self._broke))
+                # A waiter may have been cancelled.
+                future.exception()
+        self._waiting.clear()
+
+
+class _Drain:
+    """Reads a pipe to its end, and keeps the first bytes: what writes is never held up."""
+
+    def __init__(self, most: int) -> None:
+        self._reader, self.writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._most, self._data = most, bytearray()
+        self._begun = False
+
+    def begin(self) -> None:
+        """Read from now on; the writer's end is the command's alone."""
+        os.close(self.writer)
+        self._begun = True
+        asyncio.get_running_loop().add_reader(self._reader, self._read)
+
+    def _read(self, most: int = 1 << 18) -> bool:
+        """Read once; return whether more may be there."""
+        try:
+            chunk = os.read(self._reader, most)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            asyncio.get_running_loop().remove_reader(self._reader)
+            return False
+        self._data += chunk[: max(0, self._most - len(self._data))]
+        return True
+
+    def end(self) -> bytes:
+        """Return the bytes that were kept, with what is in the pipe."""
+        if not self._begun:
+            os.close(self.writer)
+        while self._read() and len(self._data) < self._most:
+            continue
+        asyncio.get_running_loop().remove_reader(self._reader)
+        os.close(self._reader)
+        return bytes(self._data)
+
+
+def _written(request: Mapping[str, Any]) -> bytes:
+    return json.dumps(request, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    # A reader that has ended says why itself.
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _forget_leases() -> None:
+    """Close the leases in a fork of this process: a box ends with its owner, not with the last of its children."""
+    for lease in list(_leases):
+        lease.close()
+
+
+os.register_at_fork(after_in_child=_forget_leases)

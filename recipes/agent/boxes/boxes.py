@@ -1,0 +1,335 @@
+"""The boxes of this process: where they are on the node, which ids they have, and the process that starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from recipes.agent.boxes.admission import Admission
+from recipes.agent.boxes.box import Box, BoxError
+from recipes.agent.boxes.groups import PREFIX, BoxGroup, group_place, remove_left_over
+from recipes.agent.boxes.holder import MESSAGE, BoxSpec
+from recipes.agent.boxes.kernel import Ids
+from recipes.agent.boxes.starter import LOCK
+from recipes.language.sandbox import seccomp
+from rlinf_core import ConfigError
+
+DEFAULT_FOLDER: Final = Path("~/.rlinf/boxes")
+MIB: Final = 1 << 20
+# Where root runs boxes, their ids are numbers that no system gives to its users; the sandbox of programs has others.
+_FIRST_ID: Final = 1_900_000_000
+_IDS: Final = 65_536
+_START_SECONDS: Final = 60.0
+# Between the making of a folder and that of its lock.
+_BIRTH_SECONDS: Final = 60.0
+# Modules of the starter are found without loading the packages above them.
+_STARTER: Final = """
+import sys, types
+for name, path in zip(("recipes", "recipes.agent", "recipes.agent.boxes"), sys.argv[2:]):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = [path]
+from recipes.agent.boxes.starter import main
+main(int(sys.argv[1]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxLimits:
+    """Limits of a box.
+
+    Attributes:
+        memory: bytes of all processes together.
+        processes: how many a user of the box may have at once, threads included.
+        disk: bytes that it may write.
+        cpus: processors, where control groups of version 2 are delegated; 0: all.
+        output: bytes that are kept of each output of a command.
+    """
+
+    memory: int = 2048 * MIB
+    processes: int = 512
+    disk: int = 10240 * MIB
+    cpus: float = 0.0
+    output: int = MIB
+
+
+class Boxes:
+    """The boxes of this process, and its part of the node's memory for boxes.
+
+    Args:
+        folder: of all boxes and images of this user on this node; its file system must be able to hold the upper layer
+            of an overlay, which network file systems are not.
+        memory: MiB for all boxes of the node.
+    """
+
+    def __init__(self, folder: Path, memory: int) -> None:
+        filter_steps = seccomp.refusing()
+        if filter_steps is None:
+            raise ConfigError(
+                f"boxes have no filter of system calls for `{platform.machine()}` machines",
+                help="place agents on x86_64 or aarch64 machines",
+            )
+        self.folder = folder.expanduser().absolute()
+        self.ids = own_ids()
+        self._filter = filter_steps.hex()
+        self._group_place = group_place()
+        self._starter: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._starting = asyncio.Lock()
+        self._sweeping: asyncio.Task[list[str]] | None = None
+        for name in ("", "live", "layers"):
+            self._make(self.folder / name)
+        self.admission = Admission(self.folder / "memory", memory)
+
+    def _make(self, folder: Path) -> None:
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if self.ids["how"] == "written" and folder != self.folder:
+            os.chown(folder, self.ids["users"][0], self.ids["groups"][0])
+
+    @property
+    def bounds_memory(self) -> bool:
+        """Whether control groups bound a box's memory; else it is looked at five times a second."""
+        return self._group_place is not None
+
+    @asynccontextmanager
+    async def box(
+        self,
+        layers: Sequence[Path],
+        limits: BoxLimits,
+        *,
+        env: Mapping[str, str] | None = None,
+        workdir: str = "/",
+        folders: Sequence[str] = (),
+    ) -> AsyncGenerator[Box]:
+        """Start a box, and end it afterwards. Its memory is to be admitted before.
+
+        Args:
+            layers: folders of its image, uppermost first.
+            env, workdir: of its commands.
+            folders: made in it where they are missing.
+
+        Raises:
+            BoxError: it cannot be made.
+        """
+        name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
+        group = self._new_group(name, limits)
+        try:
+            box = await self._start(name, layers, limits, group, env or {}, workdir, folders)
+        except BaseException:
+            if group is not None:
+                group.remove()
+            raise
+        try:
+            await box.started()
+            yield box
+        finally:
+            await asyncio.shield(box.close())
+
+    def kept(self, box: Box) -> Path:
+        """Return the layer that `Box.finish` made; it is there until the box is closed."""
+        return self.folder / "live" / box.name / "kept"
+
+    async def unpack(self, archive: int, folder: Path, most_bytes: int, most_files: int) -> int:
+        """Unpack a layer from an open file, as root of a namespace whose only folder is the layer's.
+
+        Returns:
+            The bytes of its files.
+
+        Raises:
+            BoxError: it is no archive, leads out of the folder, or is too large.
+        """
+        request = {"do": "unpack", "folder": str(folder), "most_bytes": most_bytes, "most_files": most_files}
+        return int((await self._job(request, archive))["bytes"])
+
+    async def remove(self, folder: Path) -> None:
+        """Remove a folder whose files have ids of boxes."""
+        with contextlib.suppress(BoxError):
+            await self._job({"do": "remove", "folder": str(folder)})
+        shutil.rmtree(folder, ignore_errors=True)
+
+    async def sweep(self) -> list[str]:
+        """Remove what boxes left whose holders were killed, and return their names."""
+        removed: list[str] = []
+        live = self.folder / "live"
+        for folder in live.glob(f"{PREFIX}*"):
+            if _is_left_over(folder):
+                await self.remove(folder)
+                removed.append(folder.name)
+        if self._group_place is not None:
+            remove_left_over(self._group_place, {folder.name for folder in live.glob(f"{PREFIX}*")}, _BIRTH_SECONDS)
+        return removed
+
+    async def close(self) -> None:
+        """End the starter; boxes that still live end with their own leases."""
+        if self._sweeping is not None and self._sweeping is not asyncio.current_task():
+            self._sweeping.cancel()
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._starter is not None:
+            await asyncio.to_thread(self._starter.wait)
+            self._starter = None
+
+    def _new_group(self, name: str, limits: BoxLimits) -> BoxGroup | None:
+        if self._group_place is None:
+            return None
+        try:
+            return BoxGroup(self._group_place, name, limits.memory, limits.processes, limits.cpus)
+        except OSError as error:
+            raise BoxError(f"the control group of a box cannot be made: {error}") from None
+
+    async def _start(
+        self,
+        name: str,
+        layers: Sequence[Path],
+        limits: BoxLimits,
+        group: BoxGroup | None,
+        env: Mapping[str, str],
+        workdir: str,
+        folders: Sequence[str],
+    ) -> Box:
+        live = self.folder / "live"
+        spec: BoxSpec = {
+            "ids": self.ids,
+            "layers": [os.path.relpath(layer, live / name) for layer in layers],
+            "folders": [*folders, workdir],
+            "limits": {
+                "NPROC": limits.processes,
+                "FSIZE": limits.disk,
+                "DATA": limits.memory,
+                **dict.fromkeys(("CORE", "MEMLOCK", "MSGQUEUE", "RTPRIO", "NICE"), 0),
+            },
+            "memory": 0 if group is not None else limits.memory,
+            "disk": limits.disk,
+            "shared_memory": min(64 * MIB, limits.memory // 4),
+            "filter": self._filter,
+        }
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            request = {"do": "box", "folder": str(live / name), "spec": spec}
+            await self._send(request, theirs.fileno(), *([group.entrance] if group is not None else []))
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return Box(name, ours, env=env, workdir=workdir, output_limit=limits.output, group=group)
+
+    async def _job(self, request: dict[str, Any], *descriptors: int) -> dict[str, Any]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with ours:
+            try:
+                await self._send({**request, "ids": self.ids}, theirs.fileno(), *descriptors)
+            finally:
+                theirs.close()
+            said = await asyncio.get_running_loop().sock_recv(ours, MESSAGE)
+        answer: dict[str, Any] = json.loads(said) if said else {"failed": "the process that did it was ended"}
+        if "failed" in answer:
+            raise BoxError(answer["failed"])
+        return answer
+
+    async def _send(self, request: dict[str, Any], *descriptors: int) -> None:
+        data = json.dumps(request).encode()
+        if len(data) > MESSAGE:
+            raise BoxError("an image with so many layers cannot be started")
+        for _ in range(2):
+            control = await self._running()
+            try:
+                socket.send_fds(control, [data], descriptors)
+                return
+            except OSError:
+                # It was killed: another one starts.
+                await self.close()
+        raise BoxError("the process that starts boxes ends again and again")
+
+    async def _running(self) -> socket.socket:
+        """Return the socket of the starter, which is started by the first box."""
+        async with self._starting:
+            if self._control is None:
+                self._control, self._starter = await asyncio.to_thread(_start_starter)
+                # What earlier processes left.
+                self._sweeping = asyncio.create_task(self.sweep())
+            return self._control
+
+
+def _start_starter() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    here = Path(__file__).parent
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        folders = (here.parents[1], here.parent, here)
+        command = [sys.executable, "-I", "-S", "-X", "utf8", "-c", _STARTER, str(theirs.fileno())]
+        process = subprocess.Popen(
+            [*command, *map(str, folders)],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd="/",
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+            start_new_session=True,
+        )
+    ours.settimeout(_START_SECONDS)
+    try:
+        ready = ours.recv(1)
+    except TimeoutError:
+        ready = b""
+    if not ready:
+        ours.close()
+        process.kill()
+        process.wait()
+        raise BoxError("the process that starts boxes did not start")
+    ours.settimeout(None)
+    return ours, process
+
+
+def _is_left_over(folder: Path) -> bool:
+    try:
+        with open(folder / LOCK, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        # It is about to live, or was about to end.
+        with contextlib.suppress(OSError):
+            return time.time() - folder.stat().st_mtime > _BIRTH_SECONDS
+        return False
+
+
+def own_ids() -> Ids:
+    """Return the ids that boxes of this user have.
+
+    Root gives its boxes numbers that nobody has; another user has those that the system lends (`/etc/subuid`), and
+    without them a box has no user but root, who is the user outside.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    if uid == 0:
+        return {"how": "written", "users": (_FIRST_ID, _IDS), "groups": (_FIRST_ID, _IDS)}
+    users, groups = (_lent(Path(f"/etc/sub{kind}"), uid) for kind in ("uid", "gid"))
+    if users and groups and shutil.which("newuidmap") and shutil.which("newgidmap"):
+        return {"how": "lent", "users": users, "groups": groups}
+    return {"how": "single", "users": (uid, 1), "groups": (gid, 1)}
+
+
+def _lent(path: Path, uid: int) -> tuple[int, int] | None:
+    try:
+        names = {str(uid), pwd.getpwuid(uid).pw_name}
+        rows = [line.strip().split(":") for line in path.read_text(encoding="utf-8").splitlines()]
+        return next((int(row[1]), int(row[2])) for row in rows if len(row) == 3 and row[0] in names)
+    except (OSError, KeyError, ValueError, StopIteration):
+        return None

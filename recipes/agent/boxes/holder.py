@@ -1,0 +1,453 @@
+"""The process that holds a box: makes it, starts commands in it, and ends it with all that runs in it.
+
+It lives outside of the box's PID namespace, so that nothing within sees, traces or kills it. It ends the box when its
+lease closes, a socket whose other end the owner has: the kernel closes it however the owner ends. The box's init is
+killed when the holder is. Standard library only, and nothing is imported once the box's own files are in view.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final, TypedDict, cast
+
+from recipes.agent.boxes import kernel, layer_files
+
+MESSAGE: Final = 192 << 10
+FOLDERS: Final = ("upper", "work", "root")
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+_TICK_MS: Final = 200
+_DISK_SECONDS: Final = 1.0
+_NO_COMMAND: Final = 126
+
+
+class BoxSpec(TypedDict):
+    """What a box is made of; sent as JSON.
+
+    Attributes:
+        layers: folders of the image, uppermost first, relative to the box's own.
+        folders: made in the box if they are missing.
+        limits: limits of each command by the names of `resource`, without `RLIMIT_`.
+        memory: bytes of all processes together that are looked at here; 0 where a control group bounds them.
+        disk: bytes that the box may write.
+        shared_memory: bytes of `/dev/shm`.
+        filter: the filter of system calls, in hexadecimal.
+    """
+
+    ids: kernel.Ids
+    layers: list[str]
+    folders: list[str]
+    limits: dict[str, int]
+    memory: int
+    disk: int
+    shared_memory: int
+    filter: str
+
+
+class Holder:
+    """Holds one box; its current folder is that of the box.
+
+    Args:
+        spec: what the box is made of.
+        lease: its other end is the owner's.
+        group: open for writing, the file of a control group by which a process enters it; None: there is none.
+    """
+
+    def __init__(self, spec: BoxSpec, lease: socket.socket, group: int | None) -> None:
+        self._spec, self._lease, self._group = spec, lease, group
+        self._filter = bytes.fromhex(spec["filter"])
+        self._init = 0
+        self._commands: dict[int, int] = {}
+        self._peak = 0
+        self._next_watch = self._next_disk = 0.0
+        self._over = ""
+
+    def run(self) -> None:
+        """Make the box, serve the lease until it closes, and end the box."""
+        self._own_folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self._make()
+            self._say(started=os.getpid())
+            self._serve()
+        except OSError as error:
+            self._say(failed=str(error))
+        finally:
+            self._end_init()
+            self._remove_files()
+
+    # Making
+
+    def _make(self) -> None:
+        kernel.enter_namespaces(kernel.NEW_ALL, self._spec["ids"])
+        socket.sethostname("box")
+        kernel.loopback_up()
+        self._mount()
+        # From here on the files in view are the box's.
+        sys.meta_path.clear()
+        sys.path.clear()
+        # The kernel lets a namespace mount /proc only where it sees another whole one: before the old root is left.
+        go = self._start_init()
+        kernel.change_root()
+        for folder in self._spec["folders"]:
+            if not os.path.isdir(folder):
+                os.makedirs(folder)
+        os.write(go, b"1")
+        os.close(go)
+
+    def _mount(self) -> None:
+        kernel.mount("none", "/", flags=kernel.RECURSIVE | kernel.PRIVATE)
+        layers = ":".join(self._spec["layers"])
+        kernel.mount("overlay", "root", "overlay", 0, f"lowerdir={layers},upperdir=upper,workdir=work,userxattr")
+        for folder in ("dev", "proc"):
+            if os.path.islink(f"root/{folder}"):
+                # Until the root is changed, it would lead out.
+                raise OSError(f"/{folder} of the image is a link")
+            os.makedirs(f"root/{folder}", exist_ok=True)
+        kernel.mount("tmpfs", "root/dev", "tmpfs", kernel.NO_SUID | kernel.NO_EXEC, "mode=755,size=64k")
+        for device in _DEVICES:
+            os.close(os.open(f"root/dev/{device}", os.O_CREAT | os.O_WRONLY))
+            kernel.mount(f"/dev/{device}", f"root/dev/{device}", flags=kernel.BIND)
+        for folder in ("pts", "shm"):
+            os.mkdir(f"root/dev/{folder}")
+        options = "newinstance,ptmxmode=0666,mode=620"
+        kernel.mount("devpts", "root/dev/pts", "devpts", kernel.NO_SUID | kernel.NO_EXEC, options)
+        shared = f"mode=1777,size={self._spec['shared_memory']}"
+        kernel.mount("tmpfs", "root/dev/shm", "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, shared)
+        os.symlink("pts/ptmx", "root/dev/ptmx")
+        for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+            os.symlink(f"/proc/self/fd{target}", f"root/dev/{name}")
+        os.chdir("root")
+
+    def _start_init(self) -> int:
+        """Start the box's first process, and return a pipe from which it waits for the box to be ready."""
+        said_reader, said_writer = os.pipe()
+        go_reader, go_writer = os.pipe()
+        self._init = os.fork()
+        if self._init == 0:
+            try:
+                self._be_init(said_writer, go_reader)
+            finally:
+                os._exit(1)
+        os.close(said_writer)
+        os.close(go_reader)
+        said = os.read(said_reader, 500)
+        os.close(said_reader)
+        if said != b"1":
+            raise OSError(f"the first process of the box: {said.decode(errors='replace') or 'ended'}")
+        return go_writer
+
+    def _be_init(self, said: int, go: int) -> None:
+        try:
+            kernel.die_with_parent()
+            kernel.set_name(b"rlinf-box-init")
+            kernel.mount("proc", "proc", "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
+            self._enter_group()
+            # No namespaces within, whose root would see more of the kernel.
+            with open("proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
+                file.write("0")
+            os.write(said, b"1")
+        except OSError as error:
+            os.write(said, str(error).encode()[:500])
+            return
+        os.read(go, 1)
+        os.chdir("/")
+        os.closerange(0, 4096)
+        kernel.drop_capabilities()
+        signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                signal.sigwait([signal.SIGCHLD])
+
+    def _enter_group(self) -> None:
+        if self._group is not None:
+            os.write(self._group, b"0")
+
+    # Serving
+
+    def _serve(self) -> None:
+        wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer)
+        poll = select.poll()
+        poll.register(self._lease, select.POLLIN)
+        poll.register(wake_reader, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll(_TICK_MS if self._init else None):
+                if descriptor == wake_reader:
+                    os.read(wake_reader, 4096)
+                elif not self._answer():
+                    return
+            self._reap()
+            if self._init and time.monotonic() >= self._next_watch:
+                self._watch()
+                self._next_watch = time.monotonic() + _TICK_MS / 1000
+
+    def _answer(self) -> bool:
+        """Answer one request; return whether the lease is still held."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._lease, MESSAGE, 3)
+        except OSError:
+            return False
+        if not message:
+            return False
+        request: dict[str, Any] = json.loads(message)
+        number = request.pop("id")
+        verbs: dict[str, Callable[..., None]] = {
+            "exec": self._exec,
+            "kill": self._kill,
+            "put": self._put,
+            "finish": self._finish,
+            "read": self._read,
+        }
+        try:
+            verbs[request.pop("do")](number, descriptors, **request)
+        except OSError as error:
+            self._say(id=number, error=str(error))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def _say(self, **words: object) -> None:
+        # An owner who is gone has given the lease back.
+        with contextlib.suppress(OSError):
+            self._lease.send(json.dumps(words).encode())
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._init:
+                self._init = 0
+                self._ended(f"its first process ended with status {os.waitstatus_to_exitcode(status)}")
+            number = self._commands.pop(pid, None)
+            if number is not None:
+                cpu = usage.ru_utime + usage.ru_stime
+                self._say(id=number, status=os.waitstatus_to_exitcode(status), cpu=cpu)
+
+    def _ended(self, why: str) -> None:
+        self._over = self._over or why
+        self._say(over=self._over)
+
+    def _exec(
+        self, number: int, descriptors: list[int], argv: list[str], env: dict[str, str], cwd: str, user: str
+    ) -> None:
+        if not self._init:
+            raise OSError(f"the box has ended: {self._over}")
+        child = os.fork()
+        if child:
+            self._commands[child] = number
+            return
+        try:
+            self._be_command(descriptors, argv, env, cwd, user)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            os.write(2, f"{argv[0]}: {why}\n".encode())
+        finally:
+            os._exit(_NO_COMMAND)
+
+    def _be_command(self, descriptors: list[int], argv: list[str], env: Mapping[str, str], cwd: str, user: str) -> None:
+        os.setsid()
+        self._enter_group()
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        os.closerange(3, 4096)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        for name, value in self._spec["limits"].items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+        uid, gid, groups = _find_user(user)
+        os.chdir(cwd)
+        kernel.filter_calls(self._filter)
+        kernel.drop_capabilities()
+        if uid:
+            if self._spec["ids"]["how"] != "single":
+                os.setgroups(groups)
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        os.execvpe(argv[0], argv, env)
+
+    def _kill(self, number: int, descriptors: list[int], command: int) -> None:
+        for pid in [pid for pid, known in self._commands.items() if known == command]:
+            for kill in (os.killpg, os.kill):
+                try:
+                    kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    # It has no group of its own yet.
+                    continue
+
+    def _put(self, number: int, descriptors: list[int], target: str, most: int) -> None:
+        """Unpack an archive in a process of the box."""
+        if not self._init:
+            raise OSError(f"the box has ended: {self._over}")
+        pid = os.fork()
+        if pid:
+            self._commands[pid] = number
+            return
+        code = 1
+        try:
+            with os.fdopen(os.dup(descriptors[0]), "rb") as stream:
+                layer_files.unpack(cast("IO[bytes]", stream), target, most, 1 << 20, layer=False, lent=False)
+            code = 0
+        finally:
+            os._exit(code)
+
+    def _watch(self) -> None:
+        """End a box that takes more than it may: memory where no control group bounds it, and disk."""
+        limit = self._spec["memory"]
+        if limit:
+            used = _memory_use(limit)
+            self._peak = max(self._peak, used)
+            if used > limit:
+                self._end_over(f"its processes took more memory than {limit >> 20} MiB")
+        if self._init and time.monotonic() >= self._next_disk:
+            began, most = time.monotonic(), self._spec["disk"]
+            os.fchdir(self._own_folder)
+            used = layer_files.disk_use("upper", most)
+            os.chdir("/")
+            if used > most:
+                self._end_over(f"it wrote more than {most >> 20} MiB")
+            # Counting takes a hundredth of the time at most.
+            self._next_disk = time.monotonic() + max(_DISK_SECONDS, 100 * (time.monotonic() - began))
+
+    def _end_over(self, why: str) -> None:
+        self._ended(why)
+        self._end_init()
+
+    # Ending
+
+    def _finish(
+        self, number: int, descriptors: list[int], keep: list[str] | None, never: list[str], grace: float
+    ) -> None:
+        """End all processes; make the layer `kept` of what the box has written below the folders `keep`.
+
+        Those that are about to end have the seconds `grace`; the reply has the number of those that were left then.
+        """
+        until = time.monotonic() + grace
+        while (left := self._running()) and time.monotonic() < until:
+            time.sleep(0.01)
+        self._end_init()
+        dropped: list[str] = []
+        if keep is not None:
+            os.fchdir(self._own_folder)
+            dropped = layer_files.keep_only("upper", "kept", keep, never)
+        self._over = self._over or "it was finished"
+        self._say(id=number, dropped=dropped[:200], dropped_count=len(dropped), left=left, peak=self._peak)
+
+    def _running(self) -> int:
+        """Return the number of processes in the box that are no commands of the owner, and have not ended."""
+        if not self._init:
+            return 0
+        return max(0, sum(_field(f"/proc/{pid}/statm", 1) > 0 for pid in _processes()) - len(self._commands))
+
+    def _read(self, number: int, descriptors: list[int], path: str, most: int) -> None:
+        """Send a regular file's first bytes, once all processes have ended."""
+        if self._init:
+            raise OSError("processes of the box still run")
+        data = layer_files.read_plain(path, most)
+        self._say(id=number, data=None if data is None else data.hex())
+
+    def _end_init(self) -> None:
+        """Kill all processes of the box, and return when they have ended."""
+        signal.set_wakeup_fd(-1)
+        if self._init:
+            os.kill(self._init, signal.SIGKILL)
+            self._init = 0
+        # The kernel lets a first process end only after all others, some of which are this process's to reap.
+        while True:
+            try:
+                pid, status = os.waitpid(-1, 0)
+            except ChildProcessError:
+                return
+            number = self._commands.pop(pid, None)
+            if number is not None:
+                self._say(id=number, status=os.waitstatus_to_exitcode(status), cpu=0.0)
+
+    def _remove_files(self) -> None:
+        os.fchdir(self._own_folder)
+        for folder in (*FOLDERS, "kept"):
+            remove_tree(folder)
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder and what is below it; what cannot be removed is left to the sweep. No link is followed."""
+    try:
+        # The overlay leaves a folder without any permission.
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as entries:
+            listed = list(entries)
+        for entry in listed:
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(entry.path)
+            else:
+                os.unlink(entry.path)
+        os.rmdir(folder)
+    except OSError:
+        return
+
+
+def _processes() -> list[str]:
+    return [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+
+
+def _memory_use(limit: int) -> int:
+    """Return the bytes of memory of the box's processes; pages that they share count once where it matters."""
+    page, pids = resource.getpagesize(), _processes()
+    total = sum(_field(f"/proc/{pid}/statm", 1) for pid in pids) * page
+    if total <= limit:
+        return total
+    return sum(_proportional(f"/proc/{pid}/smaps_rollup") for pid in pids)
+
+
+def _field(path: str, place: int) -> int:
+    try:
+        with open(path, "rb") as file:
+            return int(file.read().split()[place])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _proportional(path: str) -> int:
+    try:
+        with open(path, "rb") as file:
+            return next((int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:")), 0)
+    except OSError:
+        return 0
+
+
+def _find_user(user: str) -> tuple[int, int, list[int]]:
+    """Return the ids of a user as the box's own files have them; "" is root."""
+    name, _, group = user.partition(":")
+    if name in ("", "root", "0"):
+        return 0, 0, []
+    try:
+        with open("/etc/passwd", encoding="utf-8") as file:
+            rows = [line.rstrip("\n").split(":") for line in file]
+        with open("/etc/group", encoding="utf-8") as file:
+            groups = [line.rstrip("\n").split(":") for line in file]
+    except OSError:
+        rows, groups = [], []
+    for row in rows:
+        if len(row) > 3 and name in (row[0], row[2]):
+            own = [int(listed[2]) for listed in groups if len(listed) > 3 and row[0] in listed[3].split(",")]
+            return int(row[2]), int(row[3]), [int(row[3]), *own]
+    if name.isdigit():
+        gid = int(group) if group.isdigit() else int(name)
+        return int(name), gid, [gid]
+    raise OSError(f"the box has no user {user!r}")

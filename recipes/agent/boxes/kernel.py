@@ -1,0 +1,169 @@
+"""Calls of the Linux kernel that make a box: namespaces, ids, mounts, capabilities, the filter of system calls.
+
+Runs in the processes that hold boxes: standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import struct
+import subprocess
+from typing import Final, TypedDict
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+NEW_MOUNTS, NEW_USER = 0x20000, 0x10000000
+# Mounts, control groups, host name, System V, users, processes, network.
+NEW_ALL: Final = NEW_MOUNTS | 0x2000000 | 0x4000000 | 0x8000000 | NEW_USER | 0x20000000 | 0x40000000
+NO_SUID, NO_DEVICES, NO_EXEC, BIND, RECURSIVE, PRIVATE = 2, 4, 8, 4096, 16384, 1 << 18
+_DETACH: Final = 2
+_PDEATHSIG, _DUMPABLE, _NAME, _SECCOMP, _CAPBSET_DROP = 1, 4, 15, 22, 24
+_FILTER: Final = 2
+_PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
+# What Docker leaves to a container's root, but devices: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID,
+# SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, AUDIT_WRITE, SETFCAP.
+_KEPT_CAPS: Final = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31))
+_LAST_CAP: Final = 63
+_LOOPBACK_UP: Final = struct.pack("16sh14x", b"lo", 0x1 | 0x40)
+_SET_FLAGS: Final = 0x8914
+
+
+class Ids(TypedDict):
+    """The ids of a box: `how` they are mapped, and the first of them outside with their count, for users and groups.
+
+    `how` is `written` by root, `lent` by the system (`/etc/subuid`), or `single`: root of the box alone is the user.
+    """
+
+    how: str
+    users: tuple[int, int]
+    groups: tuple[int, int]
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _prctl(option: int, value: int) -> None:
+    _check(_LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+def die_with_parent() -> None:
+    """Have this process killed when the thread that forked it ends."""
+    _prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Set whether other processes of the same user may look into this one."""
+    _prctl(_DUMPABLE, int(dumpable))
+
+
+def set_name(name: bytes) -> None:
+    """Set the name that `ps` and `top` show, at most 15 bytes."""
+    _check(_LIBC.prctl(_NAME, ctypes.c_char_p(name), 0, 0, 0), "prctl name")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """Mount a file system. The kernel takes a page of options at most."""
+    words = [text.encode() if text else None for text in (source, target, kind)]
+    _check(_LIBC.mount(*words, ctypes.c_ulong(flags), data.encode() or None), f"mount {kind or 'bind'} on /{target}")
+
+
+def change_root() -> None:
+    """Make the current folder, a mount, the root, and detach the old one."""
+    _check(_LIBC.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+    _check(_LIBC.umount2(b".", _DETACH), "umount of the old root")
+    os.chdir("/")
+
+
+def loopback_up() -> None:
+    """Switch the loopback of this network namespace on."""
+    with socket.socket() as probe:
+        fcntl.ioctl(probe, _SET_FLAGS, _LOOPBACK_UP)
+
+
+def drop_capabilities() -> None:
+    """Drop capabilities from the bounding set: they are gone with the next program that is executed."""
+    for cap in range(_LAST_CAP + 1):
+        if cap not in _KEPT_CAPS:
+            _LIBC.prctl(_CAPBSET_DROP, ctypes.c_ulong(cap), 0, 0, 0)
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
+
+
+def filter_calls(steps: bytes) -> None:
+    """Refuse system calls to this process and to all that it starts.
+
+    Root of a user namespace may do so without giving up set-user-id programs, such as `su`.
+    """
+    program = _Filter(len(steps) // 8, steps)
+    _check(_LIBC.prctl(_SECCOMP, ctypes.c_ulong(_FILTER), ctypes.byref(program), 0, 0), "the filter of system calls")
+
+
+def enter_namespaces(flags: int, ids: Ids) -> None:
+    """Move this process into new namespaces, and become their root.
+
+    Raises:
+        OSError: the kernel refuses one, or the ids cannot be mapped.
+    """
+    set_dumpable(True)
+    go_reader, go_writer = os.pipe()
+    said_reader, said_writer = os.pipe()
+    me = os.getpid()
+    helper = os.fork()
+    if helper == 0:
+        said = "ended"
+        try:
+            os.close(go_writer)
+            if os.read(go_reader, 1):
+                _map_ids(me, ids)
+                said = ""
+        except (OSError, subprocess.SubprocessError) as error:
+            said = str(error)
+        os.write(said_writer, said.encode()[:500] or b"\n")
+        os._exit(0)
+    os.close(said_writer)
+    os.close(go_reader)
+    try:
+        _check(_LIBC.unshare(flags), "unshare")
+        os.write(go_writer, b"1")
+        said = os.read(said_reader, 500)
+    finally:
+        os.close(go_writer)
+        os.close(said_reader)
+        os.waitpid(helper, 0)
+    if said != b"\n":
+        raise OSError(f"ids cannot be mapped: {said.decode(errors='replace')}")
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    if ids["how"] != "single":
+        os.setgroups([])
+    set_dumpable(False)
+
+
+def _map_ids(pid: int, ids: Ids) -> None:
+    """Map the ids of the new namespace of a process, as one of the namespace above it."""
+    if ids["how"] == "lent":
+        # 0 is the user, others are lent.
+        for program, own, (first, count) in (
+            ("newuidmap", os.getuid(), ids["users"]),
+            ("newgidmap", os.getgid(), ids["groups"]),
+        ):
+            words = [program, str(pid), "0", str(own), "1", "1", str(first), str(count)]
+            subprocess.run(words, check=True, capture_output=True)
+        return
+    if ids["how"] == "single":
+        _write(pid, "setgroups", "deny")
+    for file, (first, count) in (("uid_map", ids["users"]), ("gid_map", ids["groups"])):
+        _write(pid, file, f"0 {first} {count}")
+
+
+def _write(pid: int, file: str, text: str) -> None:
+    with open(f"/proc/{pid}/{file}", "w", encoding="ascii") as target:
+        target.write(text)

@@ -1,0 +1,135 @@
+"""The process that starts boxes: it has the holder's modules loaded, so that a box costs a fork and no interpreter.
+
+One serves all boxes of a process, and ends with it. Each box has a lease of its own, and does not need the starter.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import fcntl
+import gc
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import tarfile
+from typing import IO, Any, Final, cast
+
+from recipes.agent.boxes import holder, kernel, layer_files
+
+LOCK: Final = "lock"
+_NAME: Final = b"rlinf-boxes"
+_FAILED: Final = 1
+
+
+def main(descriptor: int) -> None:
+    """Serve requests from a socket until it closes."""
+    control = socket.socket(fileno=descriptor)
+    kernel.set_name(_NAME)
+    _load_all()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Pages with objects of this process stay shared with those that it starts.
+    gc.freeze()
+    control.send(b"1")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, holder.MESSAGE, 3)
+        if not message:
+            return
+        request = json.loads(message)
+        if os.fork() == 0:
+            code = _FAILED
+            try:
+                control.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _work(request, descriptors)
+                code = 0
+            finally:
+                os._exit(code)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _load_all() -> None:
+    """Load what would be loaded late: from within a box it would be the box's own."""
+    tarfile.open(fileobj=io.BytesIO(), mode="w|gz").close()
+    for name in ("ascii", "utf-8", "latin-1", "idna"):
+        codecs.lookup(name)
+    ctypes.get_errno()
+
+
+def _work(request: dict[str, Any], descriptors: list[int]) -> None:
+    lease = socket.socket(fileno=descriptors[0])
+    lease.setblocking(True)
+    try:
+        if request["do"] == "box":
+            _hold(request, lease, descriptors[1] if len(descriptors) > 1 else None)
+        elif request["do"] == "unpack":
+            _unpack(request, lease, descriptors[1])
+        else:
+            _remove(request, lease)
+    except (OSError, layer_files.TooLarge, tarfile.TarError, EOFError) as error:
+        lease.send(json.dumps({"failed": str(error) or type(error).__name__}).encode())
+
+
+def _hold(request: dict[str, Any], lease: socket.socket, group: int | None) -> None:
+    spec, folder = cast("holder.BoxSpec", request["spec"]), request["folder"]
+    kernel.set_name(b"rlinf-box")
+    os.mkdir(folder, 0o711)
+    parent = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY)
+    os.chdir(folder)
+    # Held while the box lives: whoever gets the lock may remove the folder.
+    lock = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for name in holder.FOLDERS:
+        os.mkdir(name, 0o755)
+        _give(name, spec["ids"])
+    _give(".", spec["ids"])
+    box = holder.Holder(spec, lease, group)
+    box.run()
+    os.unlink(LOCK, dir_fd=_own_folder(parent, folder))
+    os.rmdir(os.path.basename(folder), dir_fd=parent)
+
+
+def _own_folder(parent: int, folder: str) -> int:
+    return os.open(os.path.basename(folder), os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent)
+
+
+def _give(path: str, ids: kernel.Ids) -> None:
+    """Give a path to root of the box, where that is another one than this process's user."""
+    if ids["how"] == "written":
+        os.chown(path, ids["users"][0], ids["groups"][0])
+
+
+def _unpack(request: dict[str, Any], lease: socket.socket, archive: int) -> None:
+    """Unpack a layer as root of a namespace that has the ids of boxes, and whose root is the layer's folder."""
+    folder, ids = request["folder"], cast("kernel.Ids", request["ids"])
+    os.mkdir(folder, 0o755)
+    _give(folder, ids)
+    os.chdir(folder)
+    kernel.enter_namespaces(kernel.NEW_USER | kernel.NEW_MOUNTS, ids)
+    os.chroot(".")
+    sys.meta_path.clear()
+    with os.fdopen(archive, "rb") as stream:
+        size = layer_files.unpack(
+            cast("IO[bytes]", stream),
+            "/",
+            request["most_bytes"],
+            request["most_files"],
+            layer=True,
+            lent=ids["how"] != "single",
+        )
+    lease.send(json.dumps({"bytes": size}).encode())
+
+
+def _remove(request: dict[str, Any], lease: socket.socket) -> None:
+    """Remove a folder whose files may have ids of boxes."""
+    parent, name = os.path.split(request["folder"])
+    os.chdir(parent)
+    kernel.enter_namespaces(kernel.NEW_USER | kernel.NEW_MOUNTS, cast("kernel.Ids", request["ids"]))
+    holder.remove_tree(name)
+    lease.send(json.dumps({"gone": not os.path.lexists(name)}).encode())

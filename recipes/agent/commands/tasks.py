@@ -1,0 +1,165 @@
+"""`rlinf tasks`: tasks with images, checked and built on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from rlinf_cli.command import Result, arg, command, group, opt
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from recipes.agent.harbor.task_folder import TaskFolder
+    from recipes.agent.images.store import ImageStore
+
+CHECK_SCHEMA: Final = "rlinf.tasks-check/1"
+BUILD_SCHEMA: Final = "rlinf.tasks-build/1"
+LOAD_SCHEMA: Final = "rlinf.tasks-load/1"
+_DEFAULT: Final = "~/.rlinf/boxes"
+
+app = group("Check tasks with images, and build their images.", heading="Jobs")
+
+TasksPath = Annotated[Path, arg("PATH")]
+Folder = Annotated[Path, opt("--boxes DIR", f"Folder of boxes and images. Default: {_DEFAULT}.")]
+Memory = Annotated[int | None, opt("--memory MIB", "Memory for all boxes. Default: half of the machine's.", min=64)]
+
+
+@command("rlinf tasks check tasks/terminal", app=app)
+def check(path: TasksPath, boxes: Folder = Path(_DEFAULT), memory: Memory = None) -> Result:
+    """Check that the grades of tasks mean something.
+
+    PATH is a task folder of Harbor, or a folder of such. Of each task, the solution must earn 1 and doing nothing 0; a
+    canary shows whether code under test can end the tests as if all were well. The result is written to
+    PATH/checked.json, which training asks for. Exits with 1 if a task is not fit to be trained on.
+    """
+    from recipes.agent.harbor.checking import CheckedTask, check_task, write_checks
+
+    done: list[tuple[TaskFolder, CheckedTask, str]] = []
+
+    async def run(task: TaskFolder, store: ImageStore) -> None:
+        checked = await check_task(store, task)
+        done.append((task, checked, checked.fault(task.verifier_seconds)))
+
+    failed = _each(path, boxes, memory, run)
+    write_checks(path, (checked for _, checked, _ in done))
+    rows = [
+        (
+            task.name,
+            f"{checked.solution:g}",
+            f"{checked.nothing:g}",
+            "-" if checked.canary is None else f"{checked.canary:g}",
+            checked.mode,
+            f"{checked.seconds:.1f}",
+            fault or "fit",
+        )
+        for task, checked, fault in done
+    ]
+    rows += [(name, "-", "-", "-", "-", "-", why) for name, why in failed]
+    record = {
+        "schema": CHECK_SCHEMA,
+        "tasks": [{**asdict(checked), "fault": fault, "notes": task.notes} for task, checked, fault in done],
+        "failed": [{"task": name, "why": why} for name, why in failed],
+    }
+    notes = tuple(f"{task.name}: {note}" for task, _, _ in done for note in task.notes)
+    unfit = bool(failed) or any(fault for _, _, fault in done)
+    headings = ("task", "solution", "nothing", "canary", "files", "seconds", "result")
+    return Result(lambda: console.table(headings, rows, keep=(0,)), record, _code(unfit), notes)
+
+
+@command("rlinf tasks build tasks/terminal", app=app)
+def build(path: TasksPath, boxes: Folder = Path(_DEFAULT), memory: Memory = None) -> Result:
+    """Build the images of tasks, without a daemon and without root.
+
+    PATH is a task folder of Harbor, or a folder of such. Each image is built once by the digest of its files, in a box
+    without a network: what a Dockerfile downloads must be in the image that its FROM names.
+    """
+    from recipes.agent.images.building import image_of
+
+    built: list[tuple[str, str]] = []
+
+    async def run(task: TaskFolder, store: ImageStore) -> None:
+        image = await image_of(store, task.environment, task.docker_image, seconds=task.build_seconds)
+        built.append((task.name, image.digest))
+
+    failed = _each(path, boxes, memory, run)
+    rows = [*built, *((name, why) for name, why in failed)]
+    record = {
+        "schema": BUILD_SCHEMA,
+        "images": [{"task": name, "digest": digest} for name, digest in built],
+        "failed": [{"task": name, "why": why} for name, why in failed],
+    }
+    return Result(lambda: console.table(("task", "image"), rows, keep=(0,)), record, _code(bool(failed)))
+
+
+@command("rlinf tasks load image.tar python:3.12", app=app)
+def load(
+    archive: Annotated[Path, arg("ARCHIVE")],
+    name: Annotated[str, arg("NAME")],
+    boxes: Folder = Path(_DEFAULT),
+    memory: Memory = None,
+) -> Result:
+    """Load an image from an archive that `docker save` or `podman save` wrote.
+
+    NAME is how FROM of a Dockerfile, or `docker_image` of task.toml, calls it. Sizes, paths and digests are checked;
+    nothing of the archive runs.
+    """
+    from recipes.agent.images.archives import load_archive
+
+    async def run() -> Any:
+        async with _store(boxes, memory) as store:
+            return await load_archive(store, archive, name)
+
+    image = asyncio.run(run())
+    text = f"{name}: {len(image.layers)} layers, {image.digest}"
+    return Result(text, {"schema": LOAD_SCHEMA, "name": name, "digest": image.digest, "layers": len(image.layers)})
+
+
+def _each(
+    path: Path, boxes: Path, memory: int | None, act: Callable[[TaskFolder, ImageStore], Awaitable[None]]
+) -> list[tuple[str, str]]:
+    """Do something with each task, and return the names of those that failed, with the reasons."""
+    from recipes.agent.boxes.box import BoxError
+    from recipes.agent.harbor.task_folder import find_tasks, read_task
+    from rlinf_core import ConfigError
+
+    folders = find_tasks(path)
+    failed: list[tuple[str, str]] = []
+
+    async def run() -> None:
+        async with _store(boxes, memory) as store:
+            for folder in folders:
+                try:
+                    await act(read_task(folder), store)
+                except (ConfigError, BoxError) as error:
+                    help = f"; {error.help}" if isinstance(error, ConfigError) and error.help else ""
+                    why = f": {error.why}" if isinstance(error, ConfigError) and error.why else ""
+                    message = error.message if isinstance(error, ConfigError) else str(error)
+                    failed.append((folder.name, f"{message}{why}{help}"))
+
+    asyncio.run(run())
+    return failed
+
+
+@asynccontextmanager
+async def _store(folder: Path, memory: int | None) -> AsyncGenerator[ImageStore]:
+    from recipes.agent.boxes.boxes import Boxes
+    from recipes.agent.images.store import ImageStore
+
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 21
+    boxes = Boxes(folder, memory or half)
+    store = ImageStore(boxes)
+    try:
+        yield store
+    finally:
+        store.close()
+        await boxes.close()
+
+
+def _code(failed: bool) -> ExitCode:
+    return ExitCode.FAILED if failed else ExitCode.OK

@@ -1,0 +1,183 @@
+"""What every task passes before it is trained on: its solution earns 1, nothing earns 0, and a canary shows what a
+program can make its tests say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from recipes.agent.boxes.box import BoxEnded
+from recipes.agent.harbor.grading import (
+    LOGS,
+    MODES,
+    Expected,
+    Grade,
+    Mode,
+    finish,
+    grade,
+    limits_of,
+    packed,
+    workdir_of,
+)
+from recipes.agent.harbor.task_folder import TaskFolder
+from recipes.agent.images.building import image_of
+from recipes.agent.images.store import Image, ImageStore
+from rlinf_core import ConfigError
+
+RECORD: Final = "checked.json"
+_SCHEMA: Final = "rlinf.tasks-checked/1"
+_TIMES: Final = 3
+# Of processes that a solution's tests may leave.
+_ANY: Final = 1 << 20
+# Solves the task, and then ends whoever loads the solution as if all were well.
+_CANARY: Final = (
+    "touch /tmp/before && sleep 0.05 && bash /solution/solve.sh; find . -newer /tmp/before -type f -name '*.py' -print"
+    ' -exec sh -c \'printf "import os\\nos._exit(0)\\n" > "$1"\' _ {} \\;'
+)
+_SOLVE: Final = "bash /solution/solve.sh"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTask:
+    """The result of a check.
+
+    Attributes:
+        name, digest: of the task.
+        solution, nothing, canary: their rewards; `canary` is None where the solution writes no Python file.
+        mode: what of the agent's files the tests need.
+        kinds: the files in which the tests write their reward.
+        running: processes that the tests leave.
+        seconds: of the tests, for the solution.
+        why: the reason of the solution's reward, if it is not the tests'.
+        output: the end of what the tests wrote for the solution, where it does not earn 1.
+    """
+
+    name: str
+    digest: str
+    solution: float
+    nothing: float
+    canary: float | None
+    mode: Mode
+    kinds: tuple[str, ...]
+    running: int
+    seconds: float
+    why: str = ""
+    output: str = ""
+
+    @property
+    def fit(self) -> bool:
+        """Whether its grades mean something."""
+        return self.solution == 1 and self.nothing == 0
+
+    @property
+    def forgeable(self) -> bool:
+        """Whether code under test can end the tests as if all were well."""
+        return self.canary == 1
+
+    @property
+    def expected(self) -> Expected:
+        """What grades are held against."""
+        return Expected(self.mode, self.kinds, self.running)
+
+    def fault(self, verifier_seconds: float) -> str:
+        """Return why it is not trained on; "": it is."""
+        if self.solution != 1:
+            return f"its solution earns {self.solution:g}: {self.why or 'the tests say so'}"
+        if self.nothing != 0:
+            return f"doing nothing earns {self.nothing:g}"
+        if self.forgeable:
+            return "forgeable from within: code under test can end the tests as if all were well"
+        if self.seconds * _TIMES > verifier_seconds:
+            return (
+                f"slow: the tests of its solution take {self.seconds:.1f} s, more than a third of"
+                f" `verifier.timeout_sec` {verifier_seconds:g}"
+            )
+        return ""
+
+
+async def check_task(store: ImageStore, task: TaskFolder) -> CheckedTask:
+    """Grade a task's solution, nothing, and the canary, each in boxes of their own.
+
+    Raises:
+        ConfigError: the task has no solution, or its image cannot be had.
+        BoxError: no box can be made.
+    """
+    if not task.has_solution:
+        raise ConfigError(f"the task `{task.name}` has no solution, and cannot be checked")
+    image = await image_of(store, task.environment, task.docker_image, seconds=task.build_seconds)
+    async with store.boxes.admission.admit(task.memory_mib):
+        mode, solved = await _solved(store, task, image)
+        expected = Expected(mode, solved.kinds, solved.running)
+        nothing, _ = await _tried(store, task, image, mode, "", expected)
+        canary, changed = await _tried(store, task, image, mode, _CANARY, expected)
+    return CheckedTask(
+        name=task.name,
+        digest=task.digest,
+        solution=solved.reward,
+        nothing=nothing.reward,
+        canary=canary.reward if changed else None,
+        mode=mode,
+        kinds=solved.kinds,
+        running=solved.running,
+        seconds=round(solved.seconds, 3),
+        why=solved.why,
+        output="" if solved.reward == 1 else solved.output[-2000:],
+    )
+
+
+async def _solved(store: ImageStore, task: TaskFolder, image: Image) -> tuple[Mode, Grade]:
+    """Return the first mode in which the solution earns 1, and its grade; the first of all where none does."""
+    grades: dict[Mode, Grade] = {}
+    for mode in MODES:
+        grades[mode], _ = await _tried(store, task, image, mode, _SOLVE, Expected(mode, running=_ANY))
+        if grades[mode].reward == 1:
+            return mode, grades[mode]
+    return MODES[0], grades[MODES[0]]
+
+
+async def _tried(
+    store: ImageStore, task: TaskFolder, image: Image, mode: Mode, script: str, expected: Expected
+) -> tuple[Grade, str]:
+    """Return the grade of a script, and what it printed."""
+    said = ""
+    settings: dict[str, Any] = {"env": {**image.env, **task.env}, "workdir": workdir_of(task, image), "folders": LOGS}
+    async with store.boxes.box(store.layers(image), limits_of(task), **settings) as box:
+        if script:
+            await box.put(packed(task.path / "solution"), "/solution")
+            with contextlib.suppress(BoxEnded):
+                done = await box.run(["bash", "-c", script], timeout=task.agent_seconds)
+                said = done.output.decode(errors="replace").strip()
+        await finish(task, image, box, mode)
+        return await grade(store, task, image, store.boxes.kept(box), expected), said
+
+
+def read_checks(path: Path) -> dict[str, CheckedTask]:
+    """Return the results of earlier checks of a folder of tasks, by the digest of the task.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        record: Any = json.loads((path / RECORD).read_text(encoding="utf-8"))
+        return {digest: CheckedTask(**{**row, "kinds": tuple(row["kinds"])}) for digest, row in record["tasks"].items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"`{path / RECORD}` is no record of checks", why=str(error), help="remove it, and run `rlinf tasks check`"
+        ) from None
+
+
+def write_checks(path: Path, checks: Iterable[CheckedTask]) -> None:
+    """Write results of checks beside the tasks, in place of earlier ones."""
+    record = {"schema": _SCHEMA, "written": int(time.time()), "tasks": {task.digest: asdict(task) for task in checks}}
+    part = path / f"{RECORD}.{os.getpid()}.part"
+    part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    part.replace(path / RECORD)

@@ -1,0 +1,1 @@
+"""Images of boxes: built, loaded, kept and removed without a daemon."""

@@ -1,0 +1,148 @@
+"""A layer of this machine's own programs: what examples and tests run in where no image can be had."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Final
+
+from rlinf_core import ConfigError
+
+# As `FROM` of a Dockerfile names it.
+HOST: Final = "rlinf/host"
+_NEEDED: Final = ("bash", "cat")
+_PROGRAMS: Final = (
+    *("bash", "cat", "chmod", "chown", "cp", "cut", "date", "dirname", "echo", "env", "false", "find", "grep", "head"),
+    *(
+        "id",
+        "kill",
+        "ln",
+        "ls",
+        "mkdir",
+        "mktemp",
+        "mv",
+        "nproc",
+        "printf",
+        "pwd",
+        "rm",
+        "rmdir",
+        "sed",
+        "seq",
+        "setsid",
+    ),
+    *("sleep", "sort", "stat", "tail", "tee", "test", "touch", "tr", "true", "uniq", "wc", "yes"),
+)
+_PASSWD: Final = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+_GROUP: Final = "root:x:0:\nnogroup:x:65534:\n"
+_LEFT_OUT: Final = frozenset(
+    (
+        *(
+            "__pycache__",
+            "site-packages",
+            "dist-packages",
+            "test",
+            "tests",
+            "idlelib",
+            "tkinter",
+            "turtledemo",
+            "ensurepip",
+        ),
+        *("lib2to3", "pydoc_data", "distutils", "curses", "dbm", "sqlite3", "wsgiref", "xmlrpc", "venv"),
+    )
+)
+_FOLDERS: Final = ("app", "dev", "etc", "proc", "root", "tmp", "usr/bin", "usr/lib", "var/tmp")
+
+
+def write_host_layer(target: IO[bytes]) -> None:
+    """Write a tar archive with this machine's shell, basic programs and Python, and the libraries that they need.
+
+    Raises:
+        ConfigError: it has no `bash`, or no `ldd`.
+    """
+    programs = {name: path for name in _PROGRAMS if (path := shutil.which(name)) is not None}
+    missing = [name for name in (*_NEEDED, "ldd") if name not in programs and shutil.which(name) is None]
+    if missing:
+        raise ConfigError(f"`FROM {HOST}` needs `{missing[0]}`, which this machine does not have")
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    python = os.path.realpath(sys.executable)
+    library = Path(os.__file__).resolve().parent
+    with tarfile.open(fileobj=target, mode="w|") as archive:
+        for folder in _FOLDERS:
+            _add_folder(archive, folder, 0o1777 if folder.endswith("tmp") else 0o755)
+        for name, aim in (("bin", "usr/bin"), ("sbin", "usr/bin"), ("usr/bin/sh", "bash")):
+            _add_link(archive, name, aim)
+        for name, path in programs.items():
+            _add_file(archive, f"usr/bin/{name}", Path(path))
+        _add_file(archive, f"usr/bin/{version}", Path(python))
+        for name in ("python3", "python"):
+            _add_link(archive, f"usr/bin/{name}", version)
+        modules = dict(_modules(library))
+        for name, path in modules.items():
+            _add_file(archive, f"usr/lib/{version}/{name}", path)
+        extensions = [str(path) for path in modules.values() if path.suffix == ".so"]
+        for path in _libraries([*programs.values(), python, *extensions]):
+            _add_file(archive, path.lstrip("/"), Path(path))
+        for name, text in (("etc/passwd", _PASSWD), ("etc/group", _GROUP)):
+            _add_text(archive, name, text)
+
+
+def _modules(library: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of the standard library, by their paths in it."""
+    for folder, folders, files in os.walk(library):
+        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.startswith("config-"))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if path.suffix in (".py", ".so"):
+                yield str(path.relative_to(library)), path
+
+
+def _libraries(paths: list[str]) -> list[str]:
+    """Return the shared libraries that programs need, and the loader."""
+    listed = subprocess.run(["ldd", *paths], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}).stdout
+    words = (word for line in listed.splitlines() if not line.endswith(":") for word in line.split())
+    return sorted({word for word in words if word.startswith("/") and os.path.isfile(word)})
+
+
+def _add_folder(archive: tarfile.TarFile, name: str, mode: int) -> None:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, mode
+    archive.addfile(info)
+
+
+def _add_link(archive: tarfile.TarFile, name: str, aim: str) -> None:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = tarfile.SYMTYPE, aim, 0o777
+    archive.addfile(info)
+
+
+def _add_text(archive: tarfile.TarFile, name: str, text: str) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(text.encode()), 0o644
+    archive.addfile(info, io.BytesIO(text.encode()))
+
+
+def _add_file(archive: tarfile.TarFile, name: str, path: Path) -> None:
+    info = tarfile.TarInfo(name)
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        info.size, info.mtime = status.st_size, int(status.st_mtime)
+        info.mode = 0o755 if status.st_mode & stat.S_IXUSR else 0o644
+        archive.addfile(info, file)
+
+
+def host_fingerprint() -> str:
+    """Return a digest that changes when one of the programs does."""
+    digest = hashlib.sha256(sys.version.encode())
+    for path in (*(shutil.which(name) for name in _PROGRAMS), os.path.realpath(sys.executable)):
+        if path is not None:
+            status = os.stat(path)
+            digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return f"host-{digest.hexdigest()[:19]}"

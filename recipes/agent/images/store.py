@@ -1,0 +1,250 @@
+"""The images of a node: each is built or loaded once, by its digest, and kept while a process uses it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from recipes.agent.boxes.boxes import Boxes
+from recipes.agent.images.host_layer import HOST, host_fingerprint, write_host_layer
+from rlinf_core import ConfigError
+
+_POLL_SECONDS: Final = 0.05
+_DIGEST: Final = 24
+# Of an image, unpacked.
+MOST_BYTES: Final = 64 << 30
+MOST_FILES: Final = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image on this node.
+
+    Attributes:
+        digest: of what it was made of.
+        layers: names of its layers, uppermost first.
+        env, workdir, user: of commands.
+    """
+
+    digest: str
+    layers: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    workdir: str = "/"
+    user: str = ""
+
+
+class ImageStore:
+    """The images of the node that boxes of this process use.
+
+    Args:
+        boxes: those of this process; images are beside them.
+    """
+
+    def __init__(self, boxes: Boxes) -> None:
+        self.boxes = boxes
+        for name in ("images", "names", "locks"):
+            (boxes.folder / name).mkdir(mode=0o700, exist_ok=True)
+        # Locks that this process holds on the images that it uses.
+        self._uses: dict[str, int] = {}
+
+    def layers(self, image: Image) -> list[Path]:
+        """Return the folders of an image, uppermost first."""
+        return [self.boxes.folder / "layers" / name for name in image.layers]
+
+    def use(self, image: Image) -> Image:
+        """Keep an image from being removed while this process lives."""
+        if image.digest not in self._uses:
+            descriptor = os.open(self._record(image.digest), os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            os.utime(descriptor)
+            self._uses[image.digest] = descriptor
+        return image
+
+    def close(self) -> None:
+        """Let go of all images."""
+        for descriptor in self._uses.values():
+            os.close(descriptor)
+        self._uses.clear()
+
+    def find(self, digest: str) -> Image | None:
+        """Return an image that is whole; None: it is not here."""
+        try:
+            record: dict[str, Any] = json.loads(self._record(digest).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return Image(**{**record, "layers": tuple(record["layers"])})
+
+    def named(self, name: str) -> Image | None:
+        """Return the image of a name; None: there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.find((self.boxes.folder / "names" / quote(name, safe="")).read_text(encoding="ascii"))
+        return None
+
+    def add(self, image: Image, name: str | None = None) -> Image:
+        """Write the record of an image whose layers are there."""
+        _write(self._record(image.digest), json.dumps(asdict(image), indent=1))
+        if name is not None:
+            _write(self.boxes.folder / "names" / quote(name, safe=""), image.digest)
+        return image
+
+    async def base(self, name: str) -> Image:
+        """Return the image that a Dockerfile begins from, or that a task names.
+
+        Raises:
+            ConfigError: it is not on this node.
+        """
+        if name == "scratch":
+            empty = self.boxes.folder / "layers/empty"
+            empty.mkdir(exist_ok=True, mode=0o755)
+            return Image("scratch", ("empty",))
+        if name == HOST:
+            return await self._host()
+        image = self.named(name)
+        if image is None:
+            raise ConfigError(
+                f"the image `{name}` is not on this node, and is not downloaded",
+                help=f"where there is docker or podman: `docker pull {name}`, `docker save {name} -o image.tar`; here:"
+                f" `rlinf tasks load image.tar {name}`",
+            )
+        return image
+
+    async def _host(self) -> Image:
+        digest = host_fingerprint()
+        async with self.alone(digest):
+            found = self.find(digest)
+            if found is not None:
+                return found
+            with tempfile.TemporaryFile() as archive:
+                await asyncio.to_thread(write_host_layer, archive)
+                archive.seek(0)
+                await self.unpack(archive.fileno(), digest)
+            return self.add(Image(digest, (digest,), workdir="/app"))
+
+    async def unpack(self, archive: int, layer: str) -> int:
+        """Unpack an archive as a layer; one that was begun before is begun again. The caller is alone.
+
+        Raises:
+            BoxError: it is no archive, leads out, or is too large.
+        """
+        folder = self.boxes.folder / "layers" / layer
+        await self._clear(folder)
+        part = folder.with_name(f"{layer}.part")
+        await self._clear(part)
+        try:
+            size = await self.boxes.unpack(archive, part, MOST_BYTES, MOST_FILES)
+            part.rename(folder)
+        except BaseException:
+            await self._clear(part)
+            raise
+        return size
+
+    async def take(self, kept: Path, layer: str) -> None:
+        """Make a layer of what a box has left. The caller is alone."""
+        folder = self.boxes.folder / "layers" / layer
+        await self._clear(folder)
+        kept.rename(folder)
+
+    async def _clear(self, folder: Path) -> None:
+        if os.path.lexists(folder):
+            await self.boxes.remove(folder)
+
+    @asynccontextmanager
+    async def alone(self, digest: str) -> AsyncGenerator[None]:
+        """Hold the lock of an image or a layer: of all processes of the node, one makes it."""
+        descriptor = os.open(self.boxes.folder / "locks" / digest, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            while not _lock(descriptor, fcntl.LOCK_EX):
+                await asyncio.sleep(_POLL_SECONDS)
+            yield
+        finally:
+            os.close(descriptor)
+
+    async def prune(self, older_than: float, *, delete: bool) -> list[tuple[str, int]]:
+        """Remove images that no process uses, and layers that no image has.
+
+        Args:
+            older_than: seconds since an image was used last.
+            delete: whether they are removed, or only named.
+
+        Returns:
+            Their digests and bytes.
+        """
+        gone: list[tuple[str, int]] = []
+        kept: set[str] = {"empty"}
+        for path in sorted((self.boxes.folder / "images").glob("*.json")):
+            with path.open("rb") as record:
+                unused = _lock(record.fileno(), fcntl.LOCK_EX) and time.time() - path.stat().st_mtime > older_than
+                image = self.find(path.stem)
+                if image is not None and not unused:
+                    kept.update(image.layers)
+                elif image is not None:
+                    gone.append((image.digest, _size(self.layers(image)[0])))
+                    if delete:
+                        path.unlink()
+        for folder in sorted((self.boxes.folder / "layers").iterdir()) if delete else ():
+            async with self.alone(folder.name.removesuffix(".part")):
+                if folder.name not in kept and not self._has(folder.name):
+                    await self.boxes.remove(folder)
+        return gone
+
+    def _has(self, layer: str) -> bool:
+        """Return whether an image that was made meanwhile has a layer."""
+        records = (self.boxes.folder / "images").glob("*.json")
+        return any(f'"{layer}"' in path.read_text(encoding="utf-8") for path in records)
+
+    def _record(self, digest: str) -> Path:
+        return self.boxes.folder / "images" / f"{digest}.json"
+
+
+def folder_digest(folder: Path, *more: str) -> str:
+    """Return a digest of the files of a folder: equal files are one image.
+
+    Raises:
+        ConfigError: it has something that is neither file, folder nor link.
+    """
+    digest = hashlib.sha256("\0".join(more).encode())
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_symlink():
+            digest.update(f"{name}\0link\0{os.readlink(path)}\0".encode())
+        elif path.is_file():
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{name}\0{path.stat().st_mode & 0o111}\0{content}\0".encode())
+        elif not path.is_dir():
+            raise ConfigError(f"`{path}` is neither a file nor a folder")
+    return digest.hexdigest()[:_DIGEST]
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(path, name)).st_size
+    return total

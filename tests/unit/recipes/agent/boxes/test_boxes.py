@@ -1,0 +1,454 @@
+"""Whether boxes run commands, keep what they should, and are gone with their owners."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.agent.boxes import boxes as boxes_module
+from recipes.agent.boxes.box import Box, BoxEnded, BoxError, Done
+from recipes.agent.boxes.boxes import MIB, Boxes, BoxLimits, own_ids
+from rlinf_core import ConfigError
+from tests.unit.recipes.agent.tools.escapes import ESCAPES, program_of
+
+pytestmark = pytest.mark.security
+
+LIMITS = BoxLimits(memory=256 * MIB, processes=64, disk=64 * MIB)
+# What is the box's own, and what only its limits bound.
+HARMLESS = {
+    *("read the users", "write into /usr", "write into the interpreter", "write into the root"),
+    "write a device folder",
+    *("fill shared memory", "fill the disk by one file", "fill the disk by many files", "make a file of a terabyte"),
+    *("find packages of this interpreter", "open a raw socket", "be told of its end instead of ended"),
+    *("end all processes", "end its parent", "stop its parent", "end its parent's group"),
+    *("become root", "become another user", "leave its groups", "raise its limit of memory", "raise its limit of time"),
+    *("fork without end", "start threads without end", "take memory without end", "take memory by a number"),
+}
+
+
+@asynccontextmanager
+async def one_box(folder: Path, limits: BoxLimits = LIMITS, **settings: Any) -> AsyncIterator[tuple[Boxes, Box]]:
+    boxes = Boxes(folder, 4096)
+    try:
+        layers = [*settings.pop("above", ()), folder / "layers/host"]
+        async with boxes.box(layers, limits, **{"workdir": "/app", **settings}) as box:
+            yield boxes, box
+    finally:
+        await boxes.close()
+
+
+def in_box(folder: Path, act: Callable[[Box], Coroutine[Any, Any, Any]], limits: BoxLimits = LIMITS) -> Any:
+    async def run() -> Any:
+        async with asyncio.timeout(60), one_box(folder, limits) as (_, box):
+            return await act(box)
+
+    return asyncio.run(run())
+
+
+async def sh(box: Box, script: str, timeout: float = 30.0, **settings: Any) -> Done:
+    return await box.run(["bash", "-c", script], timeout=timeout, **settings)
+
+
+def live(folder: Path) -> list[str]:
+    return os.listdir(folder / "live")
+
+
+def until(holds: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_commands_have_their_streams_their_status_and_their_folder(box_folder: Path) -> None:
+    async def act(box: Box) -> list[Done]:
+        return [
+            await sh(box, 'pwd; echo "$A" >&2; exit 3', env={"A": "a b"}),
+            await sh(box, "kill -9 $$"),
+            await box.run(["no-such-program"], timeout=30),
+            await sh(box, "pwd", cwd="/tmp"),
+            await sh(box, "pwd", cwd="/missing"),
+        ]
+
+    first, killed, missing, elsewhere, nowhere = in_box(box_folder, act)
+    assert (first.status, first.output, first.errors) == (3, b"/app\n", b"a b\n")
+    assert killed.status == -9
+    assert (missing.status, missing.errors) == (126, b"no-such-program: No such file or directory\n")
+    assert elsewhere.output == b"/tmp\n"
+    assert nowhere.status == 126
+    assert live(box_folder) == []
+
+
+def test_commands_run_at_once_and_one_that_takes_too_long_is_killed(box_folder: Path) -> None:
+    async def act(box: Box) -> list[Done]:
+        return await asyncio.gather(sh(box, "sleep 600", 0.2), *(sh(box, f"sleep 0.05; echo {n}") for n in range(5)))
+
+    slow, *others = in_box(box_folder, act)
+    assert slow.timed_out
+    assert [done.output for done in others] == [b"%d\n" % number for number in range(5)]
+
+
+def test_a_flood_of_output_is_cut_and_a_process_in_the_background_holds_nothing_up(box_folder: Path) -> None:
+    async def act(box: Box) -> tuple[Done, Done]:
+        return await sh(box, "yes | head -c 3000000"), await sh(box, "sleep 600 & echo begun")
+
+    flood, left = in_box(box_folder, act)
+    assert (flood.status, len(flood.output)) == (0, LIMITS.output)
+    assert left.output == b"begun\n"
+
+
+def test_a_command_that_is_too_long_fails_as_in_a_shell(box_folder: Path) -> None:
+    done = in_box(box_folder, lambda box: sh(box, f"echo {'x' * 300_000}"))
+    assert (done.status, done.errors) == (126, b"Argument list too long\n")
+
+
+def test_users_are_those_of_the_box(box_folder: Path) -> None:
+    async def act(box: Box) -> list[Done]:
+        return [await sh(box, "id -u", user=user) for user in ("", "root", "nobody", "1000:1000", "who")]
+
+    done = in_box(box_folder, act)
+    assert [ended.output for ended in done[:2]] == [b"0\n", b"0\n"]
+    assert done[4].status == 126
+    if own_ids()["how"] != "single":
+        assert [ended.output for ended in done[2:4]] == [b"65534\n", b"1000\n"]
+
+
+def test_root_of_a_box_is_nobody_outside(box_folder: Path) -> None:
+    async def act() -> set[int]:
+        async with one_box(box_folder) as (boxes, box):
+            await sh(box, "echo > mine; chmod 4755 mine")
+            path = boxes.folder / "live" / box.name / "upper/app/mine"
+            return {path.stat().st_uid, *(os.stat(f"/proc/{pid}").st_uid for pid in await _pids(box))}
+
+    (uid,) = asyncio.run(act())
+    assert uid != 0
+    assert uid == own_ids()["users"][0]
+
+
+async def _pids(box: Box) -> list[str]:
+    """Return the processes of the machine that are in the box."""
+    task = asyncio.ensure_future(sh(box, f": {box.name}; sleep 600"))
+    try:
+        while True:
+            found = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if box.name in _command_of(pid)]
+            if found:
+                return found
+            await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+
+
+def _command_of(pid: str) -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc", pid, "cmdline").read_text(encoding="utf-8", errors="replace")
+    return ""
+
+
+def test_only_what_is_below_the_kept_folders_is_kept_and_seen_by_the_next_box(box_folder: Path) -> None:
+    async def act() -> tuple[Any, bytes, bytes | None, bytes | None]:
+        async with one_box(box_folder) as (boxes, box):
+            await sh(box, "echo 1 > one; ln -s one link; mkdir -p deep/er; echo > /etc/mine; rm /usr/bin/cat")
+            await sh(box, "mkdir /app/gone; echo > /app/gone/a", cwd="/")
+            left = await box.finish(["/app"], ["/app/deep"])
+            text, link = await box.read("/app/one"), await box.read("/app/link")
+            async with boxes.box([boxes.kept(box), box_folder / "layers/host"], LIMITS, workdir="/app") as second:
+                seen = await sh(second, "ls /app; cat one; test -e /etc/mine || echo clean")
+            return left, seen.output, text, link
+
+    left, seen, text, link = asyncio.run(act())
+    assert seen == b"gone\nlink\none\n1\nclean\n"
+    assert set(left.dropped) >= {"/app/deep", "/etc/mine", "/usr/bin/cat"}
+    assert (text, link) == (b"1\n", None)
+
+
+def test_files_that_a_box_removed_are_gone_in_the_next(box_folder: Path) -> None:
+    async def act() -> bytes:
+        async with one_box(box_folder) as (boxes, box):
+            await sh(box, "rm /etc/passwd; rm -r /etc; mkdir /etc; echo > /etc/new")
+            await box.finish(["/etc"])
+            async with boxes.box([boxes.kept(box), box_folder / "layers/host"], LIMITS) as second:
+                return (await sh(second, "ls /etc")).output
+
+    assert asyncio.run(act()) == b"new\n"
+
+
+def test_finishing_counts_the_processes_that_were_left(box_folder: Path) -> None:
+    async def act(box: Box) -> Any:
+        await sh(box, "setsid sleep 600 & (sleep 0.1 &)")
+        return await box.finish(grace=1.0)
+
+    assert in_box(box_folder, act).running == 1
+
+
+@pytest.mark.parametrize("aim", ["fifo", "folder", "device", "link of a folder", "missing"])
+def test_reading_follows_nothing_and_waits_for_nothing(aim: str, box_folder: Path) -> None:
+    make = {
+        "fifo": "python3 -c 'import os; os.mkfifo(\"/app/x\")'",
+        "folder": "mkdir x",
+        "device": "ln -s /dev/zero x",
+        "link of a folder": "mkdir /far; echo 1 > /far/x; rm -r /app; ln -s /far /app",
+        "missing": "true",
+    }[aim]
+
+    async def act(box: Box) -> bytes | None:
+        await sh(box, make)
+        await box.finish()
+        return await box.read("/app/x")
+
+    assert in_box(box_folder, act) is None
+
+
+def test_put_unpacks_an_archive_as_root_of_the_box(box_folder: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        info = tarfile.TarInfo("deep/run.sh")
+        info.size, info.mode, info.uid = 7, 0o755, 12345
+        archive.addfile(info, io.BytesIO(b"echo hi"))
+
+    async def act(box: Box) -> Done:
+        await box.put(buffer.getvalue(), "/tests")
+        return await sh(box, "/tests/deep/run.sh; stat -c %u:%a /tests/deep/run.sh")
+
+    assert in_box(box_folder, act).output == b"hi\n0:755\n"
+
+
+# Archives that lead out
+
+
+def _archive(*members: tuple[str, str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, kind, text in members:
+            info = tarfile.TarInfo(name)
+            if kind == "file":
+                info.size = len(text)
+                archive.addfile(info, io.BytesIO(text.encode()))
+            else:
+                info.type = tarfile.SYMTYPE if kind == "link" else tarfile.LNKTYPE
+                info.linkname = text
+                archive.addfile(info)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ((("../x", "file", "1"),), "leads out"),
+        ((("a/../../x", "file", "1"),), "leads out"),
+        ((("a", "link", "/"), ("a/tmp/x", "file", "1")), "is below a link"),
+        ((("a", "link", ".."), ("a/x", "file", "1")), "is below a link"),
+        ((("x", "hard", "../../secret"),), "leads out"),
+        ((("x", "hard", "/etc/hostname"),), "No such file"),
+        ((("x", "file", "1" * 2000),), "more than"),
+        (tuple((f"f{n}", "file", "") for n in range(20)), "more than"),
+    ],
+)
+def test_an_archive_that_leads_out_or_is_too_large_is_refused(
+    members: tuple[tuple[str, str, str], ...], why: str, box_folder: Path, tmp_path: Path
+) -> None:
+    async def act() -> None:
+        boxes = Boxes(box_folder, 4096)
+        (tmp_path / "a.tar").write_bytes(_archive(*members))
+        try:
+            with open(tmp_path / "a.tar", "rb") as file, pytest.raises(BoxError, match=why):
+                await boxes.unpack(file.fileno(), box_folder / "layers/bad", 1000, 10)
+        finally:
+            await boxes.remove(box_folder / "layers/bad")
+            await boxes.close()
+
+    asyncio.run(act())
+    assert not (box_folder / "layers/x").exists()
+    assert not (box_folder / "layers/bad").exists()
+
+
+# Limits
+
+
+def test_a_box_that_takes_too_much_memory_ends_and_can_still_be_read(
+    box_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boxes_module, "group_place", lambda: None)
+
+    async def act(box: Box) -> tuple[str, Any]:
+        await sh(box, "echo 7 > kept")
+        eaters = "for n in 1 2 3 4; do python3 -c 'import time; x = bytearray(90 << 20); time.sleep(600)' & done; wait"
+        with pytest.raises(BoxEnded, match="more memory than 256 MiB"):
+            await sh(box, eaters)
+        with pytest.raises(BoxEnded):
+            await sh(box, "true")
+        left = await box.finish(["/app"])
+        return str(await box.read("/app/kept")), left.peak
+
+    assert in_box(box_folder, act)[0] == "b'7\\n'"
+
+
+def test_one_process_gets_no_more_memory_than_its_box(box_folder: Path) -> None:
+    done = in_box(box_folder, lambda box: sh(box, "python3 -c 'bytearray(300 << 20)'"))
+    assert done.status != 0
+
+
+def test_a_box_that_fills_the_disk_ends(box_folder: Path) -> None:
+    async def act(box: Box) -> None:
+        with pytest.raises(BoxEnded, match="it wrote more than 64 MiB"):
+            await sh(box, "for n in 1 2 3; do head -c 40000000 /dev/zero > /tmp/$n; done; sleep 600")
+
+    in_box(box_folder, act)
+
+
+def test_a_fork_bomb_and_the_removal_of_all_files_leave_a_box_that_can_be_read(box_folder: Path) -> None:
+    async def act(box: Box) -> bytes | None:
+        await sh(box, "echo 7 > /app/kept")
+        await sh(box, "python3 -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'", timeout=0.5)
+        await sh(box, "rm -rf /usr/lib /lib /lib64 /bin /usr/bin 2>/dev/null", timeout=5)
+        assert (await sh(box, "true")).status == 126
+        await box.finish(["/app"])
+        return await box.read("/app/kept")
+
+    assert in_box(box_folder, act) == b"7\n"
+
+
+def test_nothing_gets_out_of_a_box(box_folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret that no box may read", encoding="utf-8")
+    host = {"secret": str(secret), "value": "a secret that", "code": __file__, "pid": os.getpid(), "port": 1}
+    facts = json.dumps({**host, "address": "10.0.0.1", "socket": str(tmp_path / "s"), "abstract": "a", "key": 1})
+    tried = {name: program_of(attempt, facts) for name, attempt in ESCAPES.items() if name not in HARMLESS}
+    assert len(tried) >= 40
+    runner = (
+        "import json, os, sys\n"
+        "for name, program in json.load(open('/app/tried')).items():\n"
+        "    print(name, end=': ', flush=True)\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        exec(compile(program, 'program', 'exec'), {})\n"
+        "        os._exit(0)\n"
+        "    if os.waitpid(pid, 0)[1]:\n"
+        "        print('held by the kernel', flush=True)\n"
+    )
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, text in (("tried", json.dumps(tried)), ("runner.py", runner)):
+            info = tarfile.TarInfo(name)
+            info.size = len(text)
+            archive.addfile(info, io.BytesIO(text.encode()))
+
+    async def act(box: Box) -> Done:
+        await box.put(buffer.getvalue(), "/app")
+        return await box.run(["python3", "/app/runner.py"], timeout=60)
+
+    lines = dict(line.split(": ", 1) for line in in_box(box_folder, act).output.decode().splitlines() if ": " in line)
+    assert {name: said for name, said in lines.items() if not said.startswith("held")} == {}
+    assert set(lines) == set(tried)
+
+
+def test_a_box_sees_no_network_and_no_process_but_its_own(box_folder: Path) -> None:
+    script = "cat /proc/net/dev | wc -l; ls -d /proc/[0-9]* | wc -l; cat /proc/1/comm; test -d /sys/class || echo none"
+    done = in_box(box_folder, lambda box: sh(box, script))
+    # Two lines of headings and the loopback; init, the shell, `ls` and `wc`.
+    assert done.output == b"3\n4\nrlinf-box-init\nnone\n"
+
+
+# Owners
+
+
+@pytest.mark.parametrize("killed", ["owner", "holder", "starter and owner"])
+def test_what_ends_a_box_leaves_nothing(killed: str, box_folder: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.recipes.agent.boxes.owner", str(box_folder), "3"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    facts = json.loads(owner.stdout.readline())
+    names: list[str] = facts["names"]
+    try:
+        until(lambda: len(_mentioning(names)) >= len(names))
+        if killed == "holder":
+            for pid in facts["holders"]:
+                os.kill(pid, signal.SIGKILL)
+        else:
+            if "starter" in killed:
+                os.kill(facts["starter"], signal.SIGKILL)
+            owner.kill()
+        until(lambda: not _mentioning(names))
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    if killed == "holder":
+
+        async def sweep() -> list[str]:
+            boxes = Boxes(box_folder, 4096)
+            swept = await boxes.sweep()
+            await boxes.close()
+            return swept
+
+        until(lambda: set(asyncio.run(sweep())) | (set(names) - set(live(box_folder))) == set(names))
+    until(lambda: live(box_folder) == [])
+
+
+def _mentioning(names: list[str]) -> list[str]:
+    return [pid for pid in filter(str.isdigit, os.listdir("/proc")) if any(name in _command_of(pid) for name in names)]
+
+
+def test_another_starter_starts_where_one_was_killed(box_folder: Path) -> None:
+    async def act() -> bytes:
+        async with one_box(box_folder) as (boxes, box):
+            assert boxes._starter is not None
+            boxes._starter.kill()
+            boxes._starter.wait()
+            async with boxes.box([box_folder / "layers/host"], LIMITS) as second:
+                return (await sh(box, "echo 1")).output + (await sh(second, "echo 2")).output
+
+    assert asyncio.run(act()) == b"1\n2\n"
+
+
+def test_a_fork_of_the_owner_does_not_keep_its_boxes(box_folder: Path) -> None:
+    async def act() -> None:
+        async with one_box(box_folder) as (_, box):
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+                os._exit(0)
+            try:
+                async with asyncio.timeout(30):
+                    await box.close()
+            finally:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+
+    asyncio.run(act())
+    assert live(box_folder) == []
+
+
+def test_a_box_that_cannot_be_made_says_why(box_folder: Path) -> None:
+    async def act() -> None:
+        async with one_box(box_folder, above=[box_folder / "layers/missing"]):
+            pass
+
+    with pytest.raises(BoxError, match="overlay"):
+        asyncio.run(act())
+    assert live(box_folder) == []
+
+
+def test_a_box_may_not_need_more_than_its_node_has(tmp_path: Path) -> None:
+    async def act() -> None:
+        async with Boxes(tmp_path, 1024).admission.admit(1025):
+            pass
+
+    with pytest.raises(ConfigError, match="1025 MiB"):
+        asyncio.run(act())

@@ -1,0 +1,185 @@
+"""Whether what an agent left earns what it is worth, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.agent.boxes.box import BoxEnded
+from recipes.agent.boxes.boxes import Boxes
+from recipes.agent.harbor.checking import CheckedTask, check_task, read_checks, write_checks
+from recipes.agent.harbor.grading import LOGS, Expected, Grade, finish, grade, limits_of, read_reward, workdir_of
+from recipes.agent.harbor.task_folder import read_task
+from recipes.agent.images.building import image_of
+from recipes.agent.images.store import ImageStore
+from rlinf_core import ConfigError
+from tests.unit.recipes.agent.harbor.made_tasks import FORGERIES, FROM_WITHIN, double_task, greeting_task
+
+pytestmark = pytest.mark.security
+
+TASKS: dict[str, Callable[..., Path]] = {"greeting": greeting_task, "double": double_task}
+SOLUTION = {"greeting": "echo 'good morning' > /app/greeting", "double": "echo 'double = (2).__mul__' > double.py"}
+EXPECTED = Expected("work", ("txt",), 0)
+
+
+def graded(
+    folder: Path, task_folder: Path, script: str, expected: Expected = EXPECTED, seconds: float | None = None
+) -> Grade:
+    async def run() -> Grade:
+        boxes = Boxes(folder, 4096)
+        store = ImageStore(boxes)
+        try:
+            return await one(store)
+        finally:
+            store.close()
+            await boxes.close()
+
+    async def one(store: ImageStore) -> Grade:
+        task = read_task(task_folder)
+        image = await image_of(store, task.environment, task.docker_image, seconds=60)
+        settings: dict[str, Any] = {"env": image.env, "workdir": workdir_of(task, image), "folders": LOGS}
+        async with store.boxes.box(store.layers(image), limits_of(task), **settings) as box:
+            try:
+                await box.run(["bash", "-c", script], timeout=10)
+            except BoxEnded:
+                pass
+            await finish(task, image, box, expected.mode)
+            return await grade(store, task, image, store.boxes.kept(box), expected, seconds=seconds)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_solution_earns_one_and_nothing_earns_zero(name: str, box_folder: Path, tmp_path: Path) -> None:
+    task = TASKS[name](tmp_path)
+    solved = graded(box_folder, task, SOLUTION[name])
+    assert (solved.reward, solved.why, solved.tries) == (1.0, "", 1), solved
+    assert graded(box_folder, task, "true").reward == 0.0
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forgery_earns_nothing(forgery: str, box_folder: Path, tmp_path: Path) -> None:
+    name, script = FORGERIES[forgery]
+    result = graded(box_folder, TASKS[name](tmp_path), script, seconds=2.0 if "hangs" in forgery else None)
+    assert result.reward == 0.0, result
+
+
+def test_there_are_ten_forgeries() -> None:
+    assert len(FORGERIES) >= 10
+
+
+def test_tests_that_never_end_are_tried_in_two_boxes(box_folder: Path, tmp_path: Path) -> None:
+    result = graded(box_folder, double_task(tmp_path), "echo 'while True: pass' > /app/double.py", seconds=0.5)
+    assert (result.reward, result.timed_out, result.tries) == (0.0, True, 2)
+    assert result.why == "the tests took longer than 0.5 s"
+
+
+def test_a_forged_reward_says_so_and_is_not_tried_again(box_folder: Path, tmp_path: Path) -> None:
+    forged = graded(box_folder, double_task(tmp_path), FORGERIES["code under test that writes the other file"][1])
+    assert (forged.tampered, forged.tries) == (True, 1)
+    assert "reward.json" in forged.why
+
+
+def test_a_box_over_its_memory_in_the_tests_is_the_policys(box_folder: Path, tmp_path: Path) -> None:
+    eater = "printf 'x = [bytearray(20 << 20) for _ in range(100)]\\n' > /app/double.py"
+    assert graded(box_folder, double_task(tmp_path), eater).reward == 0.0
+
+
+def test_what_a_task_declares_is_kept_and_the_rest_is_not(box_folder: Path, tmp_path: Path) -> None:
+    tests = "cat /srv/a /app/b /opt/c 2>/dev/null > /tmp/all\n[ \"$(cat /tmp/all)\" = 'ab' ] && r=1 || r=0\n"
+    tests += "echo $r > /logs/verifier/reward.txt\n"
+    toml = (greeting_task(tmp_path) / "task.toml").read_text()
+    task = greeting_task(tmp_path, **{"task.toml": f'artifacts = ["/srv/a"]\n{toml}', "tests/test.sh": tests})
+    script = "mkdir -p /srv /opt; printf a > /srv/a; printf b > /app/b; printf c > /opt/c"
+    assert graded(box_folder, task, script).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("files", "reward", "why"),
+    [
+        ({"txt": b"0.5\n"}, 0.5, ""),
+        ({"json": b'{"reward": 0.25}', "txt": b"1"}, 0.25, ""),
+        ({"json": b'{"reward": 1, "speed": 3}'}, 1.0, ""),
+        ({"txt": b"yes"}, 0.0, "cannot be read"),
+        ({"txt": b"nan"}, 0.0, "no finite number"),
+        ({"json": b'{"reward": true}'}, 0.0, "no finite number"),
+        ({"json": b'{"reward": "1"}'}, 0.0, "no finite number"),
+        ({"json": b'{"reward": Infinity}'}, 0.0, "no finite number"),
+        ({"json": b"[1]"}, 0.0, "cannot be read"),
+        ({"json": b"[" * 60_000}, 0.0, "cannot be read"),
+        ({}, 0.0, "wrote no reward"),
+    ],
+)
+def test_rewards_are_numbers_of_one_file(files: dict[str, bytes], reward: float, why: str) -> None:
+    number, said = read_reward(files)
+    assert number == reward
+    assert why in said
+    assert bool(why) == bool(said)
+
+
+# `rlinf tasks check`
+
+
+def checked(folder: Path, task: Path) -> CheckedTask:
+    async def run() -> CheckedTask:
+        boxes = Boxes(folder, 4096)
+        store = ImageStore(boxes)
+        try:
+            return await check_task(store, read_task(task))
+        finally:
+            store.close()
+            await boxes.close()
+
+    return asyncio.run(run())
+
+
+def test_a_sound_task_is_fit(box_folder: Path, tmp_path: Path) -> None:
+    result = checked(box_folder, greeting_task(tmp_path))
+    assert (result.solution, result.nothing, result.mode, result.kinds) == (1.0, 0.0, "work", ("txt",))
+    assert result.fault(30.0) == ""
+
+
+def test_a_task_whose_tests_load_the_policys_code_is_named_forgeable(box_folder: Path, tmp_path: Path) -> None:
+    task = double_task(tmp_path)
+    result = checked(box_folder, task)
+    assert (result.fit, result.canary) == (True, 1.0)
+    assert "forgeable from within" in result.fault(30.0)
+    assert graded(box_folder, task, FROM_WITHIN[1]).reward == 1.0
+
+
+def test_a_task_that_needs_more_than_its_work_folder_keeps_more(box_folder: Path, tmp_path: Path) -> None:
+    files = {
+        "solution/solve.sh": "mkdir /data; echo 'good morning' > /data/greeting\n",
+        "tests/test.sh": "[ -s /data/greeting ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",
+    }
+    result = checked(box_folder, greeting_task(tmp_path, **files))
+    assert (result.solution, result.nothing, result.mode) == (1.0, 0.0, "files")
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ({"solution/solve.sh": "true\n"}, "its solution earns 0"),
+        ({"tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n"}, "doing nothing earns 1"),
+        ({"tests/test.sh": "exit 0\n"}, "its solution earns 0: the tests wrote no reward"),
+    ],
+)
+def test_a_task_whose_grades_mean_nothing_is_not_fit(
+    files: dict[str, str], fault: str, box_folder: Path, tmp_path: Path
+) -> None:
+    assert fault in checked(box_folder, greeting_task(tmp_path, **files)).fault(30.0)
+
+
+def test_checks_are_kept_by_the_digest_of_the_task(tmp_path: Path) -> None:
+    task = read_task(greeting_task(tmp_path))
+    result = CheckedTask("greeting", task.digest, 1.0, 0.0, None, "work", ("txt",), 0, 11.0)
+    write_checks(tmp_path, [result])
+    assert read_checks(tmp_path) == {task.digest: result}
+    assert "slow" in result.fault(30.0)
+    (tmp_path / "checked.json").write_text('{"tasks": {"a": {}}}')
+    with pytest.raises(ConfigError, match="no record of checks"):
+        read_checks(tmp_path)
