@@ -98,7 +98,11 @@ class Boxes:
 
     def _make(self, folder: Path) -> None:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-        if self.ids["how"] == "written" and folder != self.folder:
+        if self.ids["how"] != "written":
+            return
+        # Root of a box is another user, who passes through the folder to its layers.
+        folder.chmod(folder.stat().st_mode & 0o777 | 0o011)
+        if folder != self.folder:
             os.chown(folder, self.ids["users"][0], self.ids["groups"][0])
 
     @property

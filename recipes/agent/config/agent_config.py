@@ -31,7 +31,7 @@ from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.values import KnownOrOwn
 from recipes.training.chat_template import ChatRoles, ChatTemplate
-from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
+from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.values import OptionalPath, PositiveFloat, StepsOrNever
 from rlinf_core.job.recipe import Trial
@@ -47,6 +47,8 @@ TOOLS: Final = ("calculator", "search", "python")
 _GONE: Final = {"http": "let an MCP server fetch pages: `agent.mcp: {fetch: {command: [uvx, mcp-server-fetch]}}`"}
 # Tasks that are made on the spot, and know which calls lead to their answers.
 MADE_TASKS: Final = ("calculations", "lookups")
+# The program that tries a box.
+BOX_PROBE: Final = "recipes.agent.boxes.box_probe"
 # Tasks that are the seeds of an environment.
 EPISODES: Final = "episodes"
 _MARKS: Final = ("calculator", "search", "result")
@@ -232,7 +234,13 @@ class AgentConfig(LanguageConfig):
     def offers_functions(self) -> bool:
         """Whether tool_agent's model calls tools as functions where its chat template teaches a form."""
         agent = self.agent
-        return self.data.apply_chat_template and agent.run == "tool_agent" and agent.tool_format == "auto"
+        calls = agent.run == "tool_agent" or self.plays_tasks
+        return self.data.apply_chat_template and calls and agent.tool_format == "auto"
+
+    @property
+    def plays_tasks(self) -> bool:
+        """Whether agents do tasks with images."""
+        return self.agent.run == "env_agent" and self.agent.environment.type == "harbor"
 
     def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
         """See `LanguageConfig`."""
@@ -332,8 +340,31 @@ def _check_environment(config: AgentConfig, report: Report) -> None:
         if missing_modules(["verifiers"]) and runs_in_this_interpreter(config, "agent"):
             message = "environments of verifiers need the package verifiers"
             report(at, "missing-extra", message, f"run `{install_command('verifiers')}`")
+    if environment.type == "harbor":
+        _check_tasks(config, report)
     if ":" in environment.type:
         check_import(config, at, environment.type, "agent", report)
+
+
+def _check_tasks(config: AgentConfig, report: Report) -> None:
+    at, path = ("agent", "environment", "path"), config.agent.environment.path
+    if path is None:
+        report(
+            ("agent", "environment", "type"),
+            "conflicting-settings",
+            "`harbor` needs tasks",
+            "write `agent.environment.path: FOLDER`",
+        )
+        return
+    if not runs_in_this_interpreter(config, "agent"):
+        return
+    # It reads each task: for the files that have some.
+    from recipes.agent.harbor.checking import load_checked
+
+    try:
+        load_checked(Path(path))
+    except ConfigError as error:
+        report(at, "unusable-path", f"{error.message}: {error.why}" if error.why else error.message, error.help)
 
 
 def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
@@ -368,6 +399,7 @@ def inputs(config: AgentConfig) -> list[Path]:
 
 
 def trials(config: AgentConfig) -> list[Trial]:
-    """Return the checks of `rlinf doctor`: the sandbox of the tool `python`, on agent nodes, and of rewards."""
+    """Return the checks of `rlinf doctor`: the sandbox of `python` and boxes on agent nodes, and that of rewards."""
     tool = [Trial("agent", "sandbox", SANDBOX_PROBE)] if "python" in config.agent.tools else []
-    return tool + reward_trials(config)
+    boxes = [Trial("agent", "boxes", BOX_PROBE)] if config.plays_tasks else []
+    return tool + boxes + reward_trials(config)

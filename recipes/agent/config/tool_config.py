@@ -8,9 +8,10 @@ from pydantic import BeforeValidator, Field
 
 from recipes.sections.values import KnownOrOwn, one_or_many
 from rlinf_core import ConfigModel, IgnoredKeys
+from rlinf_core.config.sections.values import OptionalPath
 from rlinf_core.scalars import Text
 
-ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers")
+ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers", "harbor")
 
 
 class McpServerConfig(ConfigModel):
@@ -49,12 +50,14 @@ class TextEnvironmentConfig(ConfigModel):
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         _only_of_type("openenv", "url", "action_key", "observation_key"),
         _only_of_type("verifiers", "name", "options", "harness"),
+        _only_of_type("harbor", "path", "box_memory_mib", "box_folder"),
     )
 
     type: Annotated[Text, KnownOrOwn("environment", ENVIRONMENTS)] = Field(
         default="treasure",
         description="Environment: treasure, a small text game; openenv, an OpenEnv server; verifiers, a verifiers"
-        " taskset; or `package.module:name`, a class or function that makes a `TextEnvironment`.",
+        " taskset; harbor, tasks with images, each done by `bash` in a box and graded in a fresh one; or"
+        " `package.module:name`, a class or function that makes a `TextEnvironment`.",
     )
     url: Text | None = Field(default=None, description="OpenEnv server, as in `http://127.0.0.1:8000`.")
     action_key: Text = Field(
@@ -73,4 +76,15 @@ class TextEnvironmentConfig(ConfigModel):
         default=None,
         description="Name of the verifiers harness that runs a task. Default: a chat in the agent process, with the"
         " tools of the task.",
+    )
+    path: OptionalPath = Field(
+        default=None, description="Folder of tasks in Harbor's format, which `rlinf tasks check` found fit."
+    )
+    box_memory_mib: Annotated[int, Field(ge=64)] | None = Field(
+        default=None,
+        description="Memory for all boxes of a node together, in MiB. Default: half of the node's memory.",
+    )
+    box_folder: OptionalPath = Field(
+        default=None,
+        description="Folder of boxes and images on each node, not on a network file system. Default: ~/.rlinf/boxes.",
     )

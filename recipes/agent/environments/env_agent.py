@@ -70,6 +70,10 @@ def make_env_agent(config: AgentConfig) -> Agent:
         return VerifiersAgent(
             VerifiersSettings(settings.name or "", settings.options, settings.harness, config.data.val_size)
         )
+    if settings.type == "harbor":
+        from recipes.agent.environments.harbor_agent import TaskAgent
+
+        return TaskAgent(config)
     return EnvAgent(environment_maker(settings))
 
 

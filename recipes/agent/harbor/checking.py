@@ -26,12 +26,11 @@ from recipes.agent.harbor.grading import (
     packed,
     workdir_of,
 )
-from recipes.agent.harbor.task_folder import TaskFolder
+from recipes.agent.harbor.task_folder import RECORD, TaskFolder, find_tasks, read_task
 from recipes.agent.images.building import image_of
 from recipes.agent.images.store import Image, ImageStore
 from rlinf_core import ConfigError
 
-RECORD: Final = "checked.json"
 _SCHEMA: Final = "rlinf.tasks-checked/1"
 _TIMES: Final = 3
 # Of processes that a solution's tests may leave.
@@ -173,6 +172,28 @@ def read_checks(path: Path) -> dict[str, CheckedTask]:
         raise ConfigError(
             f"`{path / RECORD}` is no record of checks", why=str(error), help="remove it, and run `rlinf tasks check`"
         ) from None
+
+
+def load_checked(path: Path) -> list[tuple[TaskFolder, CheckedTask]]:
+    """Return the tasks of a folder with the results of their checks.
+
+    Raises:
+        ConfigError: a task cannot be read, was not checked as it is now, or is not fit to be trained on.
+    """
+    checks, tasks = read_checks(path), [read_task(folder) for folder in find_tasks(path)]
+    faults = [
+        f"{task.name}: {fault}"
+        for task in tasks
+        if (fault := checks[task.digest].fault(task.verifier_seconds) if task.digest in checks else "was not checked")
+    ]
+    if faults:
+        rest = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        raise ConfigError(
+            f"{len(faults)} of {len(tasks)} tasks in `{path}` are not fit to be trained on",
+            why=f"{faults[0]}{rest}",
+            help=f"run `rlinf tasks check {path}`, and mend or remove what it names",
+        )
+    return [(task, checks[task.digest]) for task in tasks]
 
 
 def write_checks(path: Path, checks: Iterable[CheckedTask]) -> None:

@@ -14,6 +14,8 @@ from rlinf_core import ConfigError
 from rlinf_core.suggest import did_you_mean
 
 TOML, INSTRUCTION, TESTS, SOLUTION = "task.toml", "instruction.md", "tests/test.sh", "solution/solve.sh"
+# What `rlinf tasks check` writes beside tasks.
+RECORD: Final = "checked.json"
 _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 # Keys of task.toml by section: those that are read, and those that change nothing here.
 _READ: Final = {
@@ -117,7 +119,7 @@ def read_task(path: Path) -> TaskFolder:
     read = TaskFolder(
         name=str(task.get("name") or path.name),
         path=path,
-        digest=folder_digest(path),
+        digest=folder_digest(path, without=RECORD),
         instruction=instruction,
         docker_image=reader.text(environment, "environment", "docker_image") or None,
         workdir=reader.text(environment, "environment", "workdir") or None,

@@ -208,8 +208,12 @@ class ImageStore:
         return self.boxes.folder / "images" / f"{digest}.json"
 
 
-def folder_digest(folder: Path, *more: str) -> str:
+def folder_digest(folder: Path, *more: str, without: str = "") -> str:
     """Return a digest of the files of a folder: equal files are one image.
+
+    Args:
+        more: texts that count, too.
+        without: name of a file in the folder that does not.
 
     Raises:
         ConfigError: it has something that is neither file, folder nor link.
@@ -217,6 +221,8 @@ def folder_digest(folder: Path, *more: str) -> str:
     digest = hashlib.sha256("\0".join(more).encode())
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
+        if str(name) == without:
+            continue
         if path.is_symlink():
             digest.update(f"{name}\0link\0{os.readlink(path)}\0".encode())
         elif path.is_file():

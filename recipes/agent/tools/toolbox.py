@@ -77,6 +77,16 @@ class Toolbox:
         self.figures: defaultdict[str, float] = defaultdict(float)
         self.failure = ""
 
+    def with_tools(self, tools: Sequence[Tool], timeout: float) -> Toolbox:
+        """Return a toolbox of other tools, whose calls count and are shown as those of this one."""
+        other = Toolbox(tools, timeout, self._on_call, native=self._native)
+        other.figures = self.figures
+        return other
+
+    def note(self, call: ToolCall, seen: Observation) -> None:
+        """Show something that was done in a run, and was no call of the model's."""
+        self._on_call(call, seen)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the tools."""

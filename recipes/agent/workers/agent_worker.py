@@ -263,7 +263,8 @@ class AgentWorker(ComparingWorker):
         self, task: AgentTask, model: LanguageModel, tools: Toolbox
     ) -> tuple[AgentOutcome, Exit | Cause | None, str]:
         """Return what the agent itself makes of a run; see `_outcome`."""
-        clock = asyncio.timeout(self._config.agent.timeout)
+        keeps_time = getattr(self._agent, "keeps_time", False)
+        clock = asyncio.timeout(None if keeps_time else self._config.agent.timeout)
         try:
             async with clock:
                 return _checked(await self._agent(task, model, tools)), None, ""

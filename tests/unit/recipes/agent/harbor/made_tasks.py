@@ -25,7 +25,7 @@ echo $verdict > /logs/verifier/reward.txt
 """
 _DOUBLE_TEST: Final = """#!/bin/bash
 cd /app
-python3 -m unittest -q /tests/test_double.py
+python3 -m unittest -q test_double
 if [ $? = 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
 """
 _DOUBLE_CASES: Final = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,8 @@ def graded(
         image = await image_of(store, task.environment, task.docker_image, seconds=60)
         settings: dict[str, Any] = {"env": image.env, "workdir": workdir_of(task, image), "folders": LOGS}
         async with store.boxes.box(store.layers(image), limits_of(task), **settings) as box:
-            try:
+            with contextlib.suppress(BoxEnded):
                 await box.run(["bash", "-c", script], timeout=10)
-            except BoxEnded:
-                pass
             await finish(task, image, box, expected.mode)
             return await grade(store, task, image, store.boxes.kept(box), expected, seconds=seconds)
 

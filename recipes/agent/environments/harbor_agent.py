@@ -1,0 +1,163 @@
+"""The agent that does tasks with images: it has a shell in a box, and is graded in a fresh one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from recipes.agent.boxes.box import BoxError
+from recipes.agent.boxes.boxes import DEFAULT_FOLDER, Boxes
+from recipes.agent.config import AgentConfig
+from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
+from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
+from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.harbor.checking import CheckedTask, load_checked
+from recipes.agent.harbor.grading import LOGS, Grade, finish, grade, limits_of, workdir_of
+from recipes.agent.harbor.task_folder import TaskFolder
+from recipes.agent.images.building import image_of
+from recipes.agent.images.store import Image, ImageStore
+from recipes.agent.tools.bash import Bash
+from recipes.agent.tools.tool import ToolUnavailable
+from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
+from recipes.language.config.problem_config import MOST_GENERATED
+from rlinf_core import ConfigError
+
+# Beyond the limit of a command, which the box keeps itself.
+_PATIENCE_SECONDS: Final = 120.0
+_SHOWN: Final = 2000
+_MOST_DROPPED: Final = 20
+
+
+class TaskAgent:
+    """Does a task per run; the seed selects it, and those of evaluation are held out.
+
+    Attributes:
+        keeps_time: a run's time is limited here, so that it is graded as it stands when that is up.
+
+    Raises:
+        ConfigError: see `load_checked`; or there are too few tasks.
+    """
+
+    keeps_time = True
+
+    def __init__(self, config: AgentConfig) -> None:
+        environment = config.agent.environment
+        self._config = config.agent
+        self._tasks = load_checked(Path(environment.path or "."))
+        if len(self._tasks) < 2:
+            raise ConfigError(f"`{environment.path}` has only {len(self._tasks)} task; there must be two at least")
+        self._held = min(config.data.val_size, len(self._tasks) // 2)
+        self._folder = Path(environment.box_folder or DEFAULT_FOLDER)
+        self._memory = environment.box_memory_mib or half_of_memory()
+        self._store: ImageStore | None = None
+        self._images: dict[str, asyncio.Task[Image]] = {}
+
+    async def __call__(self, task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
+        """Do a task, and return the outcome; an agent as `Agent` says.
+
+        Raises:
+            ToolUnavailable: no box could be made, or its holder was killed.
+        """
+        folder, checked = self._task(int(task.row.get("seed", 0)))
+        if self._store is None:
+            self._store = ImageStore(Boxes(self._folder, self._memory))
+        store = self._store
+        try:
+            image = await self._image(store, folder)
+            async with store.boxes.admission.admit(folder.memory_mib):
+                return await self._done(store, folder, checked, image, task, llm, tools)
+        except (BoxError, ConfigError) as error:
+            raise ToolUnavailable(f"the box of `{folder.name}`: {error}") from error
+
+    async def _done(
+        self,
+        store: ImageStore,
+        folder: TaskFolder,
+        checked: CheckedTask,
+        image: Image,
+        task: AgentTask,
+        llm: LanguageModel,
+        tools: Toolbox,
+    ) -> AgentOutcome:
+        began, figures = time.perf_counter(), tools.figures
+        settings: dict[str, Any] = {
+            "env": {**image.env, **folder.env},
+            "workdir": workdir_of(folder, image),
+            "folders": LOGS,
+        }
+        async with store.boxes.box(store.layers(image), limits_of(folder), **settings) as box:
+            figures["agent/box_seconds/start"] += time.perf_counter() - began
+            bash = Bash(box, self._config.tool_timeout, folder.agent_user or image.user)
+            time_up = await self._play(folder, bash, task, llm, tools)
+            ended = box.over
+            left = await finish(folder, image, box, checked.mode)
+            began = time.perf_counter()
+            result = await grade(store, folder, image, store.boxes.kept(box), checked.expected)
+        figures["agent/box_seconds/commands"] += bash.seconds
+        figures["agent/box_seconds/tests"] += time.perf_counter() - began
+        figures["agent/box_peak_mib"] = left.peak / (1 << 20)
+        figures["agent/grades/again"] = float(result.tries > 1)
+        figures["agent/grades/tampered"] = float(result.tampered)
+        figures["agent/grades/timeout"] = float(result.timed_out)
+        tools.note(ToolCall("tests", "bash /tests/test.sh"), _shown(result, left.dropped, left.dropped_count))
+        parts = {"time_up": float(time_up), "box_ended": float(bool(ended))}
+        return AgentOutcome(answer=result.why, reward=result.reward, parts=parts)
+
+    async def _play(self, folder: TaskFolder, bash: Bash, task: AgentTask, llm: LanguageModel, tools: Toolbox) -> bool:
+        """Let the model use the shell until it is done, or may do no more; return whether its time was up."""
+        own = tools.with_tools([bash], self._config.tool_timeout + _PATIENCE_SECONDS)
+        messages = _messages(task.messages, folder.instruction, "" if own.functions else own.instructions)
+        clock = asyncio.timeout(min(folder.agent_seconds, self._config.timeout))
+        try:
+            async with clock:
+                await tool_agent(task._replace(prompt=folder.instruction, messages=messages), llm, own)
+        except LimitReached:
+            return False
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            return True
+        return False
+
+    async def _image(self, store: ImageStore, folder: TaskFolder) -> Image:
+        """Return the image of a task, made once in this process."""
+        if folder.digest not in self._images:
+            making = image_of(store, folder.environment, folder.docker_image, seconds=folder.build_seconds)
+            self._images[folder.digest] = asyncio.create_task(making)
+        try:
+            return await asyncio.shield(self._images[folder.digest])
+        except (BoxError, ConfigError):
+            # The next run tries again.
+            self._images.pop(folder.digest, None)
+            raise
+
+    def _task(self, seed: int) -> tuple[TaskFolder, CheckedTask]:
+        """Return the task of a seed; those of evaluation are never trained on."""
+        if seed >= MOST_GENERATED:
+            return self._tasks[(seed - MOST_GENERATED) % self._held]
+        return self._tasks[self._held + seed % (len(self._tasks) - self._held)]
+
+
+def half_of_memory() -> int:
+    """Return half of this machine's memory, in MiB."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 21
+
+
+def _messages(given: Sequence[ChatMessage], instruction: str, tools: str) -> tuple[ChatMessage, ...]:
+    """Return the first messages: those of the system, with the directions for the tools, and the task."""
+    system = [message.text for message in given if message.role == "system"]
+    text = "\n\n".join(filter(None, (*system, tools)))
+    return (*([ChatMessage("system", text)] if text else []), ChatMessage("user", instruction))
+
+
+def _shown(result: Grade, dropped: Sequence[str], count: int) -> Observation:
+    """Return the grade as a sample shows it."""
+    lines = [result.output[-_SHOWN:].strip(), f"reward {result.reward:g}" + (f": {result.why}" if result.why else "")]
+    if count:
+        more = f", and {count - _MOST_DROPPED} more" if count > _MOST_DROPPED else ""
+        lines.append(f"not kept for the tests: {', '.join(dropped[:_MOST_DROPPED])}{more}")
+    return Observation("\n".join(filter(None, lines)), "timeout" if result.timed_out else "", result.seconds)
