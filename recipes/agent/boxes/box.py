@@ -51,7 +51,7 @@ class Done(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a box left.
+    """The remains of a box.
 
     Attributes:
         dropped: paths that were not kept, at most 200 of them.

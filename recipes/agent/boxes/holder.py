@@ -30,7 +30,7 @@ _NO_COMMAND: Final = 126
 
 
 class BoxSpec(TypedDict):
-    """What a box is made of; sent as JSON.
+    """The description of a box, sent as JSON.
 
     Attributes:
         layers: folders of the image, uppermost first, relative to the box's own.

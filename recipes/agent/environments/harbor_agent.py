@@ -147,9 +147,9 @@ def half_of_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 21
 
 
-def _messages(given: Sequence[ChatMessage], instruction: str, tools: str) -> tuple[ChatMessage, ...]:
+def _messages(first: Sequence[ChatMessage], instruction: str, tools: str) -> tuple[ChatMessage, ...]:
     """Return the first messages: those of the system, with the directions for the tools, and the task."""
-    system = [message.text for message in given if message.role == "system"]
+    system = [message.text for message in first if message.role == "system"]
     text = "\n\n".join(filter(None, (*system, tools)))
     return (*([ChatMessage("system", text)] if text else []), ChatMessage("user", instruction))
 
@@ -158,6 +158,6 @@ def _shown(result: Grade, dropped: Sequence[str], count: int) -> Observation:
     """Return the grade as a sample shows it."""
     lines = [result.output[-_SHOWN:].strip(), f"reward {result.reward:g}" + (f": {result.why}" if result.why else "")]
     if count:
-        more = f", and {count - _MOST_DROPPED} more" if count > _MOST_DROPPED else ""
-        lines.append(f"not kept for the tests: {', '.join(dropped[:_MOST_DROPPED])}{more}")
+        rest = f", and {count - _MOST_DROPPED} more" if count > _MOST_DROPPED else ""
+        lines.append(f"not kept for the tests: {', '.join(dropped[:_MOST_DROPPED])}{rest}")
     return Observation("\n".join(filter(None, lines)), "timeout" if result.timed_out else "", result.seconds)

@@ -1,5 +1,5 @@
-"""What every task passes before it is trained on: its solution earns 1, nothing earns 0, and a canary shows what a
-program can make its tests say.
+"""Checks of tasks before they are trained on: the solution earns 1, nothing earns 0, and a canary shows what a program
+can make the tests say.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class CheckedTask:
     """The result of a check.
 
     Attributes:
-        name, digest: of the task.
+        name, digest: the task's.
         solution, nothing, canary: their rewards; `canary` is None where the solution writes no Python file.
         mode: what of the agent's files the tests need.
         kinds: the files in which the tests write their reward.
         running: processes that the tests leave.
-        seconds: of the tests, for the solution.
+        seconds: the time that the tests took for the solution.
         why: the reason of the solution's reward, if it is not the tests'.
         output: the end of what the tests wrote for the solution, where it does not earn 1.
     """
@@ -82,7 +82,7 @@ class CheckedTask:
 
     @property
     def expected(self) -> Expected:
-        """What grades are held against."""
+        """The facts that grades are held against."""
         return Expected(self.mode, self.kinds, self.running)
 
     def fault(self, verifier_seconds: float) -> str:

@@ -44,7 +44,7 @@ _SAFE_PYTHON: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What `rlinf tasks check` saw when the solution was graded.
+    """Facts of the solution's grade, as `rlinf tasks check` saw it.
 
     Attributes:
         mode: what of the agent's files the tests get.
@@ -67,8 +67,8 @@ class Grade:
         tampered: whether the reward was written by something other than the tests.
         timed_out: whether the tests took too long.
         tries: fresh boxes that were used.
-        output: of the tests.
-        seconds: of the last run of the tests.
+        output: all that the tests wrote.
+        seconds: the time of the last run of the tests.
         kinds: files with rewards that were found.
         running: processes that the tests left.
     """
@@ -144,19 +144,19 @@ async def _graded(
             why = str(error)
         took = time.perf_counter() - began
         left = await box.finish(grace=0.0 if timed_out or why else _GRACE_SECONDS)
-        found = {kind: data for kind, path in REWARDS.items() if (data := await box.read(path)) is not None}
+        written = {kind: data for kind, path in REWARDS.items() if (data := await box.read(path)) is not None}
     known = expected.kinds or kinds_in(task)
     reward, tampered = 0.0, ""
     if timed_out:
         why = f"the tests took longer than {seconds:g} s"
     elif status < 0:
         why = why or f"the tests were ended by signal {-status}"
-    elif extra := set(found) - set(known):
+    elif extra := set(written) - set(known):
         tampered = f"there is a reward.{min(extra)}, which the tests do not write"
     elif left.running > expected.running:
         tampered = f"{left.running} processes were left that could have written the reward"
     elif not why:
-        reward, why = read_reward(found)
+        reward, why = read_reward(written)
     return Grade(
         reward=0.0 if why or tampered else reward,
         why=tampered or why,
@@ -165,25 +165,25 @@ async def _graded(
         tries=number,
         output=output.decode(errors="replace"),
         seconds=took,
-        kinds=tuple(found),
+        kinds=tuple(written),
         running=left.running,
     )
 
 
-def read_reward(found: dict[str, bytes]) -> tuple[float, str]:
+def read_reward(files: dict[str, bytes]) -> tuple[float, str]:
     """Return the reward of the files that tests wrote, and why there is none; `reward.json` comes first.
 
     Args:
-        found: the contents of the files, by `json` and `txt`.
+        files: their contents, by `json` and `txt`.
     """
-    kind = next((kind for kind in REWARDS if kind in found), None)
+    kind = next((kind for kind in REWARDS if kind in files), None)
     if kind is None:
         return 0.0, "the tests wrote no reward"
     try:
-        value: Any = json.loads(found[kind])["reward"] if kind == "json" else float(found[kind])
+        value: Any = json.loads(files[kind])["reward"] if kind == "json" else float(files[kind])
         number = float(value)
     except (ValueError, KeyError, TypeError, RecursionError):
-        return 0.0, f"reward.{kind} cannot be read: {found[kind][:80]!r}"
+        return 0.0, f"reward.{kind} cannot be read: {files[kind][:80]!r}"
     if isinstance(value, bool | str) or not math.isfinite(number):
         return 0.0, f"the reward is no finite number: {value!r}"
     return number, ""

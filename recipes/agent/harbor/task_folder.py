@@ -41,12 +41,12 @@ class TaskFolder:
     """A task.
 
     Attributes:
-        digest: of all its files.
+        digest: that of all its files.
         docker_image: the image that it names; None: its Dockerfile.
         workdir: None: that of its image.
-        memory_mib, storage_mib, cpus: of its box; `cpus` 0: all.
+        memory_mib, storage_mib, cpus: limits of its box; `cpus` 0: all.
         build_seconds, agent_seconds, verifier_seconds: limits.
-        agent_user, verifier_user: of the box; "": that of its image, and root.
+        agent_user, verifier_user: users of the box; "": that of its image, and root.
         env, verifier_env: variables of all commands, and of the tests.
         artifacts: absolute paths besides the work folder that the tests need.
         notes: what of task.toml changes nothing here.

@@ -29,7 +29,7 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
     Args:
         environment: the folder with the Dockerfile.
         named: the image that the task names; a Dockerfile comes before it.
-        seconds: for all steps together.
+        seconds: the limit of one step.
 
     Raises:
         ConfigError: it cannot be built here, or is not on this node.
@@ -47,11 +47,11 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
     base = await store.base(expand(first.text.split()[0], arguments))
     digest = folder_digest(environment, base.digest)
     async with store.alone(digest):
-        found = store.find(digest)
-        if found is None:
+        image = store.find(digest)
+        if image is None:
             builder = _Builder(store, environment, digest, base, seconds)
-            found = store.add(await builder.build([step for step in steps if step.line > first.line]))
-    return store.use(found)
+            image = store.add(await builder.build([step for step in steps if step.line > first.line]))
+    return store.use(image)
 
 
 class _Builder:

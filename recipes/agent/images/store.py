@@ -33,9 +33,9 @@ class Image:
     """An image on this node.
 
     Attributes:
-        digest: of what it was made of.
+        digest: that of its sources.
         layers: names of its layers, uppermost first.
-        env, workdir, user: of commands.
+        env, workdir, user: variables, folder and user of commands.
     """
 
     digest: str
@@ -123,9 +123,9 @@ class ImageStore:
     async def _host(self) -> Image:
         digest = host_fingerprint()
         async with self.alone(digest):
-            found = self.find(digest)
-            if found is not None:
-                return found
+            known = self.find(digest)
+            if known is not None:
+                return known
             with tempfile.TemporaryFile() as archive:
                 await asyncio.to_thread(write_host_layer, archive)
                 archive.seek(0)
@@ -208,17 +208,17 @@ class ImageStore:
         return self.boxes.folder / "images" / f"{digest}.json"
 
 
-def folder_digest(folder: Path, *more: str, without: str = "") -> str:
+def folder_digest(folder: Path, *texts: str, without: str = "") -> str:
     """Return a digest of the files of a folder: equal files are one image.
 
     Args:
-        more: texts that count, too.
+        texts: texts that count, too.
         without: name of a file in the folder that does not.
 
     Raises:
         ConfigError: it has something that is neither file, folder nor link.
     """
-    digest = hashlib.sha256("\0".join(more).encode())
+    digest = hashlib.sha256("\0".join(texts).encode())
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if str(name) == without:

@@ -19,10 +19,10 @@ class Bash(Tool):
     Args:
         box: the box of the run.
         timeout: seconds for one command.
-        user: of the box; "" is root.
+        user: a user of the box; "" is root.
 
     Attributes:
-        seconds: of all commands.
+        seconds: the time of all commands.
     """
 
     name = "bash"

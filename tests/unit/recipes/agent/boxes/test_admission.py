@@ -26,7 +26,7 @@ asyncio.run(main())
 """
 
 
-def test_a_box_waits_until_there_is_memory_and_a_large_one_is_not_overtaken(tmp_path: Path) -> None:
+def test_a_box_waits_for_memory_and_is_not_overtaken(tmp_path: Path) -> None:
     order: list[str] = []
 
     async def one(admission: Admission, name: str, mib: int, held: asyncio.Event | None = None) -> None:
@@ -81,7 +81,7 @@ def test_memory_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_thousand_boxes_over_fifty_nodes_are_all_served_within_the_memory_of_each(tmp_path: Path) -> None:
+def test_a_thousand_boxes_over_fifty_nodes_are_served_in_turn(tmp_path: Path) -> None:
     most, order = 4096, dict[int, list[int]]()
     worst = 0
 

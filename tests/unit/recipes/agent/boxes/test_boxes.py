@@ -74,7 +74,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_commands_have_their_streams_their_status_and_their_folder(box_folder: Path) -> None:
+def test_commands_have_streams_a_status_and_a_folder(box_folder: Path) -> None:
     async def act(box: Box) -> list[Done]:
         return [
             await sh(box, 'pwd; echo "$A" >&2; exit 3', env={"A": "a b"}),
@@ -93,7 +93,7 @@ def test_commands_have_their_streams_their_status_and_their_folder(box_folder: P
     assert live(box_folder) == []
 
 
-def test_commands_run_at_once_and_one_that_takes_too_long_is_killed(box_folder: Path) -> None:
+def test_commands_run_at_once_and_a_slow_one_is_killed(box_folder: Path) -> None:
     async def act(box: Box) -> list[Done]:
         return await asyncio.gather(sh(box, "sleep 600", 0.2), *(sh(box, f"sleep 0.05; echo {n}") for n in range(5)))
 
@@ -102,7 +102,7 @@ def test_commands_run_at_once_and_one_that_takes_too_long_is_killed(box_folder: 
     assert [done.output for done in others] == [b"%d\n" % number for number in range(5)]
 
 
-def test_a_flood_of_output_is_cut_and_a_process_in_the_background_holds_nothing_up(box_folder: Path) -> None:
+def test_a_flood_is_cut_and_the_background_holds_nothing_up(box_folder: Path) -> None:
     async def act(box: Box) -> tuple[Done, Done]:
         return await sh(box, "yes | head -c 3000000"), await sh(box, "sleep 600 & echo begun")
 
@@ -144,9 +144,9 @@ async def _pids(box: Box) -> list[str]:
     task = asyncio.ensure_future(sh(box, f": {box.name}; sleep 600"))
     try:
         while True:
-            found = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if box.name in _command_of(pid)]
-            if found:
-                return found
+            pids = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if box.name in _command_of(pid)]
+            if pids:
+                return pids
             await asyncio.sleep(0.01)
     finally:
         task.cancel()
@@ -158,7 +158,7 @@ def _command_of(pid: str) -> str:
     return ""
 
 
-def test_only_what_is_below_the_kept_folders_is_kept_and_seen_by_the_next_box(box_folder: Path) -> None:
+def test_the_next_box_sees_what_was_kept_and_nothing_else(box_folder: Path) -> None:
     async def act() -> tuple[Any, bytes, bytes | None, bytes | None]:
         async with one_box(box_folder) as (boxes, box):
             await sh(box, "echo 1 > one; ln -s one link; mkdir -p deep/er; echo > /etc/mine; rm /usr/bin/cat")
@@ -278,9 +278,7 @@ def test_an_archive_that_leads_out_or_is_too_large_is_refused(
 # Limits
 
 
-def test_a_box_that_takes_too_much_memory_ends_and_can_still_be_read(
-    box_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_box_over_its_memory_ends_and_can_be_read(box_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boxes_module, "group_place", lambda: None)
 
     async def act(box: Box) -> tuple[str, Any]:
@@ -309,7 +307,7 @@ def test_a_box_that_fills_the_disk_ends(box_folder: Path) -> None:
     in_box(box_folder, act)
 
 
-def test_a_fork_bomb_and_the_removal_of_all_files_leave_a_box_that_can_be_read(box_folder: Path) -> None:
+def test_a_fork_bomb_and_removed_programs_leave_a_box_to_read(box_folder: Path) -> None:
     async def act(box: Box) -> bytes | None:
         await sh(box, "echo 7 > /app/kept")
         await sh(box, "python3 -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'", timeout=0.5)

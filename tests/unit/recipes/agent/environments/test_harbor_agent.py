@@ -96,7 +96,7 @@ def test_a_run_whose_time_is_up_is_graded_as_it_stands(tasks: Path, box_folder: 
     assert (outcome.reward, outcome.parts["time_up"]) == (1.0, 1.0)
 
 
-def test_a_command_that_takes_too_long_and_a_broken_box_are_observations(tasks: Path, box_folder: Path) -> None:
+def test_a_slow_command_and_a_broken_box_are_observations(tasks: Path, box_folder: Path) -> None:
     turns = ("<bash>echo a; sleep 600</bash>", "<bash>rm -rf /usr/bin /bin</bash>", "<bash>true</bash>", "sorry")
     outcome, figures, seen, _ = played(config_of(tasks, box_folder, tool_timeout=0.5), *turns)
     assert outcome.reward == 0.0
@@ -122,7 +122,7 @@ def test_a_holder_that_was_killed_is_no_sample(tasks: Path, box_folder: Path, mo
         played(config_of(tasks, box_folder), SOLVED, "done")
 
 
-def test_tasks_that_were_not_checked_or_changed_since_are_refused(tasks: Path) -> None:
+def test_tasks_that_are_not_checked_as_they_are_are_refused(tasks: Path) -> None:
     assert [task.name for task, _ in load_checked(tasks)] == ["made/double", "made/greeting"]
     (tasks / "b-greeting/tests/more").write_text("")
     with pytest.raises(ConfigError) as error:

@@ -142,7 +142,7 @@ def test_a_sound_task_is_fit(box_folder: Path, tmp_path: Path) -> None:
     assert result.fault(30.0) == ""
 
 
-def test_a_task_whose_tests_load_the_policys_code_is_named_forgeable(box_folder: Path, tmp_path: Path) -> None:
+def test_a_task_that_loads_the_policys_code_is_named_forgeable(box_folder: Path, tmp_path: Path) -> None:
     task = double_task(tmp_path)
     result = checked(box_folder, task)
     assert (result.fit, result.canary) == (True, 1.0)
@@ -150,7 +150,7 @@ def test_a_task_whose_tests_load_the_policys_code_is_named_forgeable(box_folder:
     assert graded(box_folder, task, FROM_WITHIN[1]).reward == 1.0
 
 
-def test_a_task_that_needs_more_than_its_work_folder_keeps_more(box_folder: Path, tmp_path: Path) -> None:
+def test_a_task_keeps_more_where_its_work_folder_is_too_little(box_folder: Path, tmp_path: Path) -> None:
     files = {
         "solution/solve.sh": "mkdir /data; echo 'good morning' > /data/greeting\n",
         "tests/test.sh": "[ -s /data/greeting ] && r=1 || r=0\necho $r > /logs/verifier/reward.txt\n",

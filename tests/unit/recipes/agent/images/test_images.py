@@ -46,7 +46,7 @@ async def said(store: ImageStore, image: Image, script: str) -> bytes:
         return (await box.run(["bash", "-c", script], user=image.user, timeout=30)).output
 
 
-def test_a_dockerfile_is_built_with_its_files_variables_and_folder(box_folder: Path, tmp_path: Path) -> None:
+def test_a_dockerfile_is_built_with_files_and_variables(box_folder: Path, tmp_path: Path) -> None:
     dockerfile = (
         "ARG BASE=host\nFROM rlinf/$BASE\nENV WHO=me\nARG HOW=well\nWORKDIR /work/deep\nCOPY --chmod=700 a.sh /bin/a\n"
         "COPY folder/ more/\nCOPY b.txt c.txt ./\nADD packed.tar /from\nRUN echo $WHO $HOW > said && rm b.txt\n"
