@@ -20,4 +20,5 @@ recipe = Recipe(
     inputs="recipes.agent.config.agent_config:inputs",
     trials="recipes.agent.config.agent_config:trials",
     flow="recipes.language.advice.language_flow:flow_of",
+    collect="recipes.agent.images.pruning:collect",
 )

@@ -63,12 +63,14 @@ def pruned(
     total = sum(row.size for row in rows)
     broken = [] if names else unreadable()
     deleted = [_delete(run) for run in ended] if delete else []
+    left = [] if names else _left_over(older_than, delete=delete)
     record = {
         "schema": SCHEMA,
         "folder": str(runs_folder().absolute()),
         "dry_run": not delete,
         "bytes": total,
         "runs": [row.record() for row in rows],
+        "left_over": [{"what": what, "bytes": size} for what, size in left],
         "going_on": [run.path.name for run in going_on],
         "unreadable": [{"folder": str(run.path), "reason": run.why} for run in broken],
     }
@@ -80,8 +82,24 @@ def pruned(
         "\n".join([runs_text(rows), *_elsewhere(rows)]) if rows else "",
         record,
         ExitCode.OK if all(deleted) else ExitCode.FAILED,
-        (*map(_why_kept, going_on), verdict if rows else "no runs selected"),
+        (
+            *map(_why_kept, going_on),
+            *(f"{'deleted' if delete else 'would delete'} {what}, {size_text(size)}" for what, size in left),
+            verdict if rows else "no runs selected",
+        ),
     )
+
+
+def _left_over(older_than: float | None, *, delete: bool) -> list[tuple[str, int]]:
+    """Return what runs left outside of their folders and nobody uses, as their recipes know it."""
+    from rlinf_core.job.find_recipe import find_recipe, recipe_names
+
+    left: list[tuple[str, int]] = []
+    for name in recipe_names():
+        recipe = find_recipe(name)
+        if (collect := recipe.load(recipe.collect)) is not None:
+            left += collect(older_than, delete=delete)
+    return left
 
 
 def _elsewhere(rows: Sequence[RunRow]) -> Iterator[str]:

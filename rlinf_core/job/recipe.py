@@ -254,6 +254,18 @@ class Trials(Protocol):
     def __call__(self, config: Any) -> Sequence[Trial]: ...
 
 
+class Collect(Protocol):
+    """`rlinf runs prune`: what runs left on this machine outside of their folders, and no process uses.
+
+    `older_than` is seconds since it was used last, None the recipe's own choice; it is removed where `delete`.
+
+    Returns:
+        What each is, and its bytes.
+    """
+
+    def __call__(self, older_than: float | None, *, delete: bool) -> Sequence[tuple[str, int]]: ...
+
+
 class Recipe(NamedTuple):
     """A kind of job that can be trained.
 
@@ -266,8 +278,8 @@ class Recipe(NamedTuple):
         config: the pydantic model of its whole file, or `module:Class`. It has the fields `recipe` and `cluster`.
         default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
             beside the module that holds the recipe, or YAML of several lines.
-        program, check, facts, record, evaluate, play, replay, export, policy, memory, inputs, trials, flow: see the
-            protocol of each.
+        program, check, facts, record, evaluate, play, replay, export, policy, memory, inputs, trials, flow, collect:
+            see the protocol of each.
         variants: recipes that a file of this one selects by a value, or by a text in it, as in `{"data.type=chat":
             "sft_chat", "data.train_data_paths=*.jsonl": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
@@ -292,6 +304,7 @@ class Recipe(NamedTuple):
     inputs: Inputs | str | None = None
     trials: Trials | str | None = None
     flow: FlowOf | str | None = None
+    collect: Collect | str | None = None
     variants: Mapping[str, str] = MappingProxyType({})
     training_data: tuple[str, ...] = ()
     elastic: tuple[str, ...] = ()

@@ -72,7 +72,7 @@ class Boxes:
     """The boxes of this process, and its part of the node's memory for boxes.
 
     Args:
-        folder: the place of all boxes and images of this user on this node; its file system must be able to hold the upper layer
+        folder: the place of all boxes and images of this user on this node; its file system must hold the upper layer
             of an overlay, which network file systems are not.
         memory: MiB for all boxes of the node.
     """

@@ -41,7 +41,7 @@ class TaskFolder:
     """A task.
 
     Attributes:
-        digest: that of all its files.
+        digest: changes with each of its files.
         docker_image: the image that it names; None: its Dockerfile.
         workdir: None: that of its image.
         memory_mib, storage_mib, cpus: limits of its box; `cpus` 0: all.

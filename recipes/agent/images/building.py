@@ -38,7 +38,7 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
     if not path.is_file():
         if named is None:
             raise ConfigError(f"`{environment}` has no Dockerfile, and task.toml names no `docker_image`")
-        return store.use(await store.base(named))
+        return await store.base(named)
     steps = read_dockerfile(path)
     arguments: dict[str, str] = {}
     for step in steps[: next(n for n, step in enumerate(steps) if step.word == "FROM")]:
@@ -51,7 +51,7 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
         if image is None:
             builder = _Builder(store, environment, digest, base, seconds)
             image = store.add(await builder.build([step for step in steps if step.line > first.line]))
-    return store.use(image)
+        return store.use(image)
 
 
 class _Builder:

@@ -23,6 +23,7 @@ from rlinf_core import ConfigError
 
 _POLL_SECONDS: Final = 0.05
 _DIGEST: Final = 24
+_SCRATCH: Final = "scratch"
 # Of an image, unpacked.
 MOST_BYTES: Final = 64 << 30
 MOST_FILES: Final = 4_000_000
@@ -33,7 +34,7 @@ class Image:
     """An image on this node.
 
     Attributes:
-        digest: that of its sources.
+        digest: changes with each file that it is made of.
         layers: names of its layers, uppermost first.
         env, workdir, user: variables, folder and user of commands.
     """
@@ -64,8 +65,8 @@ class ImageStore:
         return [self.boxes.folder / "layers" / name for name in image.layers]
 
     def use(self, image: Image) -> Image:
-        """Keep an image from being removed while this process lives."""
-        if image.digest not in self._uses:
+        """Keep an image from being removed while this process lives. The caller holds its lock."""
+        if image.digest not in self._uses and image.digest != _SCRATCH:
             descriptor = os.open(self._record(image.digest), os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             os.utime(descriptor)
@@ -100,18 +101,22 @@ class ImageStore:
         return image
 
     async def base(self, name: str) -> Image:
-        """Return the image that a Dockerfile begins from, or that a task names.
+        """Return the image that a Dockerfile begins from, or that a task names, and keep it while this process lives.
 
         Raises:
             ConfigError: it is not on this node.
         """
-        if name == "scratch":
+        if name == _SCRATCH:
             empty = self.boxes.folder / "layers/empty"
             empty.mkdir(exist_ok=True, mode=0o755)
-            return Image("scratch", ("empty",))
+            return Image(_SCRATCH, ("empty",))
         if name == HOST:
             return await self._host()
-        image = self.named(name)
+        named = self.named(name)
+        image = None
+        if named is not None:
+            async with self.alone(named.digest):
+                image = self.use(named) if self.find(named.digest) is not None else None
         if image is None:
             raise ConfigError(
                 f"the image `{name}` is not on this node, and is not downloaded",
@@ -125,12 +130,12 @@ class ImageStore:
         async with self.alone(digest):
             known = self.find(digest)
             if known is not None:
-                return known
+                return self.use(known)
             with tempfile.TemporaryFile() as archive:
                 await asyncio.to_thread(write_host_layer, archive)
                 archive.seek(0)
                 await self.unpack(archive.fileno(), digest)
-            return self.add(Image(digest, (digest,), workdir="/app"))
+            return self.use(self.add(Image(digest, (digest,), workdir="/app")))
 
     async def unpack(self, archive: int, layer: str) -> int:
         """Unpack an archive as a layer; one that was begun before is begun again. The caller is alone.
@@ -184,8 +189,8 @@ class ImageStore:
         gone: list[tuple[str, int]] = []
         kept: set[str] = {"empty"}
         for path in sorted((self.boxes.folder / "images").glob("*.json")):
-            with path.open("rb") as record:
-                unused = _lock(record.fileno(), fcntl.LOCK_EX) and time.time() - path.stat().st_mtime > older_than
+            async with self.alone(path.stem), _opened(path) as record:
+                unused = _lock(record, fcntl.LOCK_EX) and time.time() - path.stat().st_mtime > older_than
                 image = self.find(path.stem)
                 if image is not None and not unused:
                     kept.update(image.layers)
@@ -206,6 +211,15 @@ class ImageStore:
 
     def _record(self, digest: str) -> Path:
         return self.boxes.folder / "images" / f"{digest}.json"
+
+
+@asynccontextmanager
+async def _opened(path: Path) -> AsyncGenerator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def folder_digest(folder: Path, *texts: str, without: str = "") -> str:

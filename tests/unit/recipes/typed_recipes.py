@@ -8,6 +8,7 @@ from __future__ import annotations
 from recipes.agent import agent_memory
 from recipes.agent import program as agent_program
 from recipes.agent.config import agent_config
+from recipes.agent.images import pruning as image_pruning
 from recipes.embodied import config as embodied_config
 from recipes.embodied import embodied_memory
 from recipes.embodied import program as embodied_program
@@ -42,6 +43,7 @@ RECIPES = (
         inputs=agent_config.inputs,
         trials=agent_config.trials,
         flow=language_flow.flow_of,
+        collect=image_pruning.collect,
         export=model_exporting.export_checkpoint,
     ),
     Recipe(

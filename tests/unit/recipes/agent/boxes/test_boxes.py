@@ -363,40 +363,54 @@ def test_a_box_sees_no_network_and_no_process_but_its_own(box_folder: Path) -> N
 # Owners
 
 
-@pytest.mark.parametrize("killed", ["owner", "holder", "starter and owner"])
-def test_what_ends_a_box_leaves_nothing(killed: str, box_folder: Path) -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.recipes.agent.boxes.owner", str(box_folder), "3"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert owner.stdout is not None
-    facts = json.loads(owner.stdout.readline())
-    names: list[str] = facts["names"]
-    try:
-        until(lambda: len(_mentioning(names)) >= len(names))
-        if killed == "holder":
-            for pid in facts["holders"]:
-                os.kill(pid, signal.SIGKILL)
-        else:
+def end_owner(killed: str, folder: Path, boxes: int) -> None:
+    """Start an owner of boxes whose commands would outlive it, end it in some way, and look for what is left."""
+    before = _mounts()
+    command = [sys.executable, "-m", "tests.unit.recipes.agent.boxes.owner", str(folder), str(boxes)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            facts = json.loads(owner.stdout.readline())
+            names: list[str] = facts["names"]
+            assert len(_mentioning(names)) >= len(names)
+            if "holder" in killed:
+                for pid in facts["holders"]:
+                    os.kill(pid, signal.SIGKILL)
             if "starter" in killed:
                 os.kill(facts["starter"], signal.SIGKILL)
+            if "owner" in killed:
+                owner.send_signal(signal.SIGTERM if "term" in killed else signal.SIGKILL)
+            if "interrupted" in killed:
+                owner.send_signal(signal.SIGINT)
+            until(lambda: not _mentioning(names))
+        finally:
             owner.kill()
-        until(lambda: not _mentioning(names))
-    finally:
-        owner.kill()
-        owner.wait()
-        owner.stdout.close()
-    if killed == "holder":
+    asyncio.run(_swept(folder))
+    until(lambda: live(folder) == [])
+    assert _mounts() == before
 
-        async def sweep() -> list[str]:
-            boxes = Boxes(box_folder, 4096)
-            swept = await boxes.sweep()
-            await boxes.close()
-            return swept
 
-        until(lambda: set(asyncio.run(sweep())) | (set(names) - set(live(box_folder))) == set(names))
-    until(lambda: live(box_folder) == [])
+async def _swept(folder: Path) -> None:
+    boxes = Boxes(folder, 4096)
+    await boxes.sweep()
+    await boxes.close()
+
+
+def _mounts() -> set[str]:
+    return set(Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines())
+
+
+@pytest.mark.parametrize("killed", ["owner", "holder", "starter and owner"])
+def test_what_ends_a_box_leaves_nothing(killed: str, box_folder: Path) -> None:
+    end_owner(killed, box_folder, 2)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("killed", ["owner", "owner by term", "interrupted", "holders", "holder, starter and owner"])
+def test_nothing_is_left_ten_times_of_twenty_boxes(killed: str, box_folder: Path) -> None:
+    for _ in range(10):
+        end_owner(killed, box_folder, 20)
 
 
 def _mentioning(names: list[str]) -> list[str]:
