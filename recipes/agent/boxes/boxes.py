@@ -160,6 +160,14 @@ class Boxes:
         request = {"do": "unpack", "folder": str(folder), "most_bytes": most_bytes, "most_files": most_files}
         return int((await self._job(request, archive))["bytes"])
 
+    async def pack(self, folder: Path, archive: int) -> None:
+        """Write a layer as a tar archive into an open file.
+
+        Raises:
+            BoxError: it cannot be read, or the disk is full.
+        """
+        await self._job({"do": "pack", "folder": str(folder)}, archive)
+
     async def remove(self, folder: Path) -> None:
         """Remove a folder whose files have ids of boxes."""
         with contextlib.suppress(BoxError):

@@ -123,6 +123,34 @@ def _own(member: tarfile.TarInfo, path: str, *, kept: bool) -> None:
             os.utime(path, (member.mtime, member.mtime))
 
 
+def pack(folder: str, stream: IO[bytes]) -> None:
+    """Pack a layer as images have them: what it removes is a file named `.wh.NAME`. No link is followed."""
+    with tarfile.open(fileobj=stream, mode="w|") as archive:
+        pending = [""]
+        while pending:
+            inner = pending.pop()
+            if inner and _is_opaque(os.path.join(folder, inner)):
+                archive.addfile(tarfile.TarInfo(os.path.join(inner, _OPAQUE)))
+            for name in sorted(os.listdir(os.path.join(folder, inner))):
+                path, place = os.path.join(folder, inner, name), os.path.join(inner, name)
+                info = archive.gettarinfo(path, place)
+                if info.ischr() and (info.devmajor, info.devminor) == (0, 0):
+                    archive.addfile(tarfile.TarInfo(os.path.join(inner, _WHITEOUT + name)))
+                elif info.isreg():
+                    with open(path, "rb") as file:
+                        archive.addfile(info, file)
+                elif not info.ischr() and not info.isblk() and not info.isfifo():
+                    archive.addfile(info)
+                    pending += [place] if info.isdir() else []
+
+
+def _is_opaque(folder: str) -> bool:
+    try:
+        return os.getxattr(folder, _OPAQUE_MARK, follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
 def keep_only(upper: str, kept: str, keep: list[str], never: list[str]) -> list[str]:
     """Make a layer of the parts of another that lie below some folders, and return what was dropped.
 

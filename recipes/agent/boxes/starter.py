@@ -70,6 +70,8 @@ def _work(request: dict[str, Any], descriptors: list[int]) -> None:
             _hold(request, lease, descriptors[1] if len(descriptors) > 1 else None)
         elif request["do"] == "unpack":
             _unpack(request, lease, descriptors[1])
+        elif request["do"] == "pack":
+            _pack(request, lease, descriptors[1])
         else:
             _remove(request, lease)
     except (OSError, layer_files.TooLarge, tarfile.TarError, EOFError) as error:
@@ -124,6 +126,14 @@ def _unpack(request: dict[str, Any], lease: socket.socket, archive: int) -> None
             lent=ids["how"] != "single",
         )
     lease.send(json.dumps({"bytes": size}).encode())
+
+
+def _pack(request: dict[str, Any], lease: socket.socket, archive: int) -> None:
+    os.chdir(request["folder"])
+    kernel.enter_namespaces(kernel.NEW_USER | kernel.NEW_MOUNTS, cast("kernel.Ids", request["ids"]))
+    with os.fdopen(archive, "wb") as stream:
+        layer_files.pack(".", cast("IO[bytes]", stream))
+    lease.send(json.dumps({}).encode())
 
 
 def _remove(request: dict[str, Any], lease: socket.socket) -> None:

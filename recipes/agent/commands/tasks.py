@@ -73,28 +73,40 @@ def check(path: TasksPath, boxes: Folder = Path(_DEFAULT), memory: Memory = None
 
 
 @command("rlinf tasks build tasks/terminal", app=app)
-def build(path: TasksPath, boxes: Folder = Path(_DEFAULT), memory: Memory = None) -> Result:
+def build(
+    path: TasksPath,
+    save: Annotated[bool, opt("--save", "Write each image to `images/` beside the tasks, for other nodes.")] = False,
+    boxes: Folder = Path(_DEFAULT),
+    memory: Memory = None,
+) -> Result:
     """Build the images of tasks, without a daemon and without root.
 
     PATH is a task folder of Harbor, or a folder of such. Each image is built once by the digest of its files, in a box
     without a network: what a Dockerfile downloads must be in the image that its FROM names.
     """
-    from recipes.agent.images.building import image_of
+    from recipes.agent.images.archives import save_archive
+    from recipes.agent.images.building import archive_of, image_of
 
-    built: list[tuple[str, str]] = []
+    built: list[tuple[str, str, str]] = []
 
     async def run(task: TaskFolder, store: ImageStore) -> None:
         image = await image_of(store, task.environment, task.docker_image, seconds=task.build_seconds)
-        built.append((task.name, image.digest))
+        saved = ""
+        if save:
+            archive = archive_of(task.environment)
+            archive.parent.mkdir(exist_ok=True)
+            size = archive.stat().st_size if archive.exists() else await save_archive(store, image, archive)
+            saved = f"{size / 1e6:.1f} MB"
+        built.append((task.name, image.digest, saved))
 
     failed = _each(path, boxes, memory, run)
-    rows = [*built, *((name, why) for name, why in failed)]
+    rows = [*built, *((name, why, "") for name, why in failed)]
     record = {
         "schema": BUILD_SCHEMA,
-        "images": [{"task": name, "digest": digest} for name, digest in built],
+        "images": [{"task": name, "digest": digest} for name, digest, _ in built],
         "failed": [{"task": name, "why": why} for name, why in failed],
     }
-    return Result(lambda: console.table(("task", "image"), rows, keep=(0,)), record, _code(bool(failed)))
+    return Result(lambda: console.table(("task", "image", "archive"), rows, keep=(0,)), record, _code(bool(failed)))
 
 
 @command("rlinf tasks load image.tar python:3.12", app=app)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import re
@@ -35,14 +36,68 @@ async def load_archive(store: ImageStore, archive: Path, name: str) -> Image:
         raise ConfigError(f"`{archive}` is no image that can be loaded", why=str(error)) from None
 
 
+async def save_archive(store: ImageStore, image: Image, archive: Path) -> int:
+    """Write an image as an archive of OCI, which nodes load that have neither its Dockerfile's base nor a network.
+
+    Returns:
+        The bytes of the archive.
+
+    Raises:
+        BoxError: a layer cannot be read, or the disk is full.
+    """
+    part = archive.with_name(f"{archive.name}.{os.getpid()}.part")
+    try:
+        with tarfile.open(part, "w") as packed:
+            layers = [await _save_layer(store, layer, packed) for layer in reversed(store.layers(image))]
+            env = [f"{name}={value}" for name, value in image.env.items()]
+            settings = {"Env": env, "WorkingDir": image.workdir, "User": image.user}
+            described = {"os": "linux", "architecture": _machine(), "config": settings}
+            config = _add_blob(packed, {**described, "rootfs": {"type": "layers", "diff_ids": layers}})
+            manifest = {"schemaVersion": 2, "config": config, "layers": [{"digest": layer} for layer in layers]}
+            _add(packed, "index.json", {"schemaVersion": 2, "manifests": [_add_blob(packed, manifest)]})
+            _add(packed, "oci-layout", {"imageLayoutVersion": "1.0.0"})
+        part.replace(archive)
+    finally:
+        part.unlink(missing_ok=True)
+    return archive.stat().st_size
+
+
+async def _save_layer(store: ImageStore, layer: Path, packed: tarfile.TarFile) -> str:
+    with tempfile.TemporaryFile(dir=store.boxes.folder) as copy:
+        await store.boxes.pack(layer, copy.fileno())
+        digest = _digest(copy)
+        info = tarfile.TarInfo(f"blobs/sha256/{digest}")
+        info.size = copy.tell()
+        copy.seek(0)
+        packed.addfile(info, copy)
+    return f"sha256:{digest}"
+
+
+def _add_blob(packed: tarfile.TarFile, value: object) -> dict[str, str]:
+    digest = hashlib.sha256(json.dumps(value).encode()).hexdigest()
+    _add(packed, f"blobs/sha256/{digest}", value)
+    return {"digest": f"sha256:{digest}"}
+
+
+def _add(packed: tarfile.TarFile, name: str, value: object) -> None:
+    data = json.dumps(value).encode()
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    packed.addfile(info, io.BytesIO(data))
+
+
+def _machine() -> str:
+    """Return this machine's architecture as images name it."""
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "")
+
+
 async def _loaded(store: ImageStore, packed: tarfile.TarFile, archive: Path, name: str) -> Image:
     members = _members(packed)
     config_name, layer_names = _described(packed, members)
     config: Any = json.loads(_text(packed, members, config_name))
     system, machine = config.get("os", "linux"), config.get("architecture", "")
-    own = {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "")
-    if system != "linux" or machine != own:
-        raise ConfigError(f"`{archive}` is an image for {system}/{machine}, and this machine is linux/{own}")
+    if system != "linux" or machine != _machine():
+        raise ConfigError(f"`{archive}` is an image for {system}/{machine}, and this machine is linux/{_machine()}")
     digests: list[str] = config["rootfs"]["diff_ids"]
     if len(digests) != len(layer_names):
         raise ConfigError(f"`{archive}` has {len(layer_names)} layers, and its configuration {len(digests)}")

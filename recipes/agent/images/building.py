@@ -12,6 +12,7 @@ from typing import Final
 
 from recipes.agent.boxes.box import Box, BoxEnded
 from recipes.agent.boxes.boxes import MIB, BoxLimits
+from recipes.agent.images.archives import load_archive
 from recipes.agent.images.dockerfile import Step, assignments, expand, read_dockerfile, refuse
 from recipes.agent.images.store import Image, ImageStore, folder_digest
 from rlinf_core import ConfigError
@@ -23,11 +24,16 @@ _MEMORY_MIB: Final = 4096
 _LAST_LINES: Final = 5
 
 
+def archive_of(environment: Path) -> Path:
+    """Return where the archive of a task's image is, if there is one: beside the tasks, by the digest of its files."""
+    return environment.parent.parent / "images" / f"{folder_digest(environment)}.tar"
+
+
 async def image_of(store: ImageStore, environment: Path, named: str | None, *, seconds: float) -> Image:
-    """Return the image of a task, built if it is not on this node; it is kept while this process lives.
+    """Return the image of a task, loaded or built if it is not on this node; it is kept while this process lives.
 
     Args:
-        environment: the folder with the Dockerfile.
+        environment: the folder with the Dockerfile. An archive beside the tasks comes before it (`archive_of`).
         named: the image that the task names; a Dockerfile comes before it.
         seconds: the limit of one step.
 
@@ -39,6 +45,13 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
         if named is None:
             raise ConfigError(f"`{environment}` has no Dockerfile, and task.toml names no `docker_image`")
         return await store.base(named)
+    archive = archive_of(environment)
+    if archive.is_file():
+        name = f"rlinf/task:{archive.stem}"
+        async with store.alone(archive.stem):
+            if store.named(name) is None:
+                await load_archive(store, archive, name)
+        return await store.base(name)
     steps = read_dockerfile(path)
     arguments: dict[str, str] = {}
     for step in steps[: next(n for n, step in enumerate(steps) if step.word == "FROM")]:

@@ -10,14 +10,15 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipes.agent.boxes.boxes import Boxes, BoxLimits
-from recipes.agent.images.archives import load_archive
-from recipes.agent.images.building import image_of
+from recipes.agent.images.archives import load_archive, save_archive
+from recipes.agent.images.building import archive_of, image_of
 from recipes.agent.images.store import Image, ImageStore
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.harbor.made_tasks import write_files
@@ -204,6 +205,58 @@ def test_a_dockerfile_begins_from_a_loaded_image(box_folder: Path, tmp_path: Pat
 
     image = with_store(box_folder, act)
     assert (len(image.layers), image.env, image.workdir) == (2, {"A": "b"}, "/w")
+
+
+@pytest.mark.nightly
+def test_an_image_is_sent_to_a_node_that_loads_it_once(box_folder: Path, tmp_path: Path) -> None:
+    dockerfile = "FROM rlinf/host\nENV A=b\nRUN rm /etc/group && echo 1 > one && chmod 700 one\nUSER nobody\n"
+    folder = write_files(tmp_path / "set/task/environment", {"Dockerfile": dockerfile})
+
+    async def save(store: ImageStore) -> int:
+        image = await image_of(store, folder, None, seconds=60)
+        archive_of(folder).parent.mkdir()
+        return await save_archive(store, image, archive_of(folder))
+
+    async def first_uses(store: ImageStore) -> tuple[set[str], bytes, list[str]]:
+        others = [ImageStore(store.boxes) for _ in range(9)]
+        images = await asyncio.gather(*(image_of(one, folder, None, seconds=60) for one in (store, *others)))
+        for other in others:
+            other.close()
+        text = await said(store, replace(images[0], user=""), "ls /etc/group; cat /app/one; echo $A; stat -c %a one")
+        layers = [path.name for path in (store.boxes.folder / "layers").iterdir()]
+        for layer in layers:
+            await store.boxes.remove(store.boxes.folder / "layers" / layer)
+        return {image.digest for image in images}, text, layers
+
+    size = with_store(box_folder, save)
+    digests, text, layers = with_store(tmp_path / "other", first_uses)
+    assert size > 1 << 20
+    assert (len(digests), text, len(layers)) == (1, b"1\nb\n700\n", 2)
+
+
+def test_a_small_image_is_the_same_on_another_node(box_folder: Path, tmp_path: Path) -> None:
+    environment = write_files(
+        tmp_path / "set/task/environment", {"Dockerfile": "FROM scratch\nENV A=b\nCOPY a /deep/\n"}
+    )
+    write_files(environment, {"a": "1"})
+
+    async def save(store: ImageStore) -> Image:
+        image = await image_of(store, environment, None, seconds=60)
+        archive_of(environment).parent.mkdir()
+        await save_archive(store, image, archive_of(environment))
+        return image
+
+    async def load(store: ImageStore) -> tuple[Image, str]:
+        image = await image_of(store, environment, None, seconds=60)
+        (layer,) = store.layers(image)
+        text = (layer / "deep/a").read_text()
+        await store.boxes.remove(layer)
+        return image, text
+
+    image = with_store(box_folder, save)
+    loaded, text = with_store(tmp_path / "other", load)
+    assert text == "1"
+    assert (loaded.env, loaded.workdir) == (image.env, image.workdir) == ({"A": "b"}, "/")
 
 
 @pytest.mark.parametrize(
