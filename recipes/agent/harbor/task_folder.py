@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipes.agent.images.store import folder_digest
 from rlinf_core import ConfigError
@@ -17,23 +20,57 @@ TOML, INSTRUCTION, TESTS, SOLUTION = "task.toml", "instruction.md", "tests/test.
 # What `rlinf tasks check` writes beside tasks.
 RECORD: Final = "checked.json"
 _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-# Keys of task.toml by section: those that are read, and those that change nothing here.
-_READ: Final = {
-    "": ("schema_version", "version", "task", "metadata", "agent", "verifier", "environment", "solution", "artifacts"),
-    "agent": ("timeout_sec", "user"),
-    "verifier": ("timeout_sec", "user", "env"),
-    "environment": (
-        *("docker_image", "workdir", "cpus", "memory_mb", "storage_mb", "build_timeout_sec", "network_mode"),
-        *("gpus", "env", "memory", "storage", "allow_internet", "mcp_servers"),
-    ),
-}
-_WITHOUT_EFFECT: Final = {
-    "": ("source", "multi_step_reward_strategy"),
-    "agent": ("network_mode", "allowed_hosts"),
-    "verifier": ("environment_mode", "network_mode", "allowed_hosts", "collect", "environment"),
-    "environment": ("healthcheck", "gpu_types", "skills_dir", "os", "allowed_hosts"),
-}
+_WITHOUT_EFFECT: Final = frozenset(
+    (
+        *("source", "healthcheck", "gpu_types", "skills_dir", "allowed_hosts", "environment_mode", "collect"),
+        *("agent.network_mode", "verifier.network_mode", "verifier.environment", "multi_step_reward_strategy"),
+    )
+)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])i?B?", re.IGNORECASE)
 _UNITS: Final = {"K": 2**-10, "M": 1.0, "G": 2.0**10}
+_Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Variables = dict[str, str | int | float | bool]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Environment(_Section):
+    docker_image: str | None = None
+    workdir: str | None = None
+    cpus: _Amount | None = None
+    memory_mb: _Amount = 2048
+    storage_mb: _Amount = 10240
+    # Of earlier versions of the format.
+    memory: str | None = None
+    storage: str | None = None
+    build_timeout_sec: _Amount = 600
+    network_mode: str | None = None
+    allow_internet: bool = False
+    gpus: int = 0
+    mcp_servers: list[Any] = []
+    os: str = "linux"
+    env: _Variables = {}
+
+
+class _Part(_Section):
+    timeout_sec: _Amount = 600
+    user: str | int = ""
+    env: _Variables = {}
+
+
+class _Toml(_Section):
+    schema_version: Any = None
+    version: Any = None
+    task: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
+    solution: dict[str, Any] = {}
+    environment: _Environment = _Environment()
+    agent: _Part = _Part()
+    verifier: _Part = _Part()
+    artifacts: list[str | dict[str, Any]] = []
+    steps: list[Any] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +125,10 @@ def find_tasks(path: Path) -> list[Path]:
     Raises:
         ConfigError: there are none.
     """
-    if (path / TOML).is_file():
-        return [path]
-    folders = sorted(file.parent for file in path.glob(f"*/{TOML}")) or sorted(
-        file.parent for file in path.glob(f"*/*/{TOML}")
-    )
-    if not folders:
-        raise ConfigError(f"`{path}` has no tasks", why=f"there is no `{TOML}` in it, or in the folders below it")
-    return folders
+    for pattern in (TOML, f"*/{TOML}", f"*/*/{TOML}"):
+        if folders := sorted(file.parent for file in path.glob(pattern)):
+            return folders
+    raise ConfigError(f"`{path}` has no tasks", why=f"there is no `{TOML}` in it, or in the folders below it")
 
 
 def read_task(path: Path) -> TaskFolder:
@@ -106,130 +139,84 @@ def read_task(path: Path) -> TaskFolder:
     """
     where = path / TOML
     try:
-        data = tomllib.loads(where.read_text(encoding="utf-8"))
+        toml = _Toml.model_validate(tomllib.loads(where.read_text(encoding="utf-8")))
         instruction = (path / INSTRUCTION).read_text(encoding="utf-8").strip()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{where}: `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"the task `{path.name}` cannot be read", why=str(error)) from None
     if not (path / TESTS).is_file():
         raise ConfigError(f"the task `{path.name}` has no `{TESTS}`")
-    reader = _Reader(where, data)
-    _refuse_unsupported(path, reader)
-    environment, agent, verifier = (reader.section(name) for name in ("environment", "agent", "verifier"))
-    task = reader.section("task")
-    read = TaskFolder(
-        name=str(task.get("name") or path.name),
+    _refuse_unsupported(path, toml)
+    environment, agent, verifier = toml.environment, toml.agent, toml.verifier
+    artifacts = tuple(item if isinstance(item, str) else str(item.get("source", "")) for item in toml.artifacts)
+    for folder in filter(None, (environment.workdir, *artifacts)):
+        if not folder.startswith("/") or ".." in folder.split("/"):
+            raise ConfigError(f"{where}: `{folder}` is no absolute path")
+    return TaskFolder(
+        name=str(toml.task.get("name") or path.name),
         path=path,
         digest=folder_digest(path, without=RECORD),
         instruction=instruction,
-        docker_image=reader.text(environment, "environment", "docker_image") or None,
-        workdir=reader.text(environment, "environment", "workdir") or None,
-        memory_mib=_mib(reader, environment, "memory", 2048),
-        storage_mib=_mib(reader, environment, "storage", 10240),
-        cpus=reader.number(environment, "environment", "cpus", 0.0),
-        build_seconds=reader.number(environment, "environment", "build_timeout_sec", 600.0),
-        agent_seconds=reader.number(agent, "agent", "timeout_sec", 600.0),
-        verifier_seconds=reader.number(verifier, "verifier", "timeout_sec", 600.0),
-        agent_user=reader.text(agent, "agent", "user"),
-        verifier_user=reader.text(verifier, "verifier", "user"),
-        env=reader.variables(environment, "environment"),
-        verifier_env=reader.variables(verifier, "verifier"),
-        artifacts=reader.artifacts(),
-        notes=reader.notes(),
+        docker_image=environment.docker_image,
+        workdir=environment.workdir,
+        memory_mib=_mib(where, environment.memory, environment.memory_mb),
+        storage_mib=_mib(where, environment.storage, environment.storage_mb),
+        cpus=environment.cpus or 0.0,
+        build_seconds=environment.build_timeout_sec,
+        agent_seconds=agent.timeout_sec,
+        verifier_seconds=verifier.timeout_sec,
+        agent_user=str(agent.user),
+        verifier_user=str(verifier.user),
+        env=_variables(where, environment.env),
+        verifier_env=_variables(where, verifier.env),
+        artifacts=artifacts,
+        notes=tuple(_notes(toml)),
     )
-    for name, folder in (("workdir", read.workdir), *(("artifacts", place) for place in read.artifacts)):
-        if folder is not None and (not folder.startswith("/") or ".." in folder.split("/")):
-            raise ConfigError(f"{where}: `{name}` is no absolute path: `{folder}`")
-    return read
 
 
-def _refuse_unsupported(path: Path, reader: _Reader) -> None:
-    environment = reader.section("environment")
+def _refuse_unsupported(path: Path, toml: _Toml) -> None:
+    environment = toml.environment
     reasons = (
-        ("steps" in reader.data, "has several steps (`[[steps]]`)"),
+        (bool(toml.steps), "has several steps (`[[steps]]`)"),
         (any((path / "environment" / name).exists() for name in _COMPOSE), "has several containers (compose)"),
-        (bool(environment.get("gpus")), "needs GPUs (`gpus`)"),
-        (environment.get("network_mode") == "allowlist", "needs some hosts of the internet (`allowlist`)"),
-        (bool(environment.get("mcp_servers")), "needs MCP servers (`mcp_servers`)"),
-        (str(environment.get("os", "linux")).lower() != "linux", "is not for Linux (`os`)"),
+        (environment.gpus > 0, "needs GPUs (`gpus`)"),
+        (environment.network_mode == "allowlist", "needs some hosts of the internet (`allowlist`)"),
+        (bool(environment.mcp_servers), "needs MCP servers (`mcp_servers`)"),
+        (environment.os.lower() != "linux", "is not for Linux (`os`)"),
     )
     for holds, what in reasons:
         if holds:
             raise ConfigError(f"the task `{path.name}` {what}, which boxes do not have", where=str(path / TOML))
 
 
-def _mib(reader: _Reader, section: Mapping[str, Any], name: str, default: int) -> int:
+def _mib(where: Path, text: str | None, mib: float) -> int:
     """Return a size: `memory_mb = 512`, or `memory = "2G"` of earlier versions."""
-    text = section.get(name)
     if text is None:
-        return math.ceil(reader.number(section, "environment", f"{name}_mb", float(default)))
-    unit = str(text).strip().upper().removesuffix("B").removesuffix("I")
-    try:
-        return math.ceil(float(unit[:-1]) * _UNITS[unit[-1]])
-    except (ValueError, KeyError, IndexError):
-        raise ConfigError(f'{reader.where}: `{name} = "{text}"` is no size', help='write it as "2G"') from None
+        return math.ceil(mib)
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{where}: `{text}` is no size", help='write it as "2G"')
+    return math.ceil(float(match[1]) * _UNITS[match[2].upper()])
 
 
-class _Reader:
-    """Takes values of task.toml, each of its type."""
+def _variables(where: Path, env: _Variables) -> dict[str, str]:
+    for name, value in env.items():
+        if "${" in str(value):
+            raise ConfigError(f"{where}: `env.{name}` asks for a variable of this machine, which no box is given")
+    return {name: str(value) for name, value in env.items()}
 
-    def __init__(self, where: Path, data: dict[str, Any]) -> None:
-        self.where, self.data = where, data
 
-    def section(self, name: str) -> dict[str, Any]:
-        value = self.data.get(name, {})
-        if not isinstance(value, dict):
-            raise ConfigError(f"{self.where}: `{name}` is no section")
-        return cast("dict[str, Any]", value)
-
-    def number(self, section: Mapping[str, Any], name: str, key: str, default: float) -> float:
-        value = section.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            if value == default:
-                return default
-            raise ConfigError(f"{self.where}: `{name}.{key}` is no positive number: {value!r}")
-        return float(value)
-
-    def text(self, section: Mapping[str, Any], name: str, key: str) -> str:
-        value = section.get(key, "")
-        if isinstance(value, bool) or not isinstance(value, str | int):
-            raise ConfigError(f"{self.where}: `{name}.{key}` is no text: {value!r}")
-        return str(value)
-
-    def variables(self, section: Mapping[str, Any], name: str) -> dict[str, str]:
-        value = section.get("env", {})
-        if not isinstance(value, dict):
-            raise ConfigError(f"{self.where}: `{name}.env` is no table of variables")
-        variables = {key: str(text) for key, text in cast("dict[str, object]", value).items()}
-        for key, text in variables.items():
-            if "${" in text:
-                raise ConfigError(
-                    f"{self.where}: `{name}.env.{key}` asks for a variable of this machine, which no box is given"
-                )
-        return variables
-
-    def artifacts(self) -> tuple[str, ...]:
-        listed: object = self.data.get("artifacts", [])
-        if not isinstance(listed, list):
-            raise ConfigError(f"{self.where}: `artifacts` is no list")
-        items = cast("list[object]", listed)
-        return tuple(
-            str(cast("dict[str, object]", item).get("source", "")) if isinstance(item, dict) else str(item)
-            for item in items
-        )
-
-    def notes(self) -> tuple[str, ...]:
-        """Return what changes nothing here, and what is not known."""
-        notes: list[str] = []
-        for name, known in _READ.items():
-            section = self.data if not name else self.section(name)
-            for key in section:
-                place = f"{name}.{key}".lstrip(".")
-                if key in _WITHOUT_EFFECT[name]:
-                    notes.append(f"`{place}` changes nothing here")
-                elif key not in known:
-                    near = did_you_mean(key, known)
-                    notes.append(f"`{place}` is not known" + (f": {near}" if near else ""))
-        environment = self.section("environment")
-        if environment.get("network_mode") == "public" or environment.get("allow_internet") is True:
-            notes.append("it asks for the internet, and a box has no network")
-        return tuple(notes)
+def _notes(toml: _Toml) -> Iterator[str]:
+    """Yield what changes nothing here, and what is not known."""
+    sections = {"": toml, "environment.": toml.environment, "agent.": toml.agent, "verifier.": toml.verifier}
+    for prefix, section in sections.items():
+        for key in section.model_extra or {}:
+            if key in _WITHOUT_EFFECT or f"{prefix}{key}" in _WITHOUT_EFFECT:
+                yield f"`{prefix}{key}` changes nothing here"
+            else:
+                near = did_you_mean(key, list(type(section).model_fields))
+                yield f"`{prefix}{key}` is not known" + (f": {near}" if near else "")
+    if toml.environment.network_mode == "public" or toml.environment.allow_internet:
+        yield "it asks for the internet, and a box has no network"
