@@ -246,17 +246,19 @@ class AgentConfig(LanguageConfig):
         """See `LanguageConfig`."""
         agent, asked = self.agent, super().chat_roles(template)
         system = ("system",) if self.data.system_prompt else ()
-        if agent.run != "tool_agent" or not (agent.tools or agent.mcp):
+        uses_tools = agent.run == "tool_agent" and (agent.tools or agent.mcp)
+        if not uses_tools and not self.plays_tasks:
             return [*asked, ChatRoles(("agent", "run"), (*system, "user", "assistant", "user"))]
+        at = ("agent", "environment") if self.plays_tasks else ("agent", "tools")
         if self.offers_functions and taught_form(template) is not None:
-            return [*asked, ChatRoles(("agent", "tools"), (*system, "user", "assistant", "tool"), (PROBE_FUNCTION,))]
+            return [*asked, ChatRoles(at, (*system, "user", "assistant", "tool"), (PROBE_FUNCTION,))]
         plain = ChatRoles(
-            ("agent", "tools"),
+            at,
             ("system", "user"),
             help="tool instructions go into a system message: use a model whose chat template accepts one, or write"
             " `data.apply_chat_template: false`",
         )
-        return [*asked, plain, ChatRoles(("agent", "tools"), ("system", "user", "assistant", "tool"))]
+        return [*asked, plain, ChatRoles(at, ("system", "user", "assistant", "tool"))]
 
     @property
     def longest_answer(self) -> int:

@@ -47,6 +47,8 @@ class TaskAgent:
     def __init__(self, config: AgentConfig) -> None:
         environment = config.agent.environment
         self._config = config.agent
+        self._has_template = config.data.apply_chat_template
+        self._system_prompt = (config.data.system_prompt or "") if self._has_template else ""
         self._tasks = load_checked(Path(environment.path or "."))
         if len(self._tasks) < 2:
             raise ConfigError(f"`{environment.path}` has only {len(self._tasks)} task; there must be two at least")
@@ -110,7 +112,11 @@ class TaskAgent:
     async def _play(self, folder: TaskFolder, bash: Bash, task: AgentTask, llm: LanguageModel, tools: Toolbox) -> bool:
         """Let the model use the shell until it is done, or may do no more; return whether its time was up."""
         own = tools.with_tools([bash], self._config.tool_timeout + _PATIENCE_SECONDS)
-        messages = _messages(task.messages, folder.instruction, "" if own.functions else own.instructions)
+        system = "\n\n".join(filter(None, (self._system_prompt, "" if own.functions else own.instructions)))
+        if system and self._has_template:
+            messages = (ChatMessage("system", system), ChatMessage("user", folder.instruction))
+        else:
+            messages = (ChatMessage("user", "\n\n".join(filter(None, (system, folder.instruction)))),)
         clock = asyncio.timeout(min(folder.agent_seconds, self._config.timeout))
         try:
             async with clock:
@@ -145,13 +151,6 @@ class TaskAgent:
 def half_of_memory() -> int:
     """Return half of this machine's memory, in MiB."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 21
-
-
-def _messages(first: Sequence[ChatMessage], instruction: str, tools: str) -> tuple[ChatMessage, ...]:
-    """Return the first messages: those of the system, with the directions for the tools, and the task."""
-    system = [message.text for message in first if message.role == "system"]
-    text = "\n\n".join(filter(None, (*system, tools)))
-    return (*([ChatMessage("system", text)] if text else []), ChatMessage("user", instruction))
 
 
 def _shown(result: Grade, dropped: Sequence[str], count: int) -> Observation:
