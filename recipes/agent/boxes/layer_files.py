@@ -182,6 +182,9 @@ def keep_only(upper: str, kept: str, keep: list[str], never: list[str]) -> list[
                 walk(inner)
             elif below:
                 os.link(f"{upper}/{inner}", f"{kept}/{inner}", follow_symlinks=False)
+            elif entry.is_dir(follow_symlinks=False):
+                below_it = (os.path.join(folder, name) for folder, _, files in os.walk(entry.path) for name in files)
+                dropped.extend(sorted(path.removeprefix(upper) for path in below_it))
             else:
                 dropped.append(f"/{inner}")
 
