@@ -360,6 +360,10 @@ def _check_tasks(config: AgentConfig, report: Report) -> None:
         return
     if not runs_in_this_interpreter(config, "agent"):
         return
+    if not Path(path).is_dir():
+        message = f"`path` names `{path}`, which does not exist on this machine"
+        report(at, "unusable-path", message, severity=Severity.WARNING)
+        return
     # It reads each task: for the files that have some.
     from recipes.agent.harbor.checking import load_checked
 

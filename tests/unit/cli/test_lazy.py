@@ -12,7 +12,7 @@ import pytest
 from rlinf_core.process import entry_points
 
 COMMANDS = {
-    "Jobs": ["train", "validate", "inspect", "explain", "init"],
+    "Jobs": ["train", "validate", "inspect", "explain", "init", "tasks"],
     "Machines": ["up", "status", "down", "doctor", "venv"],
     "Runs": ["ps", "logs", "stop", "runs"],
     "Results": ["why", "report", "compare"],

@@ -108,6 +108,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
             "agent.environment.url=http://a",
         ),
         ("agent.run=env_agent", "data.type=episodes", "agent.environment.type=verifiers", "agent.environment.name=a"),
+        ("agent.run=env_agent", "data.type=episodes", "agent.environment.type=harbor", "agent.environment.path=tasks"),
     ),
 }
 # Values of keys whose types do not tell them.
