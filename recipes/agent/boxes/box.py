@@ -222,6 +222,8 @@ class Box:
 
     async def close(self) -> None:
         """Give the lease back, and return when the holder has ended all and removed the box's files."""
+        if self._lease.fileno() < 0:
+            return
         with contextlib.suppress(OSError):
             self._lease.shutdown(socket.SHUT_WR)
         try:
