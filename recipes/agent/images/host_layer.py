@@ -44,17 +44,7 @@ _PASSWD: Final = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/
 _GROUP: Final = "root:x:0:\nnogroup:x:65534:\n"
 _LEFT_OUT: Final = frozenset(
     (
-        *(
-            "__pycache__",
-            "site-packages",
-            "dist-packages",
-            "test",
-            "tests",
-            "idlelib",
-            "tkinter",
-            "turtledemo",
-            "ensurepip",
-        ),
+        *("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip"),
         *("lib2to3", "pydoc_data", "distutils", "curses", "dbm", "sqlite3", "wsgiref", "xmlrpc", "venv"),
     )
 )
@@ -100,7 +90,7 @@ def _modules(library: Path) -> Iterator[tuple[str, Path]]:
         folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.startswith("config-"))
         for name in sorted(files):
             path = Path(folder, name)
-            if path.suffix in (".py", ".so"):
+            if path.suffix in (".py", ".so") or name.endswith(f".{sys.implementation.cache_tag}.pyc"):
                 yield str(path.relative_to(library)), path
 
 
