@@ -113,6 +113,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
 }
 # Values of keys whose types do not tell them.
 EXAMPLES: Final[dict[str, Any]] = {
+    "agent.environment.box_memory_mib": 1024,
     "data.columns": {"success": "done"},
     "data.cameras": {"main": "front"},
     "rollout.server.url": "http://127.0.0.1:2",
