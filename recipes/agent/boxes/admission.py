@@ -25,7 +25,7 @@ _POLL_SECONDS: Final = 0.01
 _LOCK: Final = struct.Struct("hhxxxxqqixxxx")
 
 
-class Admission:
+class BoxMemory:
     """The memory of a node's boxes.
 
     Args:

@@ -66,8 +66,8 @@ class Left(NamedTuple):
     peak: int
 
 
-class Box:
-    """A box that has started. Use `Boxes.start`.
+class LiveBox:
+    """A box that has started. Use `BoxHost.box`.
 
     Args:
         name: the name of its folder.

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from recipes.agent.boxes.box import BoxError
-from recipes.agent.boxes.boxes import MIB, Boxes, BoxLimits
+from recipes.agent.boxes.boxes import MIB, BoxHost, BoxLimits
 from rlinf_core import ConfigError
 
 _HELP = {
@@ -32,8 +32,8 @@ _IDS = {
 }
 
 
-async def _trial(folder: Path) -> Boxes:
-    boxes = Boxes(folder, 1024)
+async def _trial(folder: Path) -> BoxHost:
+    boxes = BoxHost(folder, 1024)
     try:
         (folder / "layers/empty").mkdir()
         async with boxes.box([folder / "layers/empty"], BoxLimits(memory=64 * MIB)) as box:

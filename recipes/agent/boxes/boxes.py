@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from recipes.agent.boxes.admission import Admission
-from recipes.agent.boxes.box import Box, BoxError
+from recipes.agent.boxes.admission import BoxMemory
+from recipes.agent.boxes.box import BoxError, LiveBox
 from recipes.agent.boxes.groups import PREFIX, BoxGroup, group_place, remove_left_over
 from recipes.agent.boxes.holder import MESSAGE, BoxSpec
 from recipes.agent.boxes.kernel import Ids
@@ -68,7 +68,7 @@ class BoxLimits:
     output: int = MIB
 
 
-class Boxes:
+class BoxHost:
     """The boxes of this process, and its part of the node's memory for boxes.
 
     Args:
@@ -94,7 +94,7 @@ class Boxes:
         self._sweeping: asyncio.Task[list[str]] | None = None
         for name in ("", "live", "layers"):
             self._make(self.folder / name)
-        self.admission = Admission(self.folder / "memory", memory)
+        self.admission = BoxMemory(self.folder / "memory", memory)
 
     def _make(self, folder: Path) -> None:
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ class Boxes:
         env: Mapping[str, str] | None = None,
         workdir: str = "/",
         folders: Sequence[str] = (),
-    ) -> AsyncGenerator[Box]:
+    ) -> AsyncGenerator[LiveBox]:
         """Start a box, and end it afterwards. Its memory is to be admitted before.
 
         Args:
@@ -144,8 +144,8 @@ class Boxes:
         finally:
             await asyncio.shield(box.close())
 
-    def kept(self, box: Box) -> Path:
-        """Return the layer that `Box.finish` made; it is there until the box is closed."""
+    def kept(self, box: LiveBox) -> Path:
+        """Return the layer that `LiveBox.finish` made; it is there until the box is closed."""
         return self.folder / "live" / box.name / "kept"
 
     async def unpack(self, archive: int, folder: Path, most_bytes: int, most_files: int) -> int:
@@ -214,7 +214,7 @@ class Boxes:
         env: Mapping[str, str],
         workdir: str,
         folders: Sequence[str],
-    ) -> Box:
+    ) -> LiveBox:
         live = self.folder / "live"
         spec: BoxSpec = {
             "ids": self.ids,
@@ -241,7 +241,7 @@ class Boxes:
             raise
         finally:
             theirs.close()
-        return Box(name, ours, env=env, workdir=workdir, output_limit=limits.output, group=group)
+        return LiveBox(name, ours, env=env, workdir=workdir, output_limit=limits.output, group=group)
 
     async def _job(self, request: dict[str, Any], *descriptors: int) -> dict[str, Any]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

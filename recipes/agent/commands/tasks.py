@@ -160,11 +160,11 @@ def _each(
 
 @asynccontextmanager
 async def _store(folder: Path, memory: int | None) -> AsyncGenerator[ImageStore]:
-    from recipes.agent.boxes.boxes import Boxes
+    from recipes.agent.boxes.boxes import BoxHost
     from recipes.agent.images.store import ImageStore
 
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 21
-    boxes = Boxes(folder, memory or half)
+    boxes = BoxHost(folder, memory or half)
     store = ImageStore(boxes)
     try:
         yield store

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.agent.boxes.box import BoxError
-from recipes.agent.boxes.boxes import DEFAULT_FOLDER, Boxes
+from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
 from recipes.agent.config import AgentConfig
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
@@ -66,7 +66,7 @@ class TaskAgent:
         """
         folder, checked = self._task(int(task.row.get("seed", 0)))
         if self._store is None:
-            self._store = ImageStore(Boxes(self._folder, self._memory))
+            self._store = ImageStore(BoxHost(self._folder, self._memory))
         store = self._store
         try:
             image = await self._image(store, folder)

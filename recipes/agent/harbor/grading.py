@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from recipes.agent.boxes.box import Box, BoxEnded, Left
+from recipes.agent.boxes.box import BoxEnded, Left, LiveBox
 from recipes.agent.boxes.boxes import MIB, BoxLimits
 from recipes.agent.harbor.task_folder import TaskFolder
 from recipes.agent.images.store import Image, ImageStore
@@ -94,7 +94,7 @@ def workdir_of(task: TaskFolder, image: Image) -> str:
     return task.workdir or image.workdir
 
 
-async def finish(task: TaskFolder, image: Image, box: Box, mode: Mode) -> Left:
+async def finish(task: TaskFolder, image: Image, box: LiveBox, mode: Mode) -> Left:
     """End the agent's box, and keep what its tests may see.
 
     Raises:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from recipes.agent.boxes.box import Box, BoxEnded
+from recipes.agent.boxes.box import BoxEnded, LiveBox
 from recipes.agent.boxes.boxes import MIB, BoxLimits
 from recipes.agent.images.archives import load_archive
-from recipes.agent.images.dockerfile import Step, assignments, expand, read_dockerfile, refuse
+from recipes.agent.images.dockerfile import Instruction, assignments, expand, read_dockerfile, refuse
 from recipes.agent.images.store import Image, ImageStore, folder_digest
 from rlinf_core import ConfigError
 
@@ -77,7 +77,7 @@ class _Builder:
         self._arguments: dict[str, str] = {}
         self._shell = ["/bin/sh", "-c"]
 
-    async def build(self, steps: list[Step]) -> Image:
+    async def build(self, steps: list[Instruction]) -> Image:
         """Return the image; its record is not written yet."""
         boxes, layers = self._store.boxes, self._store.layers(self._base)
         limits = BoxLimits(memory=_MEMORY_MIB * MIB, processes=4096)
@@ -92,7 +92,7 @@ class _Builder:
         layers_now = tuple(layer for layer in (self._digest, *self._base.layers) if layer != "empty")
         return Image(self._digest, layers_now, self._env, self._workdir, self._user)
 
-    async def _do(self, box: Box, step: Step) -> None:
+    async def _do(self, box: LiveBox, step: Instruction) -> None:
         variables = {**self._arguments, **self._env}
         text = step._replace(text=expand(step.text, variables))
         match step.word:
@@ -114,7 +114,7 @@ class _Builder:
             case _:
                 return
 
-    async def _run(self, box: Box, step: Step) -> None:
+    async def _run(self, box: LiveBox, step: Instruction) -> None:
         argv = step.listed or [*self._shell, step.text]
         env = {**self._arguments, **self._env}
         done = await box.run(argv, env=env, cwd=self._workdir, user=self._user, timeout=self._seconds)
@@ -124,14 +124,14 @@ class _Builder:
             said = (done.output + done.errors).decode(errors="replace").strip().splitlines()
             raise self._failed(step, "; ".join(said[-_LAST_LINES:]) or f"status {done.status}")
 
-    def _failed(self, step: Step, why: str) -> ConfigError:
+    def _failed(self, step: Instruction, why: str) -> ConfigError:
         return ConfigError(
             f"{self._environment / DOCKERFILE}:{step.line}: `{step.word} {step.text[:60]}` failed",
             why=why,
             help="a box has no network: what needs one is to be in the image that FROM names",
         )
 
-    async def _copy(self, box: Box, step: Step) -> None:
+    async def _copy(self, box: LiveBox, step: Instruction) -> None:
         *sources, target = step.words
         if not sources:
             raise ConfigError(f"{self._environment / DOCKERFILE}:{step.line}: {step.word} needs a source and a target")
@@ -154,16 +154,16 @@ class _Builder:
             await box.put(_packed(members, step), target)
             await self._own(box, step, target)
 
-    async def _is_folder(self, box: Box, path: str) -> bool:
+    async def _is_folder(self, box: LiveBox, path: str) -> bool:
         return path in ("/", self._workdir) or (await box.run(["test", "-d", path], cwd="/", timeout=60)).status == 0
 
-    async def _own(self, box: Box, step: Step, target: str) -> None:
+    async def _own(self, box: LiveBox, step: Instruction, target: str) -> None:
         if owner := step.flags.get("chown"):
             done = await box.run(["chown", "-R", owner, target], cwd="/", timeout=60)
             if done.status != 0:
                 raise self._failed(step, done.errors.decode(errors="replace").strip())
 
-    def _matching(self, source: str, step: Step) -> Iterator[Path]:
+    def _matching(self, source: str, step: Instruction) -> Iterator[Path]:
         """Yield the files that a source names; none outside of the folder."""
         root = self._environment.resolve()
         pattern = os.path.normpath(source.lstrip("/"))
@@ -191,7 +191,7 @@ class _Builder:
         return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
-def _packed(members: list[tuple[str, Path]], step: Step | None = None) -> bytes:
+def _packed(members: list[tuple[str, Path]], step: Instruction | None = None) -> bytes:
     """Return a tar archive of files, folders and links."""
     buffer = io.BytesIO()
     mode = step.flags.get("chmod") if step is not None else None

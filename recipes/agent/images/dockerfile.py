@@ -24,7 +24,7 @@ _ELSEWHERE: Final = (
 )
 
 
-class Step(NamedTuple):
+class Instruction(NamedTuple):
     """An instruction of a Dockerfile.
 
     Attributes:
@@ -59,7 +59,7 @@ class Step(NamedTuple):
         return None
 
 
-def read_dockerfile(path: Path) -> list[Step]:
+def read_dockerfile(path: Path) -> list[Instruction]:
     """Return the instructions of a Dockerfile that can be built here.
 
     Raises:
@@ -69,7 +69,7 @@ def read_dockerfile(path: Path) -> list[Step]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"`{path}` cannot be read", why=str(error)) from None
-    steps: list[Step] = []
+    steps: list[Instruction] = []
     lines = text.splitlines()
     number = 0
     while number < len(lines):
@@ -93,7 +93,7 @@ def read_dockerfile(path: Path) -> list[Step]:
     return steps
 
 
-def _step(path: Path, line: int, words: str) -> Step:
+def _step(path: Path, line: int, words: str) -> Instruction:
     word, _, rest = words.partition(" ")
     word, rest = word.upper(), rest.strip()
     if word not in (*BUILT, *WITHOUT_EFFECT):
@@ -111,7 +111,7 @@ def _step(path: Path, line: int, words: str) -> Step:
             refuse(path, line, "a text within the Dockerfile (`<<`)")
         if word == "ADD" and re.match(r"(https?://|git@)", rest):
             refuse(path, line, "`ADD` of an address: a box has no network")
-    return Step(word, rest, flags, line)
+    return Instruction(word, rest, flags, line)
 
 
 def refuse(path: Path, line: int, what: str) -> NoReturn:
@@ -133,7 +133,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, text)
 
 
-def assignments(step: Step) -> dict[str, str]:
+def assignments(step: Instruction) -> dict[str, str]:
     """Return the variables that an `ENV` or `ARG` sets; those of an `ARG` without a value are empty."""
     words = shlex.split(step.text)
     if step.word == "ENV" and words and "=" not in words[0]:

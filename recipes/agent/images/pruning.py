@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from recipes.agent.boxes.boxes import DEFAULT_FOLDER, Boxes
+from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
 from recipes.agent.images.store import ImageStore
 
 _WEEK = 7 * 86_400.0
@@ -26,7 +26,7 @@ def collect(older_than: float | None, *, delete: bool) -> Sequence[tuple[str, in
         return ()
 
     async def run() -> list[tuple[str, int]]:
-        boxes = Boxes(folder, 1)
+        boxes = BoxHost(folder, 1)
         try:
             return await ImageStore(boxes).prune(_WEEK if older_than is None else older_than, delete=delete)
         finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
-from recipes.agent.boxes.boxes import Boxes
+from recipes.agent.boxes.boxes import BoxHost
 from recipes.agent.images.host_layer import HOST, host_fingerprint, write_host_layer
 from rlinf_core import ConfigError
 
@@ -53,7 +53,7 @@ class ImageStore:
         boxes: those of this process; images are beside them.
     """
 
-    def __init__(self, boxes: Boxes) -> None:
+    def __init__(self, boxes: BoxHost) -> None:
         self.boxes = boxes
         for name in ("images", "names", "locks"):
             (boxes.folder / name).mkdir(mode=0o700, exist_ok=True)

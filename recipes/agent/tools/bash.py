@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from recipes.agent.boxes.box import Box, BoxEnded, BoxError
+from recipes.agent.boxes.box import BoxEnded, BoxError, LiveBox
 from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 
 _SHOWN: Final = 3500
@@ -32,7 +32,7 @@ class Bash(Tool):
     )
     computes = True
 
-    def __init__(self, box: Box, timeout: float, user: str = "") -> None:
+    def __init__(self, box: LiveBox, timeout: float, user: str = "") -> None:
         self._box, self._timeout, self._user = box, timeout, user
         self.seconds = 0.0
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from recipes.agent.boxes.boxes import BoxHost
+from recipes.agent.images.host_layer import write_host_layer
 from rlinf_cli.job.load import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT
 
+# MiB of all boxes of a test.
+BOX_MEMORY = 4096
 Findings = Callable[..., list[tuple[str, str]]]
 
 
@@ -40,3 +46,28 @@ def findings(tmp_path: Path) -> Findings:
         ]
 
     return find
+
+
+@pytest.fixture(scope="session")
+def box_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a node's boxes, with the layer `layers/host`."""
+    folder = tmp_path_factory.mktemp("boxes")
+
+    async def make() -> None:
+        boxes = BoxHost(folder, BOX_MEMORY)
+        with tempfile.TemporaryFile() as archive:
+            write_host_layer(archive)
+            archive.seek(0)
+            await boxes.unpack(archive.fileno(), folder / "layers/host", 1 << 30, 100_000)
+        await boxes.close()
+
+    async def remove() -> None:
+        boxes = BoxHost(folder, BOX_MEMORY)
+        assert not list((folder / "live").iterdir())
+        for layer in (folder / "layers").iterdir():
+            await boxes.remove(layer)
+        await boxes.close()
+
+    asyncio.run(make())
+    yield folder
+    asyncio.run(remove())

@@ -8,7 +8,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from recipes.agent.boxes.boxes import MIB, Boxes, BoxLimits
+from recipes.agent.boxes.boxes import MIB, BoxHost, BoxLimits
 
 
 def _holders(starter: int) -> list[int]:
@@ -17,7 +17,7 @@ def _holders(starter: int) -> list[int]:
 
 async def main() -> None:
     folder, number = Path(sys.argv[1]), int(sys.argv[2])
-    boxes = Boxes(folder, 4096)
+    boxes = BoxHost(folder, 4096)
     async with AsyncExitStack() as stack:
         names: list[str] = []
         for _ in range(number):

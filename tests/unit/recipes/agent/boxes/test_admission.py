@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from recipes.agent.boxes.admission import Admission
+from recipes.agent.boxes.admission import BoxMemory
 
 _HOLD = """
 import asyncio, sys
 from pathlib import Path
-from recipes.agent.boxes.admission import Admission
+from recipes.agent.boxes.admission import BoxMemory
 
 async def main():
-    async with Admission(Path(sys.argv[1]), 1000).admit(600):
+    async with BoxMemory(Path(sys.argv[1]), 1000).admit(600):
         print("held", flush=True)
         await asyncio.sleep(600)
 
@@ -29,14 +29,14 @@ asyncio.run(main())
 def test_a_box_waits_for_memory_and_is_not_overtaken(tmp_path: Path) -> None:
     order: list[str] = []
 
-    async def one(admission: Admission, name: str, mib: int, held: asyncio.Event | None = None) -> None:
+    async def one(admission: BoxMemory, name: str, mib: int, held: asyncio.Event | None = None) -> None:
         async with admission.admit(mib):
             order.append(name)
             if held is not None:
                 await held.wait()
 
     async def run() -> int:
-        admission, release = Admission(tmp_path / "memory", 1000), asyncio.Event()
+        admission, release = BoxMemory(tmp_path / "memory", 1000), asyncio.Event()
         async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             tasks.create_task(one(admission, "first", 600, release))
             await asyncio.sleep(0)
@@ -54,7 +54,7 @@ def test_a_box_waits_for_memory_and_is_not_overtaken(tmp_path: Path) -> None:
 
 def test_memory_in_pieces_is_used(tmp_path: Path) -> None:
     async def run() -> int:
-        admission = Admission(tmp_path / "memory", 100)
+        admission = BoxMemory(tmp_path / "memory", 100)
         async with asyncio.timeout(60), admission.admit(30):
             async with admission.admit(20):
                 third = admission.admit(30)
@@ -73,11 +73,11 @@ def test_memory_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        assert Admission(path, 1000).free() == 400
+        assert BoxMemory(path, 1000).free() == 400
     finally:
         holder.kill()
         holder.communicate()
-    assert Admission(path, 1000).free() == 1000
+    assert BoxMemory(path, 1000).free() == 1000
 
 
 @pytest.mark.nightly
@@ -85,7 +85,7 @@ def test_a_thousand_boxes_over_fifty_nodes_are_served_in_turn(tmp_path: Path) ->
     most, order = 4096, dict[int, list[int]]()
     worst = 0
 
-    async def one(admission: Admission, node: int, number: int, mib: int) -> None:
+    async def one(admission: BoxMemory, node: int, number: int, mib: int) -> None:
         nonlocal worst
         async with admission.admit(mib):
             order.setdefault(node, []).append(number)
@@ -94,7 +94,7 @@ def test_a_thousand_boxes_over_fifty_nodes_are_served_in_turn(tmp_path: Path) ->
 
     async def run() -> None:
         chance = random.Random(3)
-        nodes = [Admission(tmp_path / str(node), most) for node in range(50)]
+        nodes = [BoxMemory(tmp_path / str(node), most) for node in range(50)]
         async with asyncio.timeout(100), asyncio.TaskGroup() as tasks:
             for number in range(1000):
                 node = number % 50

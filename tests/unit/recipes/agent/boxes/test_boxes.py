@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from recipes.agent.boxes import boxes as boxes_module
-from recipes.agent.boxes.box import Box, BoxEnded, BoxError, Done
-from recipes.agent.boxes.boxes import MIB, Boxes, BoxLimits, own_ids
+from recipes.agent.boxes.box import BoxEnded, BoxError, Done, LiveBox
+from recipes.agent.boxes.boxes import MIB, BoxHost, BoxLimits, own_ids
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.tools.escapes import ESCAPES, program_of
 
@@ -41,8 +41,8 @@ HARMLESS = {
 
 
 @asynccontextmanager
-async def one_box(folder: Path, limits: BoxLimits = LIMITS, **settings: Any) -> AsyncIterator[tuple[Boxes, Box]]:
-    boxes = Boxes(folder, 4096)
+async def one_box(folder: Path, limits: BoxLimits = LIMITS, **settings: Any) -> AsyncIterator[tuple[BoxHost, LiveBox]]:
+    boxes = BoxHost(folder, 4096)
     try:
         layers = [*settings.pop("above", ()), folder / "layers/host"]
         async with boxes.box(layers, limits, **{"workdir": "/app", **settings}) as box:
@@ -51,7 +51,7 @@ async def one_box(folder: Path, limits: BoxLimits = LIMITS, **settings: Any) -> 
         await boxes.close()
 
 
-def in_box(folder: Path, act: Callable[[Box], Coroutine[Any, Any, Any]], limits: BoxLimits = LIMITS) -> Any:
+def in_box(folder: Path, act: Callable[[LiveBox], Coroutine[Any, Any, Any]], limits: BoxLimits = LIMITS) -> Any:
     async def run() -> Any:
         async with asyncio.timeout(60), one_box(folder, limits) as (_, box):
             return await act(box)
@@ -59,7 +59,7 @@ def in_box(folder: Path, act: Callable[[Box], Coroutine[Any, Any, Any]], limits:
     return asyncio.run(run())
 
 
-async def sh(box: Box, script: str, timeout: float = 30.0, **settings: Any) -> Done:
+async def sh(box: LiveBox, script: str, timeout: float = 30.0, **settings: Any) -> Done:
     return await box.run(["bash", "-c", script], timeout=timeout, **settings)
 
 
@@ -75,7 +75,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_commands_have_streams_a_status_and_a_folder(box_folder: Path) -> None:
-    async def act(box: Box) -> list[Done]:
+    async def act(box: LiveBox) -> list[Done]:
         return [
             await sh(box, 'pwd; echo "$A" >&2; exit 3', env={"A": "a b"}),
             await sh(box, "kill -9 $$"),
@@ -94,7 +94,7 @@ def test_commands_have_streams_a_status_and_a_folder(box_folder: Path) -> None:
 
 
 def test_commands_run_at_once_and_a_slow_one_is_killed(box_folder: Path) -> None:
-    async def act(box: Box) -> list[Done]:
+    async def act(box: LiveBox) -> list[Done]:
         return await asyncio.gather(sh(box, "sleep 600", 0.2), *(sh(box, f"sleep 0.05; echo {n}") for n in range(5)))
 
     slow, *others = in_box(box_folder, act)
@@ -103,7 +103,7 @@ def test_commands_run_at_once_and_a_slow_one_is_killed(box_folder: Path) -> None
 
 
 def test_a_flood_is_cut_and_the_background_holds_nothing_up(box_folder: Path) -> None:
-    async def act(box: Box) -> tuple[Done, Done]:
+    async def act(box: LiveBox) -> tuple[Done, Done]:
         return await sh(box, "yes | head -c 3000000"), await sh(box, "sleep 600 & echo begun")
 
     flood, left = in_box(box_folder, act)
@@ -117,7 +117,7 @@ def test_a_command_that_is_too_long_fails_as_in_a_shell(box_folder: Path) -> Non
 
 
 def test_users_are_those_of_the_box(box_folder: Path) -> None:
-    async def act(box: Box) -> list[Done]:
+    async def act(box: LiveBox) -> list[Done]:
         return [await sh(box, "id -u", user=user) for user in ("", "root", "nobody", "1000:1000", "who")]
 
     done = in_box(box_folder, act)
@@ -139,7 +139,7 @@ def test_root_of_a_box_is_nobody_outside(box_folder: Path) -> None:
     assert uid == own_ids()["users"][0]
 
 
-async def _pids(box: Box) -> list[str]:
+async def _pids(box: LiveBox) -> list[str]:
     """Return the processes of the machine that are in the box."""
     task = asyncio.ensure_future(sh(box, f": {box.name}; sleep 600"))
     try:
@@ -187,7 +187,7 @@ def test_files_that_a_box_removed_are_gone_in_the_next(box_folder: Path) -> None
 
 
 def test_finishing_counts_the_processes_that_were_left(box_folder: Path) -> None:
-    async def act(box: Box) -> Any:
+    async def act(box: LiveBox) -> Any:
         await sh(box, "setsid sleep 600 & (sleep 0.1 &)")
         return await box.finish(grace=1.0)
 
@@ -204,7 +204,7 @@ def test_reading_follows_nothing_and_waits_for_nothing(aim: str, box_folder: Pat
         "missing": "true",
     }[aim]
 
-    async def act(box: Box) -> bytes | None:
+    async def act(box: LiveBox) -> bytes | None:
         await sh(box, make)
         await box.finish()
         return await box.read("/app/x")
@@ -219,7 +219,7 @@ def test_put_unpacks_an_archive_as_root_of_the_box(box_folder: Path) -> None:
         info.size, info.mode, info.uid = 7, 0o755, 12345
         archive.addfile(info, io.BytesIO(b"echo hi"))
 
-    async def act(box: Box) -> Done:
+    async def act(box: LiveBox) -> Done:
         await box.put(buffer.getvalue(), "/tests")
         return await sh(box, "/tests/deep/run.sh; stat -c %u:%a /tests/deep/run.sh")
 
@@ -261,7 +261,7 @@ def test_an_archive_that_leads_out_or_is_too_large_is_refused(
     members: tuple[tuple[str, str, str], ...], why: str, box_folder: Path, tmp_path: Path
 ) -> None:
     async def act() -> None:
-        boxes = Boxes(box_folder, 4096)
+        boxes = BoxHost(box_folder, 4096)
         (tmp_path / "a.tar").write_bytes(_archive(*members))
         try:
             with open(tmp_path / "a.tar", "rb") as file, pytest.raises(BoxError, match=why):
@@ -281,7 +281,7 @@ def test_an_archive_that_leads_out_or_is_too_large_is_refused(
 def test_a_box_over_its_memory_ends_and_can_be_read(box_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boxes_module, "group_place", lambda: None)
 
-    async def act(box: Box) -> tuple[str, Any]:
+    async def act(box: LiveBox) -> tuple[str, Any]:
         await sh(box, "echo 7 > kept")
         eaters = "for n in 1 2 3 4; do python3 -c 'import time; x = bytearray(90 << 20); time.sleep(600)' & done; wait"
         with pytest.raises(BoxEnded, match="more memory than 256 MiB"):
@@ -300,7 +300,7 @@ def test_one_process_gets_no_more_memory_than_its_box(box_folder: Path) -> None:
 
 
 def test_a_box_that_fills_the_disk_ends(box_folder: Path) -> None:
-    async def act(box: Box) -> None:
+    async def act(box: LiveBox) -> None:
         with pytest.raises(BoxEnded, match="it wrote more than 64 MiB"):
             await sh(box, "for n in 1 2 3; do head -c 40000000 /dev/zero > /tmp/$n; done; sleep 600")
 
@@ -308,7 +308,7 @@ def test_a_box_that_fills_the_disk_ends(box_folder: Path) -> None:
 
 
 def test_a_fork_bomb_and_removed_programs_leave_a_box_to_read(box_folder: Path) -> None:
-    async def act(box: Box) -> bytes | None:
+    async def act(box: LiveBox) -> bytes | None:
         await sh(box, "echo 7 > /app/kept")
         await sh(box, "python3 -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'", timeout=0.5)
         await sh(box, "rm -rf /usr/lib /lib /lib64 /bin /usr/bin 2>/dev/null", timeout=5)
@@ -344,7 +344,7 @@ def test_nothing_gets_out_of_a_box(box_folder: Path, tmp_path: Path) -> None:
             info.size = len(text)
             archive.addfile(info, io.BytesIO(text.encode()))
 
-    async def act(box: Box) -> Done:
+    async def act(box: LiveBox) -> Done:
         await box.put(buffer.getvalue(), "/app")
         return await box.run(["python3", "/app/runner.py"], timeout=60)
 
@@ -391,7 +391,7 @@ def end_owner(killed: str, folder: Path, boxes: int) -> None:
 
 
 async def _swept(folder: Path) -> None:
-    boxes = Boxes(folder, 4096)
+    boxes = BoxHost(folder, 4096)
     await boxes.sweep()
     await boxes.close()
 
@@ -459,7 +459,7 @@ def test_a_box_that_cannot_be_made_says_why(box_folder: Path) -> None:
 
 def test_a_box_may_not_need_more_than_its_node_has(tmp_path: Path) -> None:
     async def act() -> None:
-        async with Boxes(tmp_path, 1024).admission.admit(1025):
+        async with BoxHost(tmp_path, 1024).admission.admit(1025):
             pass
 
     with pytest.raises(ConfigError, match="1025 MiB"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.boxes.box import Box, BoxError
+from recipes.agent.boxes.box import BoxError, LiveBox
 from recipes.agent.config.tool_config import TextEnvironmentConfig
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
@@ -116,10 +116,10 @@ def test_a_box_over_its_disk_is_graded_as_it_stands(tasks: Path, box_folder: Pat
 
 
 def test_a_holder_that_was_killed_is_no_sample(tasks: Path, box_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(box: Box, *args: Any, **kwargs: Any) -> None:
+    async def broken(box: LiveBox, *args: Any, **kwargs: Any) -> None:
         raise BoxError("the holder of the box has ended")
 
-    monkeypatch.setattr(Box, "run", broken)
+    monkeypatch.setattr(LiveBox, "run", broken)
     with pytest.raises(ToolUnavailable, match="the holder of the box has ended"):
         played(config_of(tasks, box_folder), SOLVED, "done")
 

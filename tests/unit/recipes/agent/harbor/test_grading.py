@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recipes.agent.boxes.box import BoxEnded
-from recipes.agent.boxes.boxes import Boxes
+from recipes.agent.boxes.boxes import BoxHost
 from recipes.agent.harbor.checking import CheckedTask, check_task, read_checks, write_checks
 from recipes.agent.harbor.grading import LOGS, Expected, Grade, finish, grade, limits_of, read_reward, workdir_of
 from recipes.agent.harbor.task_folder import read_task
@@ -31,7 +31,7 @@ def graded(
     folder: Path, task_folder: Path, script: str, expected: Expected = EXPECTED, seconds: float | None = None
 ) -> Grade:
     async def run() -> Grade:
-        boxes = Boxes(folder, 4096)
+        boxes = BoxHost(folder, 4096)
         store = ImageStore(boxes)
         try:
             return await one(store)
@@ -125,7 +125,7 @@ def test_rewards_are_numbers_of_one_file(files: dict[str, bytes], reward: float,
 
 def checked(folder: Path, task: Path) -> CheckedTask:
     async def run() -> CheckedTask:
-        boxes = Boxes(folder, 4096)
+        boxes = BoxHost(folder, 4096)
         store = ImageStore(boxes)
         try:
             return await check_task(store, read_task(task))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.boxes.boxes import Boxes, BoxLimits
+from recipes.agent.boxes.boxes import BoxHost, BoxLimits
 from recipes.agent.images.archives import load_archive, save_archive
 from recipes.agent.images.building import archive_of, image_of
 from recipes.agent.images.store import Image, ImageStore
@@ -30,7 +30,7 @@ MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
 
 def with_store(folder: Path, act: Callable[[ImageStore], Coroutine[Any, Any, Any]]) -> Any:
     async def run() -> Any:
-        boxes = Boxes(folder, 4096)
+        boxes = BoxHost(folder, 4096)
         store = ImageStore(boxes)
         try:
             async with asyncio.timeout(60):
