@@ -141,7 +141,7 @@ def test_root_of_a_box_is_nobody_outside(box_folder: Path) -> None:
 
 async def _pids(box: LiveBox) -> list[str]:
     """Return the processes of the machine that are in the box."""
-    task = asyncio.ensure_future(sh(box, f": {box.name}; sleep 600"))
+    task = asyncio.ensure_future(sh(box, f": {box.name}; sleep 600; true"))
     try:
         while True:
             pids = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if box.name in _command_of(pid)]
