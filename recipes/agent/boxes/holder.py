@@ -177,7 +177,7 @@ class Holder:
 
     def _serve(self) -> None:
         wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _wake_up)
         signal.set_wakeup_fd(wake_writer)
         poll = select.poll()
         poll.register(self._lease, select.POLLIN)
@@ -383,6 +383,10 @@ class Holder:
         os.fchdir(self._own_folder)
         for folder in (*FOLDERS, "kept"):
             remove_tree(folder)
+
+
+def _wake_up(_signal: int, _frame: object) -> None:
+    """Let a signal end a wait: the handler itself has nothing to do."""
 
 
 def remove_tree(folder: str) -> None:

@@ -164,11 +164,13 @@ def read_checks(path: Path) -> dict[str, CheckedTask]:
         ConfigError: the file cannot be read.
     """
     try:
-        record: Any = json.loads((path / RECORD).read_text(encoding="utf-8"))
-        return {digest: CheckedTask(**{**row, "kinds": tuple(row["kinds"])}) for digest, row in record["tasks"].items()}
+        rows: dict[str, dict[str, Any]] = json.loads((path / RECORD).read_text(encoding="utf-8"))["tasks"]
+        for row in rows.values():
+            row["kinds"] = tuple(row["kinds"])
+        return {digest: CheckedTask(**row) for digest, row in rows.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"`{path / RECORD}` is no record of checks", why=str(error), help="remove it, and run `rlinf tasks check`"
         ) from None

@@ -32,7 +32,7 @@ async def load_archive(store: ImageStore, archive: Path, name: str) -> Image:
     try:
         with tarfile.open(archive, mode="r:") as packed:
             return await _loaded(store, packed, archive, name)
-    except (OSError, tarfile.TarError, ValueError, KeyError, TypeError, IndexError, BoxError) as error:
+    except (OSError, tarfile.TarError, ValueError, LookupError, TypeError, AttributeError, BoxError) as error:
         raise ConfigError(f"`{archive}` is no image that can be loaded", why=str(error)) from None
 
 
@@ -104,7 +104,8 @@ async def _loaded(store: ImageStore, packed: tarfile.TarFile, archive: Path, nam
     for layer_name, digest in zip(layer_names, digests, strict=True):
         await _load_layer(store, packed, members[layer_name], digest)
     settings: dict[str, Any] = config.get("config") or {}
-    env = dict(str(item).partition("=")[::2] for item in settings.get("Env") or [])
+    lines: list[str] = settings.get("Env") or []
+    env = {name: value for name, _, value in (str(line).partition("=") for line in lines)}
     layers = tuple(_layer(digest) for digest in reversed(digests))
     identity = hashlib.sha256(json.dumps([layers, env, settings.get("WorkingDir"), settings.get("User")]).encode())
     workdir, user = str(settings.get("WorkingDir") or "/"), str(settings.get("User") or "")

@@ -85,7 +85,8 @@ class ImageStore:
             record: dict[str, Any] = json.loads(self._record(digest).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        return Image(**{**record, "layers": tuple(record["layers"])})
+        record["layers"] = tuple(record["layers"])
+        return Image(**record)
 
     def named(self, name: str) -> Image | None:
         """Return the image of a name; None: there is none."""

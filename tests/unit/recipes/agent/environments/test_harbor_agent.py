@@ -98,13 +98,20 @@ def test_a_run_whose_time_is_up_is_graded_as_it_stands(tasks: Path, box_folder: 
     assert (outcome.reward, outcome.parts["time_up"]) == (1.0, 1.0)
 
 
-def test_a_slow_command_and_a_broken_box_are_observations(tasks: Path, box_folder: Path) -> None:
-    turns = ("<bash>echo a; sleep 600</bash>", "<bash>rm -rf /usr/bin /bin</bash>", "<bash>true</bash>", "sorry")
-    outcome, figures, seen, _ = played(config_of(tasks, box_folder, tool_timeout=0.5), *turns)
+def test_a_slow_command_is_an_observation(tasks: Path, box_folder: Path) -> None:
+    config = config_of(tasks, box_folder, tool_timeout=1.5)
+    outcome, figures, seen, _ = played(config, "<bash>echo a; sleep 600</bash>", "sorry")
     assert outcome.reward == 0.0
-    assert seen[0][1].text == "error: the command was ended after 0.5 s; it had printed: a"
-    assert seen[2][1].text == "bash: No such file or directory\n[exit status 126]"
+    assert seen[0][1].text == "error: the command was ended after 1.5 s; it had printed: a"
     assert figures["agent/tool_errors"] == 1
+
+
+def test_a_broken_box_is_an_observation(tasks: Path, box_folder: Path) -> None:
+    turns = ("<bash>rm -rf /usr/bin /bin</bash>", "<bash>true</bash>", "sorry")
+    outcome, figures, seen, _ = played(config_of(tasks, box_folder), *turns)
+    assert outcome.reward == 0.0
+    assert seen[1][1].text == "bash: No such file or directory\n[exit status 126]"
+    assert figures["agent/tool_errors"] == 0
 
 
 def test_a_box_over_its_disk_is_graded_as_it_stands(tasks: Path, box_folder: Path) -> None:
