@@ -19,11 +19,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Final, TypedDict, cast
 
-from recipes.agent.boxes import kernel, layer_files
+from recipes.agent.boxes import box_root, kernel, layer_files
 
 MESSAGE: Final = 192 << 10
 FOLDERS: Final = ("upper", "work", "root")
-_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 _TICK_MS: Final = 200
 _DISK_SECONDS: Final = 1.0
 _NO_COMMAND: Final = 126
@@ -89,7 +88,7 @@ class Holder:
         kernel.enter_namespaces(kernel.NEW_ALL, self._spec["ids"])
         socket.sethostname("box")
         kernel.loopback_up()
-        self._mount()
+        box_root.mount_root(self._spec["layers"], self._spec["shared_memory"])
         # From here on the files in view are the box's.
         sys.meta_path.clear()
         sys.path.clear()
@@ -101,30 +100,6 @@ class Holder:
                 os.makedirs(folder)
         os.write(go, b"1")
         os.close(go)
-
-    def _mount(self) -> None:
-        kernel.mount("none", "/", flags=kernel.RECURSIVE | kernel.PRIVATE)
-        layers = ":".join(self._spec["layers"])
-        kernel.mount("overlay", "root", "overlay", 0, f"lowerdir={layers},upperdir=upper,workdir=work,userxattr")
-        for folder in ("dev", "proc"):
-            if os.path.islink(f"root/{folder}"):
-                # Until the root is changed, it would lead out.
-                raise OSError(f"/{folder} of the image is a link")
-            os.makedirs(f"root/{folder}", exist_ok=True)
-        kernel.mount("tmpfs", "root/dev", "tmpfs", kernel.NO_SUID | kernel.NO_EXEC, "mode=755,size=64k")
-        for device in _DEVICES:
-            os.close(os.open(f"root/dev/{device}", os.O_CREAT | os.O_WRONLY))
-            kernel.mount(f"/dev/{device}", f"root/dev/{device}", flags=kernel.BIND)
-        for folder in ("pts", "shm"):
-            os.mkdir(f"root/dev/{folder}")
-        options = "newinstance,ptmxmode=0666,mode=620"
-        kernel.mount("devpts", "root/dev/pts", "devpts", kernel.NO_SUID | kernel.NO_EXEC, options)
-        shared = f"mode=1777,size={self._spec['shared_memory']}"
-        kernel.mount("tmpfs", "root/dev/shm", "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, shared)
-        os.symlink("pts/ptmx", "root/dev/ptmx")
-        for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-            os.symlink(f"/proc/self/fd{target}", f"root/dev/{name}")
-        os.chdir("root")
 
     def _start_init(self) -> int:
         """Start the box's first process, and return a pipe from which it waits for the box to be ready."""
@@ -272,7 +247,7 @@ class Holder:
             signal.signal(number, signal.SIG_DFL)
         for name, value in self._spec["limits"].items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-        uid, gid, groups = _find_user(user)
+        uid, gid, groups = box_root.find_user(user)
         os.chdir(cwd)
         kernel.filter_calls(self._filter)
         kernel.drop_capabilities()
@@ -382,28 +357,11 @@ class Holder:
     def _remove_files(self) -> None:
         os.fchdir(self._own_folder)
         for folder in (*FOLDERS, "kept"):
-            remove_tree(folder)
+            layer_files.remove_tree(folder)
 
 
 def _wake_up(_signal: int, _frame: object) -> None:
     """Let a signal end a wait: the handler itself has nothing to do."""
-
-
-def remove_tree(folder: str) -> None:
-    """Remove a folder and what is below it; what cannot be removed is left to the sweep. No link is followed."""
-    try:
-        # The overlay leaves a folder without any permission.
-        os.chmod(folder, 0o700)
-        with os.scandir(folder) as entries:
-            listed = list(entries)
-        for entry in listed:
-            if entry.is_dir(follow_symlinks=False):
-                remove_tree(entry.path)
-            else:
-                os.unlink(entry.path)
-        os.rmdir(folder)
-    except OSError:
-        return
 
 
 def _processes() -> list[str]:
@@ -433,25 +391,3 @@ def _proportional(path: str) -> int:
             return next((int(line.split()[1]) << 10 for line in file if line.startswith(b"Pss:")), 0)
     except OSError:
         return 0
-
-
-def _find_user(user: str) -> tuple[int, int, list[int]]:
-    """Return the ids of a user as the box's own files have them; "" is root."""
-    name, _, group = user.partition(":")
-    if name in ("", "root", "0"):
-        return 0, 0, []
-    try:
-        with open("/etc/passwd", encoding="utf-8") as file:
-            rows = [line.rstrip("\n").split(":") for line in file]
-        with open("/etc/group", encoding="utf-8") as file:
-            groups = [line.rstrip("\n").split(":") for line in file]
-    except OSError:
-        rows, groups = [], []
-    for row in rows:
-        if len(row) > 3 and name in (row[0], row[2]):
-            own = [int(listed[2]) for listed in groups if len(listed) > 3 and row[0] in listed[3].split(",")]
-            return int(row[2]), int(row[3]), [int(row[3]), *own]
-    if name.isdigit():
-        gid = int(group) if group.isdigit() else int(name)
-        return int(name), gid, [gid]
-    raise OSError(f"the box has no user {user!r}")

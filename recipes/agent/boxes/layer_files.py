@@ -1,4 +1,4 @@
-"""Files of boxes and layers: unpack, keep, read.
+"""Files of boxes and layers: unpack, keep, read, remove.
 
 Runs in the processes that hold boxes, with the box's own root: standard library only. No link leads out of it, and
 what runs in a box has ended, or not begun, where names are looked up twice.
@@ -225,3 +225,20 @@ def disk_use(folder: str, most: int) -> int:
         except OSError:
             continue
     return total
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder and what is below it; what cannot be removed is left to the sweep. No link is followed."""
+    try:
+        # The overlay leaves a folder without any permission.
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as entries:
+            listed = list(entries)
+        for entry in listed:
+            if entry.is_dir(follow_symlinks=False):
+                remove_tree(entry.path)
+            else:
+                os.unlink(entry.path)
+        os.rmdir(folder)
+    except OSError:
+        return

@@ -141,5 +141,5 @@ def _remove(request: dict[str, Any], lease: socket.socket) -> None:
     parent, name = os.path.split(request["folder"])
     os.chdir(parent)
     kernel.enter_namespaces(kernel.NEW_USER | kernel.NEW_MOUNTS, cast("kernel.Ids", request["ids"]))
-    holder.remove_tree(name)
+    layer_files.remove_tree(name)
     lease.send(json.dumps({"gone": not os.path.lexists(name)}).encode())

@@ -105,7 +105,7 @@ def test_what_cannot_be_built_says_where(dockerfile: str, why: str, box_folder: 
     (folder / "link").symlink_to("../secret")
     with pytest.raises(ConfigError) as error:
         with_store(
-            box_folder, lambda store: image_of(store, folder, None, seconds=2.0 if "sleep" in dockerfile else 60)
+            box_folder, lambda store: image_of(store, folder, None, seconds=0.5 if "sleep" in dockerfile else 60)
         )
     assert why in f"{error.value.message} {error.value.why}"
 

@@ -1,0 +1,69 @@
+"""The root of a box: what is mounted there, and which users its files name.
+
+Runs in the process that holds the box: standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from recipes.agent.boxes import kernel
+
+_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+def mount_root(layers: Sequence[str], shared_memory: int) -> None:
+    """Mount the box's root in the folder `root` of the current one, and go there.
+
+    Args:
+        layers: folders of the image, uppermost first, relative to the current one.
+        shared_memory: bytes of `/dev/shm`.
+
+    Raises:
+        OSError: the kernel refuses a mount, or the image has a link where a mount belongs.
+    """
+    kernel.mount("none", "/", flags=kernel.RECURSIVE | kernel.PRIVATE)
+    kernel.mount("overlay", "root", "overlay", 0, f"lowerdir={':'.join(layers)},upperdir=upper,workdir=work,userxattr")
+    for folder in ("dev", "proc"):
+        if os.path.islink(f"root/{folder}"):
+            # Until the root is changed, it would lead out.
+            raise OSError(f"/{folder} of the image is a link")
+        os.makedirs(f"root/{folder}", exist_ok=True)
+    kernel.mount("tmpfs", "root/dev", "tmpfs", kernel.NO_SUID | kernel.NO_EXEC, "mode=755,size=64k")
+    for device in _DEVICES:
+        os.close(os.open(f"root/dev/{device}", os.O_CREAT | os.O_WRONLY))
+        kernel.mount(f"/dev/{device}", f"root/dev/{device}", flags=kernel.BIND)
+    for folder in ("pts", "shm"):
+        os.mkdir(f"root/dev/{folder}")
+    options = "newinstance,ptmxmode=0666,mode=620"
+    kernel.mount("devpts", "root/dev/pts", "devpts", kernel.NO_SUID | kernel.NO_EXEC, options)
+    shared = f"mode=1777,size={shared_memory}"
+    kernel.mount("tmpfs", "root/dev/shm", "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, shared)
+    os.symlink("pts/ptmx", "root/dev/ptmx")
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{target}", f"root/dev/{name}")
+    os.chdir("root")
+
+
+def find_user(user: str) -> tuple[int, int, list[int]]:
+    """Return the ids of a user as the box's own files have them; "" is root."""
+    name, _, group = user.partition(":")
+    if name in ("", "root", "0"):
+        return 0, 0, []
+    try:
+        with open("/etc/passwd", encoding="utf-8") as file:
+            rows = [line.rstrip("\n").split(":") for line in file]
+        with open("/etc/group", encoding="utf-8") as file:
+            groups = [line.rstrip("\n").split(":") for line in file]
+    except OSError:
+        rows, groups = [], []
+    for row in rows:
+        if len(row) > 3 and name in (row[0], row[2]):
+            own = [int(listed[2]) for listed in groups if len(listed) > 3 and row[0] in listed[3].split(",")]
+            return int(row[2]), int(row[3]), [int(row[3]), *own]
+    if name.isdigit():
+        gid = int(group) if group.isdigit() else int(name)
+        return int(name), gid, [gid]
+    raise OSError(f"the box has no user {user!r}")
