@@ -26,7 +26,7 @@ _DEFAULT: Final = "~/.rlinf/boxes"
 app = group("Check tasks with images, and build their images.", heading="Jobs")
 
 TasksPath = Annotated[Path, arg("PATH")]
-Folder = Annotated[Path, opt("--boxes DIR", f"Folder of boxes and images. Default: {_DEFAULT}.")]
+Folder = Annotated[Path, opt("--boxes DIR", "Folder of boxes and images.")]
 Memory = Annotated[int | None, opt("--memory MIB", "Memory for all boxes. Default: half of the machine's.", min=64)]
 
 

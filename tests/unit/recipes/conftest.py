@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 import torch
 
 from recipes.agent.boxes.boxes import BoxHost
-from recipes.agent.images.host_layer import write_host_layer
+from recipes.agent.images.host_layer import HOST
+from recipes.agent.images.store import ImageStore
 from rlinf_cli.job.load import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT
 
@@ -50,20 +50,20 @@ def findings(tmp_path: Path) -> Findings:
 
 @pytest.fixture(scope="session")
 def box_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a node's boxes, with the layer `layers/host`."""
+    """The folder of a node's boxes, with the layer `layers/host`: that of the image `rlinf/host`."""
     folder = tmp_path_factory.mktemp("boxes")
 
     async def make() -> None:
-        boxes = BoxHost(folder, BOX_MEMORY)
-        with tempfile.TemporaryFile() as archive:
-            write_host_layer(archive)
-            archive.seek(0)
-            await boxes.unpack(archive.fileno(), folder / "layers/host", 1 << 30, 100_000)
-        await boxes.close()
+        store = ImageStore(BoxHost(folder, BOX_MEMORY))
+        (layer,) = (await store.base(HOST)).layers
+        (folder / "layers/host").symlink_to(layer)
+        store.close()
+        await store.boxes.close()
 
     async def remove() -> None:
         boxes = BoxHost(folder, BOX_MEMORY)
         assert not list((folder / "live").iterdir())
+        (folder / "layers/host").unlink()
         for layer in (folder / "layers").iterdir():
             await boxes.remove(layer)
         await boxes.close()

@@ -162,9 +162,13 @@ def test_a_task_keeps_more_where_its_work_folder_is_too_little(box_folder: Path,
 @pytest.mark.parametrize(
     ("files", "fault"),
     [
-        ({"solution/solve.sh": "true\n"}, "its solution earns 0"),
+        pytest.param({"solution/solve.sh": "true\n"}, "its solution earns 0", marks=pytest.mark.nightly),
         ({"tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n"}, "doing nothing earns 1"),
-        ({"tests/test.sh": "exit 0\n"}, "its solution earns 0: the tests wrote no reward"),
+        pytest.param(
+            {"tests/test.sh": "exit 0\n"},
+            "its solution earns 0: the tests wrote no reward",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_a_task_whose_grades_mean_nothing_is_not_fit(

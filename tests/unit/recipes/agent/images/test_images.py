@@ -179,7 +179,9 @@ def write_archive(path: Path, layers: list[bytes], *, oci: bool, packed: bool = 
     return path
 
 
-@pytest.mark.parametrize(("oci", "packed"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(
+    ("oci", "packed"), [(True, True), pytest.param(True, False, marks=pytest.mark.nightly), (False, False)]
+)
 def test_an_archive_is_loaded_with_its_layers_in_order(
     oci: bool, packed: bool, box_folder: Path, tmp_path: Path
 ) -> None:
