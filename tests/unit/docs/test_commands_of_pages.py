@@ -100,7 +100,7 @@ def help_of_commands(command: Any, path: str, parent: Any = None) -> Iterator[tu
 
 
 # `rlinf inspect` and its like do nothing alone: their help lists commands.
-FAMILIES = {"rlinf inspect", "rlinf runs", "rlinf robot", "rlinf venv"}
+FAMILIES = {"rlinf inspect", "rlinf runs", "rlinf robot", "rlinf tasks", "rlinf venv"}
 HELP = [entry for entry in help_of_commands(typer.main.get_command(app), "rlinf") if entry[0] not in FAMILIES]
 
 
