@@ -22,6 +22,7 @@ from typing import IO, Any, Final, cast
 from recipes.agent.boxes import holder, kernel, layer_files
 
 LOCK: Final = "lock"
+_NEW_LOCK: Final = "lock.new"
 _NAME: Final = b"rlinf-boxes"
 _FAILED: Final = 1
 
@@ -84,9 +85,10 @@ def _hold(request: dict[str, Any], lease: socket.socket, group: int | None) -> N
     os.mkdir(folder, 0o711)
     parent = os.open(os.path.dirname(folder), os.O_RDONLY | os.O_DIRECTORY)
     os.chdir(folder)
-    # Held while the box lives: whoever gets the lock may remove the folder.
-    lock = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    # Held while the box lives: whoever gets the lock may remove the folder. So it has its name once it is held.
+    lock = os.open(_NEW_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.rename(_NEW_LOCK, LOCK)
     for name in holder.FOLDERS:
         os.mkdir(name, 0o755)
         _give(name, spec["ids"])

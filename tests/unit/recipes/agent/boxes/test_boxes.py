@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 
 from recipes.agent.boxes import boxes as boxes_module
+from recipes.agent.boxes import starter
 from recipes.agent.boxes.box import BoxEnded, BoxError, Done, LiveBox
 from recipes.agent.boxes.boxes import MIB, BoxHost, BoxLimits, own_ids
 from rlinf_core import ConfigError
@@ -421,6 +423,23 @@ def test_nothing_is_left_ten_times_of_twenty_boxes(killed: str, box_folder: Path
 
 def _mentioning(names: list[str]) -> list[str]:
     return [pid for pid in filter(str.isdigit, os.listdir("/proc")) if any(name in _command_of(pid) for name in names)]
+
+
+def test_no_sweep_gets_the_lock_of_a_box_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def flock(descriptor: int, how: int) -> None:
+        seen.append(os.listdir())
+        os.close(descriptor)
+        raise OSError("seen enough")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(starter.kernel, "set_name", lambda name: None)
+    monkeypatch.setattr(starter.fcntl, "flock", flock)
+    with pytest.raises(OSError, match="seen enough"), socket.socket() as lease:
+        starter._hold({"spec": {}, "folder": str(tmp_path / "box")}, lease, None)
+    assert len(seen) == 1
+    assert starter.LOCK not in seen[0]
 
 
 def test_another_starter_starts_where_one_was_killed(box_folder: Path) -> None:
