@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from recipes.agent.boxes.box import BoxError
 from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
-from recipes.agent.config import AgentConfig
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage
