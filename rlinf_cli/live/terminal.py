@@ -46,12 +46,13 @@ class TerminalView(View):
     def __init__(self, progress: RunProgress, title: str, place: str) -> None:
         super().__init__(progress)
         self._title, self._place = title, place
-        screen = Console(
+        # `Live` renders once as it is made.
+        self._screen = Console(
             file=unguarded_stream(sys.stderr), highlight=False, markup=False, emoji=False, legacy_windows=False
         )
         self._live = Live(
             get_renderable=self._render,
-            console=screen,
+            console=self._screen,
             refresh_per_second=_DRAWN_PER_SECOND,
             transient=True,
             vertical_overflow="crop",
@@ -72,11 +73,11 @@ class TerminalView(View):
         line = line_of(event, self.progress) if isinstance(event, _LASTING) else None
         if line is not None:
             style = "yellow" if isinstance(event, _RESTARTS) else ""
-            self._live.console.print(Text(replaced(hidden(line)), style=style))
+            self._screen.print(Text(replaced(hidden(line)), style=style))
 
     def _render(self) -> Group:
         with self.progress.lock:
-            return block(self.progress, self._title, self._place, self._live.console.width)
+            return block(self.progress, self._title, self._place, self._screen.width)
 
 
 def block(progress: RunProgress, title: str, place: str, width: int = _WIDE) -> Group:

@@ -21,8 +21,8 @@ from recipes.training.finite import REMEDY, NonFiniteError
 from recipes.training.optim.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError, Updater, first_nonfinite
-from rlinf_core import ConfigError, Loss, LossInputs, LossSettings
-from rlinf_core.algorithms.aggregation import broadcast_trailing, denominator
+from rlinf_core import ConfigError, Loss, LossInputs, LossSettings, broadcast_trailing
+from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.losses import as_loss
 from rlinf_core.algorithms.options import checked_options
 from rlinf_core.algorithms.registry import get_policy_loss
