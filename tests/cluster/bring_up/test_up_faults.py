@@ -233,7 +233,7 @@ def test_a_full_disk(site: Site) -> None:
     with host.small_disk(8):
         failure, _ = site.fails(site.file("render0"))
     assert failure["message"] == "the disk is full"
-    assert "make room" in failure["help"]
+    assert "free some space" in failure["help"]
     with host.small_shm(16):
         failure, _ = site.fails(site.file("render0"))
     assert failure["message"] == "/dev/shm is full or too small"
