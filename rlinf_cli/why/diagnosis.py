@@ -10,7 +10,8 @@ from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.failures import named_failure
 from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident, incidents
-from rlinf_cli.why.signs import FOLLOWS, SET_ASIDE, SIGNS
+from rlinf_cli.why.sign_rules import SET_ASIDE
+from rlinf_cli.why.signs import FOLLOWS, SIGNS
 
 
 class Diagnosis(NamedTuple):

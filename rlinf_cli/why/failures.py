@@ -1,96 +1,35 @@
-"""The table of failures: interruptions, standstills, deaths and errors. Only what was observed is said.
-
-An error of rlinf's own carries its code (`RLinfError.code`), and so does its evidence. Errors of other libraries, and
-the evidence of an rlinf that kept no codes, are recognized by their types and words.
-"""
+"""The table of failures: interruptions, standstills, deaths and errors. Only what was observed is said."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
+from rlinf_cli.why.failure_cause import (
+    NO_SAMPLES,
+    FailureCause,
+    Test,
+    answers_failed,
+    death_lines,
+    driver_gone,
+    incident_lines,
+    kill_lines,
+    last_lines,
+    memory_kill_lines,
+    node_lines,
+    signal_of,
+    unknown_death_lines,
+    vanished_lines,
+)
 from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import REACHED, STALLED, Incident
 from rlinf_core.runners.step_clock import GIVEN_UP
-from rlinf_core.runners.storage.evidence import FailedProcess
 from rlinf_core.runners.storage.run_events import INTERRUPTED
 
 _CRASHES: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"})
 # Processes that all workers depend on.
 _WATCHERS: Final = ("gcs_server", "raylet", "manager")
-# The first words of a death, as `ProcessEnd` spells them.
-_KILLED: Final = re.compile(r"it was killed by (SIG[A-Z]+)\b")
-_FIRST: Final = re.compile(r"the first: ([^\n]+)")
-_NOTHING: Final = "has no samples to learn from"
 _THAT_LINE: Final = "look at that line: the same input raises it again, so the run was not started again"
-_SHOWN: Final = 12
-_SHOWN_OF_DEATH: Final = 8
-# The codes of errors that carry none, by their types.
-_TYPES: Final[Mapping[str, str]] = {
-    "SimulatorDiedError": "simulator-died",
-    "OutOfMemoryError": "accelerator-memory",
-    "MemoryError": "host-memory",
-    "SimulatorError": "simulator-raises",
-    "NonFiniteError": "not-finite",
-    "UntrainedError": "untrained",
-    "DeadlockError": "deadlock",
-    "CommunicationTimeoutError": "timed-out",
-    "CheckpointError": "checkpoint",
-    "ClusterError": "cluster",
-    "RLinfError": "refused",
-}
-
-Test: TypeAlias = Callable[[Incident], object]
-Evidence: TypeAlias = Callable[[Incident], Iterable[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class FailureCause:
-    """A row of the table: how a failure is recognized, and what is said of it.
-
-    Texts have fields in braces, see `_fields`, and the named groups of `words`.
-
-    Attributes:
-        code: its stable name, and that of errors that carry it.
-        what: the cause in one sentence.
-        do: the remedy; a line for each sentence or command.
-        words: an expression for it among the words of an incident.
-        when: what must hold; beside the words, if it has any.
-        shown: the lines that show it; by default those of the error.
-        own_help: whether a remedy that the error brings along replaces `do`.
-    """
-
-    code: str
-    what: str
-    do: str
-    words: str = ""
-    when: Test | None = None
-    shown: Evidence | None = None
-    kind: FindingKind = FindingKind.FAILURE
-    own_help: bool = False
-
-    def finding(self, incident: Incident) -> RunFinding | None:
-        """Return what is said of an incident; None if it is another failure."""
-        match = re.search(self.words, incident.text) if self.words else None
-        known = match is not None or self.code in incident.codes(_TYPES) or not (self.words or self.when is None)
-        if not known or (self.when is not None and not self.when(incident)):
-            return None
-        fields = defaultdict[str, object](str, _fields(incident), **(match.groupdict("") if match else {}))
-        help = incident.process.help if self.own_help and incident.process is not None else ""
-        evidence = (self.shown or _quoted)(incident)
-        return RunFinding(
-            self.kind,
-            self.code,
-            self.what.format_map(fields),
-            (*(line for line in evidence if line.strip()), f"file: {incident.source}"),
-            tuple((help or self.do.format_map(fields)).splitlines()),
-            step=incident.step,
-            time=incident.time,
-            followed=incident.others,
-        )
 
 
 def named_failure(incident: Incident) -> RunFinding:
@@ -98,135 +37,8 @@ def named_failure(incident: Incident) -> RunFinding:
     return next(finding for row in FAILURES if (finding := row.finding(incident)) is not None)
 
 
-def _fields(incident: Incident) -> Mapping[str, object]:
-    """Return what texts of the table may name.
-
-    `name` is the process that failed with its method, `named` also with its place; `line` is the first line of its
-    error, `fault` the part of that before the list of environments.
-    """
-    process = incident.process or FailedProcess(name="")
-    line = (process.text if incident.process is not None else incident.what).strip().partition("\n")[0]
-    first = _FIRST.search(incident.text)
-    called = f" in `{process.method}`" if process.method else ""
-    named = f"`{process.name}`{called}" + (f" on {process.place}" if process.place else "")
-    named = named if process.name else "a worker"
-    saved = incident.has_checkpoint
-    again = "start the run again" + (" with `runner.resume_dir=auto`" if saved else "")
-    return {
-        "what": incident.what,
-        "line": line,
-        "fault": line.partition(" (environment")[0],
-        "name": (f"`{process.name}`{called}" if called else process.name) or "the run",
-        "named": named,
-        "died": incident.what if incident.process is None else f"{named} died",
-        "of": "for the answers of a whole step"
-        if _NOTHING in incident.text
-        else "for more answers than `runner.max_failed_fraction` allows",
-        "process": process.name,
-        "last": process.why.partition("; its last words:")[0].partition("\n")[0],
-        "signal": _signal(incident),
-        "exit_code": process.exit_code,
-        "type": process.type.removeprefix("builtins."),
-        "at": f" at {process.position}" if process.position else "",
-        "first": f": {first[1]}" if first is not None else "",
-        "limit": next((text for text in incident.lines if REACHED in text), ""),
-        "holder": next(iter(incident.lines), ""),
-        "help": process.help or "the log of the worker has its traceback",
-        "go_on": "`runner.resume_dir=auto` goes on from the last checkpoint"
-        if saved
-        else "run it again from the beginning: there is no checkpoint to go on from",
-        "again": again if incident.ended else "nothing: the run was started again",
-    }
-
-
-def _quoted(incident: Incident) -> Sequence[str]:
-    """Return the words of an error and its place in the code."""
-    process = incident.process
-    if process is None:
-        return (incident.what, *incident.lines)[:_SHOWN]
-    # The remedy in an error of rlinf's own is shown as such.
-    text = process.text.partition("\n  help: ")[0] if process.help else process.text
-    position = [f"at {process.position}"] if process.position else []
-    return [*text.strip().splitlines()[:_SHOWN], *position][:_SHOWN]
-
-
-def _lines(incident: Incident) -> Sequence[str]:
-    return incident.lines
-
-
-def _vanished(incident: Incident) -> Sequence[str]:
-    return "run.json: the status is still `running`, and the process that it names is gone", *incident.lines
-
-
-def _death(incident: Incident, *lines: str) -> Sequence[str]:
-    """Return how a process died, as far as known."""
-    process = incident.process
-    if process is None:
-        return *incident.lines, *lines
-    ends = [f"signal: {process.signal}"] if process.signal else []
-    return _with_log(incident, *(process.why.splitlines()[:_SHOWN_OF_DEATH] or ends), *lines)
-
-
-def _kill(incident: Incident) -> Sequence[str]:
-    return _death(incident, "the kernel log has no line about a lack of memory for this process", *_memory(incident))
-
-
-def _unknown_death(incident: Incident) -> Sequence[str]:
-    unknown = "how it ended is not known: the kernel of its machine does not keep exit states of processes (Linux 6.15)"
-    return _death(incident, unknown)
-
-
-def _out_of_memory(incident: Incident) -> Sequence[str]:
-    kernel = incident.process.out_of_memory if incident.process is not None else None
-    return _with_log(incident, f"kernel: {kernel}", *_memory(incident))
-
-
-def _last_words(incident: Incident) -> Sequence[str]:
-    last = incident.process.why.partition("; its last words:")[2] if incident.process is not None else ""
-    return _with_log(incident, *last.strip("\n").splitlines()[:_SHOWN_OF_DEATH])
-
-
-def _of_nodes(incident: Incident) -> Sequence[str]:
-    lines = (line.strip() for line in incident.text.splitlines() if "node" in line or "sign of life" in line)
-    return _with_log(incident, *incident.nodes, *lines)
-
-
-def _memory(incident: Incident) -> Sequence[str]:
-    return [] if incident.bundle is None else [f"memory then: evidence/{incident.bundle.path.name}/memory.json"]
-
-
-def _with_log(incident: Incident, *lines: str) -> Sequence[str]:
-    process = incident.process
-    if process is None or process.component is None or process.rank is None:
-        return lines
-    return *lines, f"its log: logs/{process.component}/rank_{process.rank}.log"
-
-
-def _signal(incident: Incident) -> str | None:
-    """Return the signal that ended a process, also where only the words of its death name it."""
-    process = incident.process
-    if process is None or not process.died:
-        return None
-    match = _KILLED.match(process.why)
-    return process.signal or (match[1] if match is not None else None)
-
-
-def _is_gone(*words: str) -> Test:
-    """Return whether the driver vanished, and its machine says so in these words."""
-    return lambda incident: (
-        "its process vanished" in incident.what
-        and (not words or any(word in line for line in incident.lines for word in words))
-    )
-
-
-def _answers_failed(incident: Incident) -> bool:
-    """Return whether the answers of a step could not be scored, or made."""
-    words = r"could (not )?be scored|answers of(?s:.*)max_failed_fraction"
-    return "reward-fails" in incident.codes() or re.search(words, incident.text) is not None
-
-
 def _interruption(code: str, what: str, when: Test, do: str = "{go_on}") -> FailureCause:
-    return FailureCause(code, what, do, when=when, shown=_lines, kind=FindingKind.INTERRUPTION)
+    return FailureCause(code, what, do, when=when, shown=incident_lines, kind=FindingKind.INTERRUPTION)
 
 
 # The first row that knows a failure names it.
@@ -266,22 +78,22 @@ FAILURES: Final = (
         "out-of-memory",
         "the kernel killed the driver of the run for lack of memory",
         "give its machine or container more memory, or place less on it; {go_on}",
-        when=_is_gone("memory"),
-        shown=_vanished,
+        when=driver_gone("memory"),
+        shown=vanished_lines,
     ),
     FailureCause(
         "machine-restarted",
         "the machine of the driver went down or was restarted during the run",
         "look why (`last -x`, `journalctl -b -1 -k`); {go_on}",
-        when=_is_gone("was restarted since"),
-        shown=_vanished,
+        when=driver_gone("was restarted since"),
+        shown=vanished_lines,
     ),
     FailureCause(
         "driver-vanished",
         "the driver of the run was killed (SIGKILL, or a crash): it wrote no last word",
-        "look at the kernel's log of its machine (`dmesg`, `journalctl -k`) for a kill at that time; {go_on}",
-        when=_is_gone(),
-        shown=_vanished,
+        "look at the kernel's log of its machine (`dmesg`, `journalctl -k`) for a kill_lines at that time; {go_on}",
+        when=driver_gone(),
+        shown=vanished_lines,
     ),
     FailureCause(
         "out-of-memory",
@@ -289,21 +101,21 @@ FAILURES: Final = (
         "give it less to hold (fewer environments, smaller batches) or its machine or container more memory;"
         " `rlinf inspect memory` shows what each process held at most",
         when=lambda it: it.process and it.process.out_of_memory,
-        shown=_out_of_memory,
+        shown=memory_kill_lines,
     ),
     FailureCause(
         "watcher-died",
         "`{process}`, which the workers of the run depend on, died",
         "{again}; `ray/` in the evidence has the end of its log",
         when=lambda it: it.process and it.process.name in _WATCHERS,
-        shown=_death,
+        shown=death_lines,
     ),
     FailureCause(
         "simulator-died",
         "a process of `{process}` died: {last}",
         "look at the end of its log, where a simulator says why it crashed; after three crashes the episode is"
         " quarantined",
-        shown=_last_words,
+        shown=last_lines,
     ),
     FailureCause(
         "hung",
@@ -311,44 +123,44 @@ FAILURES: Final = (
         "look at the frame that it names: what it waits for there did not come; `stacks.txt` in the evidence has the"
         " stacks of the others",
         when=lambda it: it.process and it.process.died and GIVEN_UP in it.process.why,
-        shown=_death,
+        shown=death_lines,
     ),
     FailureCause(
         "crashed",
         "{named} crashed in native code: {signal}",
         "look at the innermost call of the stack: the crash is in that library, or in its arguments",
-        when=lambda it: _signal(it) in _CRASHES,
-        shown=_death,
+        when=lambda it: signal_of(it) in _CRASHES,
+        shown=death_lines,
     ),
     FailureCause(
         "killed-by-signal",
         "{named} was killed by {signal}",
         "{signal} came from outside the run: check the scheduler's logs and memory watchdogs of that machine",
-        when=_signal,
-        shown=_kill,
+        when=signal_of,
+        shown=kill_lines,
     ),
     FailureCause(
         "exited",
         "{named} ended itself with exit code {exit_code}",
         "look in its code and libraries for `sys.exit`, `os._exit` or `exit`: a worker raises an exception instead",
         when=lambda it: it.process and it.process.died and it.process.exit_code is not None,
-        shown=_death,
+        shown=death_lines,
     ),
     FailureCause(
         "node-lost",
         "the machine of {named} cannot be reached any more",
         "`rlinf status` and `rlinf doctor` show which machines answer; check that it is up and that its network works\n"
         "`rlinf up FILE` starts its Ray again",
-        # Ray may name the node only after the run was notified of a death of a process there.
+        # Ray may name the node only after the run was notified of a death_lines of a process there.
         when=lambda it: it.nodes or re.search("its node left the cluster|no sign of life", it.text),
-        shown=_of_nodes,
+        shown=node_lines,
     ),
     FailureCause(
         "died",
         "{died}",
         "look at the end of its log, and at the kernel's log of its machine (`dmesg`) at that time",
         when=lambda it: it.process.died if it.process is not None else "died" in it.what,
-        shown=_unknown_death,
+        shown=unknown_death_lines,
     ),
     FailureCause(
         "disk-full",
@@ -389,25 +201,25 @@ FAILURES: Final = (
         "the tool `{tool}` fails: {reason}",
         "call it by hand; one that takes long needs a longer `agent.tool_timeout`",
         words=r"the tool `(?P<tool>[^`]+)`: (?P<reason>[^\n]+)",
-        when=_answers_failed,
+        when=answers_failed,
     ),
     FailureCause(
         "reward-fails",
         "the reward fails {of}{first}",
         "score one answer by hand with the same function; `rlinf report --samples` shows answers with the reasons",
-        when=_answers_failed,
+        when=answers_failed,
     ),
     FailureCause(
         "groups-equal",
         "all answers to a prompt have the same reward, for every prompt of a step",
         "use other problems, a larger `algorithm.group_size` or a higher temperature, or `filter_groups: false`",
-        words=f"{_NOTHING}(?s:.*)equal rewards",
+        words=f"{NO_SAMPLES}(?s:.*)equal rewards",
     ),
     FailureCause(
         "prompts-skipped",
         "no prompt of a step could be used",
         "raise `data.max_prompt_length`, or use shorter prompts",
-        words=_NOTHING,
+        words=NO_SAMPLES,
     ),
     FailureCause(
         "simulator-raises",
@@ -452,5 +264,7 @@ FAILURES: Final = (
     ),
     FailureCause("refused", "{name} failed: {line}", _THAT_LINE, own_help=True),
     FailureCause("exception", "{name} raised {type}{at}", _THAT_LINE, when=lambda it: it.process is not None),
-    FailureCause("failed", "{what}", "`rlinf logs` has the lines of every process", when=lambda it: True, shown=_lines),
+    FailureCause(
+        "failed", "{what}", "`rlinf logs` has the lines of every process", when=lambda it: True, shown=incident_lines
+    ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.why.signs import SET_ASIDE
+from rlinf_cli.why.sign_rules import SET_ASIDE
 from rlinf_core.node.process_identity import identity_here, send
 from rlinf_core.runners.step_clock import NO_STEP
 from rlinf_core.runners.storage.evidence import FOLDER, MOST_BYTES
