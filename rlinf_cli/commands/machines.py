@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,12 +12,16 @@ from rlinf_cli.command import Result, command, opt
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 
+if TYPE_CHECKING:
+    from rlinf_cli.cluster.up import UpRequest
+
 
 class Template(StrEnum):
     SLURM = "slurm"
     KUBERAY = "kuberay"
 
 
+# Long by its options: each is a parameter, since typer reads the signature.
 @command("rlinf up cluster.yaml", "rlinf up cluster.yaml --print slurm")
 def up(
     file: File,
@@ -77,8 +81,8 @@ def up(
         return Result(job_script(template, file, overrides, name, wishes or ()))
     if wishes:
         raise typer.BadParameter("it requires --print", param_hint="'--with'")
-    from rlinf_cli.cluster.lifecycle import prepare, up_or_back
-    from rlinf_cli.cluster.up_report import plan_result, up_result
+    from rlinf_cli.cluster.lifecycle import prepare
+    from rlinf_cli.cluster.up_report import plan_result
 
     request = prepare(
         file,
@@ -96,6 +100,13 @@ def up(
         return plan_result(request.name, nodes, authenticated=request.authenticated)
     if insecure_no_auth:
         console.message("warning: authentication is off: anyone who reaches the ports can run programs on the nodes")
+    return _bring_up(request, block=block, rollback=rollback, parallel=parallel)
+
+
+def _bring_up(request: UpRequest, *, block: bool, rollback: bool, parallel: int) -> Result | None:
+    from rlinf_cli.cluster.lifecycle import up_or_back
+    from rlinf_cli.cluster.up_report import up_result
+
     if block:
         from rlinf_cli.cluster.block import hold
 
