@@ -14,7 +14,7 @@ from rlinf_cli.live import labels
 from rlinf_cli.report.documents import ORIGINS, PLACEMENT, DrawnPlacement, OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
 from rlinf_cli.runs.memory_record import read_peaks
-from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
+from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, newest_of, series_of
 from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import MOST_METRICS_BYTES, read_facts
@@ -22,7 +22,7 @@ from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import M, read_model
 from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.metrics import metrics_in
-from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
+from rlinf_core.runners.storage.first_contact import ContactCheck
 from rlinf_core.runners.storage.run_events import RunEvent
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import RunState
@@ -134,7 +134,7 @@ def gather(folder: RunFolder) -> RunContent:
         videos=_videos(folder.path),
         provenance=_provenance(folder.path, notes),
         memory=_memory(folder, notes),
-        comparisons=_comparisons(read_comparisons(folder.path)),
+        comparisons=_comparisons(facts.checks),
         diagnosis=diagnose(facts),
         traced=folder.trace_file.exists(),
         notes=list(dict.fromkeys([*faults, *facts.notes[:_MOST_NOTES], *notes])),
@@ -144,7 +144,7 @@ def gather(folder: RunFolder) -> RunContent:
 
 def result_rows(state: RunState, series: RunSeries, columns: Mapping[str, MetricColumn]) -> list[tuple[str, str]]:
     """Return the results as names and figures."""
-    newest = {name: column.values[-1] for name, column in columns.items()}
+    newest = newest_of(columns)
     rows: list[tuple[str, str]] = []
     if series.evaluations:
         step, metrics = series.evaluations[-1]

@@ -28,14 +28,14 @@ _ALL_VIDEO_BYTES: Final = 900_000
 _POSTER_WIDTH: Final = 480
 # Bytes of one frame of a video, of which a poster is made.
 _LARGEST_FRAME: Final = 128 << 20
-_TIME: Final = "time/"
+TIME: Final = "time/"
 TEMPLATES: Final = Path(__file__).parent / "templates"
 # Makes the specification of a chart.
 Drawing: TypeAlias = Callable[[], Spec]
 Drawings: TypeAlias = dict[str, Drawing]
 _IDLE: Final = {"speed/learner_idle": "actor for samples", "speed/env_idle": "env for a rollout to begin"}
 # Phases outside the steps, not part of their time.
-_BESIDE: Final = ("step", "evaluate", "save_checkpoint")
+BESIDE: Final = ("step", "evaluate", "save_checkpoint")
 
 
 class Video(NamedTuple):
@@ -123,13 +123,13 @@ def _curves(series: RunSeries, specs: Drawings) -> list[tuple[str, str]]:
 
 def _times(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, Any]:
     """Add charts of time: by phase over steps, and by component."""
-    means = {name.removeprefix(_TIME): column.mean() for name, column in columns.items() if name.startswith(_TIME)}
-    phases = {name: value for name, value in means.items() if "/" not in name and name not in _BESIDE}
+    means = {name.removeprefix(TIME): column.mean() for name, column in columns.items() if name.startswith(TIME)}
+    phases = {name: value for name, value in means.items() if "/" not in name and name not in BESIDE}
     step = means.get("step", sum(phases.values()))
     # In one order, the two charts give a phase the same colour.
     names = sorted(phases, key=lambda name: -phases[name])
     rows = [(short_phase(name), phases[name]) for name in names]
-    over = {short_phase(name): columns[f"{_TIME}{name}"].bands(_TIME_POINTS) for name in names}
+    over = {short_phase(name): columns[f"{TIME}{name}"].bands(_TIME_POINTS) for name in names}
     if over:
         specs["time-steps"] = partial(charts.stacked_over_steps, "seconds of each step by phase", over)
     parts = [("driver", name, value) for name, value in rows]
@@ -141,7 +141,7 @@ def _times(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, An
     ]
     if parts:
         specs["time-components"] = partial(charts.stacked_by_component, "seconds of a step by component", parts)
-    beside = [(short_phase(name), means[name]) for name in _BESIDE[1:] if name in means]
+    beside = [(short_phase(name), means[name]) for name in BESIDE[1:] if name in means]
     rest = step - sum(phases.values())
     rest = rest if rest > 0.01 * step else 0.0
     return {"phases": rows, "step": step, "rest": rest, "beside": beside, "waits": _waits(columns)}
@@ -153,8 +153,8 @@ def _waits(columns: Mapping[str, MetricColumn]) -> list[tuple[str, float]]:
     def recent(name: str) -> float:
         return columns[name].last(NEWEST).mean() if name in columns else 0.0
 
-    step = recent(f"{_TIME}step")
-    waits = [name for name in columns if step and name.startswith(_TIME) and name.endswith("/wait")]
+    step = recent(f"{TIME}step")
+    waits = [name for name in columns if step and name.startswith(TIME) and name.endswith("/wait")]
     shares = {f"{name.split('/')[1]} for others": recent(name) / step for name in waits}
     shares |= {label: recent(name) for name, label in _IDLE.items() if name in columns}
     return sorted(shares.items(), key=lambda row: -row[1])

@@ -14,7 +14,7 @@ from rlinf_cli.live import labels
 from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Curve
 from rlinf_cli.report.curves import compared_curves
-from rlinf_cli.report.page import Drawings, write_page
+from rlinf_cli.report.page import BESIDE, TIME, Drawings, write_page
 from rlinf_cli.report.report_writing import NAME
 from rlinf_cli.runs.comparison_table import (
     compared,
@@ -24,7 +24,7 @@ from rlinf_cli.runs.comparison_table import (
     run_rows,
     verdict_lines,
 )
-from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
+from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, newest_of, series_of
 from rlinf_cli.runs.run_comparison import Comparison
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -70,7 +70,7 @@ def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0)
 
 def _row(run: _ShownRun, page: Path) -> dict[str, Any]:
     series, state = run.series, run.folder.state
-    newest = {name: column.values[-1] for name, column in run.columns.items()}
+    newest = newest_of(run.columns)
     headlines = labels.headlines(series.evaluations[-1][1], "eval") if series.evaluations else []
     headlines = headlines or labels.headlines(newest, "env", "rollout")
     report = run.folder.path / NAME
@@ -87,9 +87,9 @@ def _row(run: _ShownRun, page: Path) -> dict[str, Any]:
 
 def _slowest(newest: Mapping[str, float]) -> str:
     """Return the phase that took longest in the last step, with its share."""
-    step = newest.get("time/step", 0.0)
-    phases = {name.removeprefix("time/"): value for name, value in newest.items() if name.startswith("time/")}
-    phases = {name: value for name, value in phases.items() if "/" not in name and name != "step"}
+    step = newest.get(f"{TIME}step", 0.0)
+    phases = {name.removeprefix(TIME): value for name, value in newest.items() if name.startswith(TIME)}
+    phases = {name: value for name, value in phases.items() if "/" not in name and name not in BESIDE}
     if not phases or step <= 0:
         return ""
     name = max(phases, key=lambda name: phases[name])

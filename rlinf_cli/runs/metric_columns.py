@@ -150,3 +150,8 @@ def evaluated(metric: str, evaluations: Iterable[tuple[int, Mapping[str, float]]
             low, high, _ = interval_of(metric, metrics)
             points.append(Band(step, value, low, high))
     return points
+
+
+def newest_of(columns: Mapping[str, MetricColumn]) -> dict[str, float]:
+    """Return the last value of each metric."""
+    return {name: column.values[-1] for name, column in columns.items()}

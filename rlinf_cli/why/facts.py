@@ -17,7 +17,7 @@ from rlinf_cli.runs.log_files import last_lines
 from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
 from rlinf_core.config.diagnostics import Diagnostics
-from rlinf_core.config.reading import load_source, read
+from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.tree import to_data
 from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.node.process_end import kernel_lines
@@ -195,10 +195,12 @@ def read_config(path: Path, notes: list[str]) -> Mapping[str, object]:
         notes.append(f"{path.name} cannot be read: it {error.strerror}")
         return {}
     tree = read(source, diagnostics) if source is not None else None
-    if tree is None:
+    # An earlier rlinf kept keys such as `actor,env`.
+    split = None if tree is None else split_components(tree, (), diagnostics)
+    if split is None:
         notes.append(f"{path.name} cannot be read: {next(iter(diagnostics)).message}")
         return {}
-    return dict(_leaves(plain(to_data(tree)), ""))
+    return dict(_leaves(plain(to_data(split)), ""))
 
 
 def _leaves(data: object, path: str) -> Iterator[tuple[str, object]]:

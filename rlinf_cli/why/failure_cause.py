@@ -161,7 +161,9 @@ def death_lines(incident: Incident, *lines: str) -> Sequence[str]:
 def kill_lines(incident: Incident) -> Sequence[str]:
     """Return how a process died of a signal from outside."""
     return death_lines(
-        incident, "the kernel log has no line about a lack of memory for this process", *_memory(incident)
+        incident,
+        "the kernel log, as far as it can be read there, has no line about a lack of memory for this process",
+        *_memory(incident),
     )
 
 

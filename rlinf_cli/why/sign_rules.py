@@ -22,7 +22,6 @@ KL: Final = "train/actor/approx_kl"
 _ENTROPY: Final = "train/actor/entropy"
 NORM: Final = "train/actor/grad_norm"
 RATE: Final = "train/actor/lr"
-_CHANGED: Final = "train/actor/weights_changed"
 _REWARDS: Final = ("rollout/correct", "rollout/reward", "env/success_once", "env/return")
 _WATCHED: Final = ("train/actor/", "rollout/", "env/")
 _FAILED: Final = "failed/"
@@ -323,8 +322,9 @@ def left_out(facts: RunFacts) -> RunFinding | None:
         what = f"{sum(lost.values()):.0f} episodes or answers were left out of training, for no fault of the policy"
         return figures("left-out", what, shown, "look at their causes in the logs of the workers")
     missing, counted = facts.column(_LEFT_OUT), facts.column("eval/episodes", "eval/answers")
-    of = zip(missing.steps, missing.values, counted.values, strict=False)
-    step, last, kept = [evaluation for evaluation in of if evaluation[1]][-1]
+    at = missing.where(lambda _, value: value > 0)
+    step, last = at.steps[-1], at.values[-1]
+    kept = dict(zip(counted.steps, counted.values, strict=True)).get(step, 0.0)
     what = f"evaluations are incomplete: {last:.0f} of {last + kept:.0f} were left out after step {step}"
     do = "mend what failed (the logs of the workers have it): what is left out may be worse than the rest"
     return figures("evaluation-incomplete", what, shown, do)

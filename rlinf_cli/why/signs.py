@@ -14,6 +14,7 @@ from rlinf_cli.why.sign_rules import (
     KL,
     NORM,
     RATE,
+    SET_ASIDE,
     STEPS,
     TRUNCATED,
     contact_differs,
@@ -167,6 +168,6 @@ FOLLOWS: Final[Mapping[str, frozenset[str]]] = {
         "policy-jumps": "all-clipped entropy-collapsed reward-collapsed",
         "entropy-collapsed": "reward-collapsed groups-equal advantages-constant no-gradient",
         "gradients-clipped-away": "updates-rounded-away policy-does-not-change",
-        "items-set-aside": "reward-fails",
+        SET_ASIDE: "reward-fails",
     }.items()
 }

@@ -72,6 +72,16 @@ def test_run_without_a_cause_ends_with_zero(cli: Cli, tmp_path: Path) -> None:
     ("metrics", "code", "says"),
     [
         ({"eval/left_out": 1.0, "eval/episodes": 15.0}, "evaluation-incomplete", "1 of 16 were left out after step 20"),
+        # Figures of one step belong together, also where not every step has both.
+        (
+            {
+                "eval/left_out": lambda step: 2.0 * (step == 20),
+                "eval/episodes": lambda step: None if step < 20 else 6.0,
+            },
+            "evaluation-incomplete",
+            "2 of 8 were left out after step 20",
+        ),
+        ({"eval/left_out": 2.0}, "evaluation-incomplete", "2 of 2 were left out after step 20"),
         ({"eval/left_out": 3.0, "eval/answers": 61.0}, "evaluation-incomplete", "3 of 64 were left out after step 20"),
         ({"failed/timeout": lambda step: float(step == 4)}, "left-out", "1 episodes or answers were left out"),
         ({"eval/cut_off": 160.0, "eval/answers": 160.0}, "answers-truncated", "160 of 160 answers"),

@@ -201,6 +201,16 @@ def test_several_runs_are_side_by_side(cli: Cli, tmp_path: Path) -> None:
     assert {line.split(",")[1] for line in lines} == {run.path.name for run in runs[:2]}
 
 
+def test_evaluations_are_no_phase_of_a_step(cli: Cli, tmp_path: Path) -> None:
+    runs = [empty_run("runs"), empty_run("runs")]
+    times = {"time/step": 2.0, "time/generate_rollouts": 1.5, "time/evaluate": 9.0, "time/save_checkpoint": 8.0}
+    for run in runs:
+        with MetricsWriter(run.metrics_file) as writer:
+            writer.log(1, times)
+    assert cli("report", *(run.path for run in runs)).code == 0
+    assert written(tmp_path / "report.html").count(" 75%</td>") == 2
+
+
 def test_watched_page_is_written_until_the_run_ends(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     run = full_run("runs", status=RunStatus.RUNNING)
     pages: list[str] = []
