@@ -185,9 +185,8 @@ class LiveBox:
         await asyncio.to_thread(_write_all, writer, archive)
         said = await self._reply(done)
         if said.get("status") != 0:
-            raise BoxError(
-                f"an archive could not be unpacked into {target}: {said.get('error', 'the disk may be full')}"
-            )
+            why = said.get("error") or "the process that did it was ended"
+            raise BoxError(f"an archive could not be unpacked into {target}: {why}")
 
     async def finish(self, keep: Sequence[str] | None = None, never: Sequence[str] = (), *, grace: float = 0.0) -> Left:
         """End all processes. What was written below the folders `keep` becomes a layer, `kept`.

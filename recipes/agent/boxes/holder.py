@@ -8,6 +8,7 @@ killed when the holder is. Standard library only, and nothing is imported once t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
@@ -26,6 +27,8 @@ FOLDERS: Final = ("upper", "work", "root")
 _TICK_MS: Final = 200
 _DISK_SECONDS: Final = 1.0
 _NO_COMMAND: Final = 126
+# Characters of a path or a reason in a message.
+_SAID: Final = 1000
 
 
 class BoxSpec(TypedDict):
@@ -134,7 +137,7 @@ class Holder:
             return
         os.read(go, 1)
         os.chdir("/")
-        os.closerange(0, 4096)
+        kernel.close_from(0)
         kernel.drop_capabilities()
         signal.set_wakeup_fd(-1)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -241,7 +244,7 @@ class Holder:
         self._enter_group()
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
-        os.closerange(3, 4096)
+        kernel.close_from(3)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -268,7 +271,7 @@ class Holder:
                     continue
 
     def _put(self, number: int, descriptors: list[int], target: str, most: int) -> None:
-        """Unpack an archive in a process of the box."""
+        """Unpack an archive in a process of the box, which says itself why it cannot be unpacked."""
         if not self._init:
             raise OSError(f"the box has ended: {self._over}")
         pid = os.fork()
@@ -277,9 +280,12 @@ class Holder:
             return
         code = 1
         try:
-            with os.fdopen(os.dup(descriptors[0]), "rb") as stream:
-                layer_files.unpack(cast("IO[bytes]", stream), target, most, 1 << 20, layer=False, lent=False)
-            code = 0
+            # The target may be a link to `/proc/self/fd`: no folder of the host is open here. A socket opens no more.
+            stream, reply = (fcntl.fcntl(number, fcntl.F_DUPFD, 3) for number in (descriptors[0], self._lease.fileno()))
+            os.dup2(stream, 0)
+            os.dup2(reply, 1)
+            kernel.close_from(2)
+            code = _unpack(0, target, most, number)
         finally:
             os._exit(code)
 
@@ -358,6 +364,18 @@ class Holder:
         os.fchdir(self._own_folder)
         for folder in (*FOLDERS, "kept"):
             layer_files.remove_tree(folder)
+
+
+def _unpack(stream: int, target: str, most: int, number: int) -> int:
+    """Unpack an archive, and return an exit status; why it is not 0 is said as the reply to a request."""
+    try:
+        with os.fdopen(stream, "rb", closefd=False) as file:
+            layer_files.unpack(cast("IO[bytes]", file), target, most, 1 << 20, layer=False, lent=False)
+    except Exception as error:  # noqa: BLE001 - the owner reports whatever it is
+        why = str(error) or type(error).__name__
+        os.write(1, json.dumps({"id": number, "error": why[:_SAID]}).encode())
+        return 1
+    return 0
 
 
 def _wake_up(_signal: int, _frame: object) -> None:

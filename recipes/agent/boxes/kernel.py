@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import resource
 import signal
 import socket
 import struct
@@ -23,6 +24,7 @@ _DETACH: Final = 2
 _PDEATHSIG, _DUMPABLE, _NAME, _SECCOMP, _CAPBSET_DROP = 1, 4, 15, 22, 24
 _FILTER: Final = 2
 _PIVOT_ROOT: Final = {"x86_64": 155, "aarch64": 41}
+_CLOSE_RANGE: Final = 436
 # What Docker leaves to a container's root, but devices: CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID,
 # SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, AUDIT_WRITE, SETFCAP.
 _KEPT_CAPS: Final = frozenset((0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31))
@@ -91,6 +93,12 @@ def drop_capabilities() -> None:
     for cap in range(_LAST_CAP + 1):
         if cap not in _KEPT_CAPS:
             _LIBC.prctl(_CAPBSET_DROP, ctypes.c_ulong(cap), 0, 0, 0)
+
+
+def close_from(first: int) -> None:
+    """Close all descriptors from a number on: through `/proc/self/fd` they lead out of a box."""
+    if _LIBC.syscall(_CLOSE_RANGE, ctypes.c_uint(first), ctypes.c_uint(0xFFFFFFFF), 0):
+        os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 class _Filter(ctypes.Structure):

@@ -234,6 +234,39 @@ def test_put_unpacks_an_archive_as_root_of_the_box(box_folder: Path) -> None:
     assert in_box(box_folder, act).output == b"hi\n0:755\n"
 
 
+def test_no_descriptor_leads_an_archive_out_of_its_box(box_folder: Path) -> None:
+    """Links to descriptors of whoever unpacks, where an archive's file could come to lie beside the box's own."""
+    numbers = range(3, 40)
+
+    async def act() -> list[str]:
+        async with one_box(box_folder) as (boxes, box):
+            await sh(box, "for n in {3..39}; do ln -s /proc/self/fd/$n /l$n; done; ln -s /proc/self/cwd /cwd")
+            for target in [*(f"/l{number}" for number in numbers), "/cwd/../.."]:
+                with contextlib.suppress(BoxError):
+                    await box.put(_archive(("led-out", "file", "1")), target)
+            within = await sh(box, "test -e /led-out && echo in")
+            assert within.output == b"in\n"
+            own = boxes.folder / "live" / box.name
+            folders = (own.parent, own, boxes.folder, own / "work", own / "root", *own.parents)
+            return [str(folder) for folder in folders if (folder / "led-out").exists()]
+
+    assert asyncio.run(act()) == []
+
+
+def test_an_archive_that_cannot_be_unpacked_says_why(box_folder: Path) -> None:
+    async def act(box: LiveBox) -> None:
+        await sh(box, "echo > /app/file")
+        for archive, target, why in (
+            (_archive(("../x", "file", "1")), "/app", "leads out of the folder"),
+            (b"x" * 20_000, "/app", "could not be opened|bad checksum|truncated|invalid header"),
+            (_archive(("x", "file", "1")), "/app/file", "File exists|Not a directory"),
+        ):
+            with pytest.raises(BoxError, match=why):
+                await box.put(archive, target)
+
+    in_box(box_folder, act)
+
+
 # Archives that lead out
 
 
