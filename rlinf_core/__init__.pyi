@@ -12,10 +12,10 @@ from rlinf_core.algorithms.loss_inputs import Loss as Loss
 from rlinf_core.algorithms.loss_inputs import LossInputs as LossInputs
 from rlinf_core.algorithms.loss_inputs import LossSettings as LossSettings
 from rlinf_core.algorithms.losses import value_loss as value_loss
+from rlinf_core.algorithms.options import get_advantage as get_advantage
 from rlinf_core.algorithms.options import options_model as options_model
-from rlinf_core.algorithms.registry import get_advantage as get_advantage
-from rlinf_core.algorithms.registry import register_advantage as register_advantage
-from rlinf_core.algorithms.registry import register_policy_loss as register_policy_loss
+from rlinf_core.algorithms.options import register_advantage as register_advantage
+from rlinf_core.algorithms.options import register_policy_loss as register_policy_loss
 from rlinf_core.channel.channel import Channel as Channel
 from rlinf_core.channel.load_balancing import LeastLoaded as LeastLoaded
 from rlinf_core.channel.load_balancing import RoundRobin as RoundRobin

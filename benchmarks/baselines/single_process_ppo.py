@@ -34,7 +34,7 @@ from recipes.embodied.models.registry import make_model
 from recipes.training.typed_tensors import explained_variance
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
-from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
+from rlinf_core.algorithms.options import get_advantage, get_policy_loss
 
 EVALUATION_ENVS = 256
 

@@ -77,7 +77,7 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
     from recipes.language.weights.model_export import export
     from recipes.language.weights.weight_transfer import messages
     from rlinf_core import LossSettings
-    from rlinf_core.algorithms.registry import get_policy_loss
+    from rlinf_core.algorithms.options import get_policy_loss
     from rlinf_core.job.load import load_job
     from rlinf_core.runners.storage.first_contact import FirstContact
 

@@ -41,7 +41,7 @@ from recipes.language.models.packing import pack
 from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
 from recipes.language.models.tree_attention import TreeAttention
 from rlinf_core import LossSettings
-from rlinf_core.algorithms.registry import get_policy_loss
+from rlinf_core.algorithms.options import get_policy_loss
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import DEVICE_PARTS
 from rlinf_core.runners.storage.first_contact import FirstContact

@@ -12,7 +12,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL
 from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment
-from rlinf_core.process.module_source import locate, syntax_tree
+from rlinf_core.process.import_path import locate, syntax_tree
 
 
 def check_import(

@@ -10,8 +10,7 @@ from typing import Final
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.hosts import expand_hosts
 from rlinf_core.config.ranks import format_range, intersect, merge_ranges, subtract
-from rlinf_core.config.rules.groups import group_ranges
-from rlinf_core.config.rules.site import CLUSTER, Site
+from rlinf_core.config.rules.groups import CLUSTER, Site, group_ranges
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, find
 

@@ -7,8 +7,7 @@ from typing import Final
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import EnvConfig
-from rlinf_core.config.rules.groups import variable_paths
-from rlinf_core.config.rules.site import CLUSTER, Site
+from rlinf_core.config.rules.groups import CLUSTER, Site, variable_paths
 from rlinf_core.config.secrets import is_secret, url_secrets
 from rlinf_core.config.tree import Path, ScalarNode, find
 from rlinf_core.hardware.accelerators.vendors import accelerator_names, get_accelerator

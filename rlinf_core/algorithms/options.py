@@ -1,22 +1,47 @@
-"""Options of advantages, losses and models that users bring: keys of a file that only their owner knows.
-
-    class CispoOptions(BaseModel):
-        largest_weight: float = 5.0
-
-    @options_model(CispoOptions)
-    def cispo(inputs, settings): ...        # settings.options is a CispoOptions
-
-A class, such as a policy, has its model as the attribute `options_model`.
-"""
+"""Advantages, losses and models that users bring: their names, and the options that only their owner knows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
 from rlinf_core.errors import ConfigError
+from rlinf_core.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories
+    from rlinf_core.algorithms.loss_inputs import Loss, LossInputs, LossSettings
+
+    AdvantageFunction: TypeAlias = Callable[[Trajectories, AdvantageSettings], Advantages]
+    PolicyLossFunction: TypeAlias = Callable[[LossInputs, LossSettings], Loss | Tensor]
+
+
+_ADVANTAGES: Registry[AdvantageFunction] = Registry(
+    "advantage",
+    {
+        name: f"rlinf_core.algorithms.advantages:{name}"
+        for name in (
+            *("gae", "turn_gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"),
+            "distillation",
+        )
+    },
+)
+_POLICY_LOSSES: Registry[PolicyLossFunction] = Registry(
+    "policy loss",
+    {
+        name: f"rlinf_core.algorithms.losses:{name}"
+        for name in ("actor_critic", "actor", "decoupled_actor", "gspo", "gmpo", "cispo", "sapo")
+    },
+)
+register_advantage = _ADVANTAGES.register
+get_advantage = _ADVANTAGES.get
+register_policy_loss = _POLICY_LOSSES.register
+get_policy_loss = _POLICY_LOSSES.get
+
 
 T = TypeVar("T")
 ATTRIBUTE = "options_model"

@@ -21,7 +21,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from rlinf_core.cluster import exit_status, ray_output, ray_private, reachable
+from rlinf_core.cluster import ray_private, ray_process, reachable
 from rlinf_core.cluster.driver_folder import new_folder
 from rlinf_core.cluster.ray_api import (
     LOOPBACK,
@@ -89,7 +89,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
             "Ray does not start in a process whose standard error is closed",
             help="redirect it instead, as with `2>/dev/null`",
         )
-    ray_output.keep_plain()
+    ray_process.keep_plain()
     # Not imported yet: authentication of an embedded Ray is configured first.
     ray = ray_api() if joins_at_first_use() else sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
@@ -137,8 +137,8 @@ def disconnect() -> list[WorkerGroupError]:
     engine, _engine = _engine, None
     unseen = end_all() if engine is not None else []
     if engine and engine.embedded and engine.folder:
-        ray_output.show_the_rest(engine.folder)
-    with exit_status.kept_handler() if engine is not None else nullcontext():
+        ray_process.show_the_rest(engine.folder)
+    with ray_process.kept_handler() if engine is not None else nullcontext():
         ray_api().shutdown()
     if engine is not None:
         set_absence("the cluster was shut down")
@@ -167,7 +167,7 @@ def fallen() -> WorkerDiedError | None:
 def join_late(ray: Any, address: str, namespace: str) -> None:
     """Join the Ray at `address` in a forked process, which inherits its authentication."""
     on_loopback = address.startswith(f"{LOOPBACK}:")
-    with exit_status.own_signals(), loopback_only() if on_loopback else nullcontext():
+    with ray_process.own_signals(), loopback_only() if on_loopback else nullcontext():
         ray.init(
             address=address,
             namespace=namespace,
@@ -179,7 +179,7 @@ def join_late(ray: Any, address: str, namespace: str) -> None:
 
 def _disconnect_at_exit() -> None:
     for error in sorted(disconnect(), key=followed):
-        exit_status.end_with_failure()
+        ray_process.end_with_failure()
         LOGGER.error(
             "a call failed, and its result was never read:\n%s", "".join(traceback.format_exception(error)).rstrip()
         )
@@ -208,7 +208,7 @@ def _join(address: str, namespace: str, *, on_loopback: bool = False) -> RayEngi
     ray = ray_api()
     try:
         # Ray replaces the loopback address of a head by another of this machine, where an embedded one does not listen.
-        with exit_status.own_signals(), loopback_only() if on_loopback else nullcontext():
+        with ray_process.own_signals(), loopback_only() if on_loopback else nullcontext():
             ray.init(address=address, namespace=namespace, **_options())
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ClusterError(
@@ -240,7 +240,7 @@ def _start(namespace: str) -> RayEngine:
         guardian = guard(str(folder))
     ray = ray_api()
     try:
-        with warnings_blocked(), exit_status.own_signals(), loopback_only(), quick_start():
+        with warnings_blocked(), ray_process.own_signals(), loopback_only(), quick_start():
             ray.init(
                 address="local",
                 namespace=namespace,
@@ -276,5 +276,5 @@ def _set_up_authentication(folder: Path) -> None:
 
 
 def _options() -> dict[str, Any]:
-    ray_output.take_over()
+    ray_process.take_over()
     return {"logging_level": logging.ERROR, "log_to_driver": True, "job_config": job_config()}

@@ -18,9 +18,9 @@ from rlinf_core.cluster.membership import (
     does_not_answer,
     members,
     missing_ranks,
+    probe,
     rank_members,
 )
-from rlinf_core.cluster.probe import probe
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.cluster.ray_private import gcs_client
 from rlinf_core.cluster.seats import ABSENT, Seats, take_seats

@@ -21,8 +21,14 @@ from typing import Any, Final, cast
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.process.entry_points import offered
-from rlinf_core.process.import_path import add_working_folder, is_unnamed, named_path, working_folder
-from rlinf_core.process.module_source import locate, syntax_tree
+from rlinf_core.process.import_path import (
+    add_working_folder,
+    is_unnamed,
+    locate,
+    named_path,
+    syntax_tree,
+    working_folder,
+)
 
 FORM = "your own recipe is written `package.module:name`"
 _RECIPE = "Recipe"

@@ -19,7 +19,7 @@ from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.reading import decode, load_source
 from rlinf_core.config.rules import groups, hardware
-from rlinf_core.config.rules.site import Site
+from rlinf_core.config.rules.groups import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.sections.hub_names import hub_paths, unfetched
 from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs

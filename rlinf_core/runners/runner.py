@@ -18,12 +18,11 @@ from rlinf_core.config.sections.runner import ProfilerConfig
 from rlinf_core.errors import CheckpointError, ConfigError
 from rlinf_core.runners import events
 from rlinf_core.runners.events import ItemFates
-from rlinf_core.runners.hangs import HangWatch
 from rlinf_core.runners.metrics import EVALUATION_TIME
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.recovery import NodesReturned, SnapshotSchedule
 from rlinf_core.runners.standalone import StandaloneRecord
-from rlinf_core.runners.step_clock import StepClock
+from rlinf_core.runners.step_clock import HangWatch, StepClock
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.group.worker_group import WorkerGroup

@@ -1,13 +1,24 @@
-"""The time that steps take, and how long one is waited for."""
+"""The time that steps take, how long one is waited for, and what ends a standstill."""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from statistics import median
-from typing import Final
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from rlinf_core.config.sections.runner import RestartLimit
+from rlinf_core.errors import RLinfError
+from rlinf_core.runners.record import RunRecord
+from rlinf_core.runners.recovery import Restarts
+from rlinf_core.supervision.client import current_client
+from rlinf_core.supervision.verdicts import JobSource, Standing, held_up
+from rlinf_core.waiting import spell_seconds
+from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
 
 # A step that takes so many times the usual one may never end; the usual one is the median of so many.
 SLOW: Final = 5.0
@@ -92,3 +103,89 @@ class Stopwatch:
     def times(self) -> dict[str, float]:
         """Return `began`, in seconds since 1970, and `seconds`, the time since."""
         return {"began": self._began, "seconds": time.monotonic() - self._ticks}
+
+
+LOGGER = logging.getLogger("rlinf")
+# Seconds without a step after which the holder is ended.
+_END_AFTER: Final = 10.0
+# Seconds between two looks, or 5 % of the time since the last step.
+_LOOK_EVERY: Final = 1.0
+_SHARE: Final = 0.05
+
+OnHang: TypeAlias = Literal["restart", "fail", "wait"]
+
+
+class HangWatch:
+    """A thread of the driver that looks for who holds up a run whose steps take much longer than before.
+
+    It names a worker that cannot go on, as a zombie, after 2 s without a step, and any other one after 5 s, where
+    nothing moves. It says so again whenever the time has doubled, and ends one after 10 s at least.
+
+    Args:
+        on_hang: what becomes of the worker: `restart` ends it, as a death would; `fail` ends it and the run; `wait`
+            names it only.
+        groups: the worker groups by component.
+        record: the record of the run.
+        clock: the clock of its steps.
+    """
+
+    def __init__(
+        self,
+        on_hang: OnHang,
+        groups: Mapping[str, WorkerGroup[Any]],
+        record: RunRecord,
+        clock: StepClock,
+    ) -> None:
+        self._on_hang = on_hang
+        self._groups = {group.worker_group_name: group for group in groups.values()}
+        self._record = record
+        self._clock = clock
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rlinf-hang-watch", daemon=True)
+        # The last step when somebody was named, and the seconds without one after which it is said again.
+        self._named: tuple[float | None, float] = (None, 0.0)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A look that is under way ends by itself, and does nothing any more.
+        self._ended.set()
+
+    def _run(self) -> None:
+        quiet = 0.0
+        while not self._ended.wait(max(_LOOK_EVERY, _SHARE * quiet)):
+            client, quiet = current_client(), self._clock.quiet()
+            if client is not None and quiet >= FIRST_LOOK:
+                try:
+                    self.look(client, quiet)
+                except (RLinfError, OSError):
+                    continue  # the manager or a process has ended, which others report
+
+    def look(self, job: JobSource, quiet: float) -> None:
+        """Name who holds up the run, `quiet` seconds after its last step, and end it where that is due."""
+        last = self._clock.last
+        standing = held_up(job, certain_only=quiet < SURE_AFTER)
+        if not standing or any(one.is_debugged for one in standing) or self._clock.last != last or self._ended.is_set():
+            return
+        quiet = self._clock.quiet()
+        who = "; ".join(one.how for one in standing)
+        usual = f"the last {self._clock.of_what} took {self._clock.usual:.2g} s each"
+        words = f"{who}; {NO_STEP} for {spell_seconds(quiet)}, {usual}"
+        before, again = self._named
+        if before != last or quiet >= again:
+            self._named = (last, 2 * quiet)
+            LOGGER.warning("%s", words)
+        if self._on_hang != "wait" and quiet >= _END_AFTER:
+            self._end(standing[0], words)
+
+    def _end(self, standing: Standing, words: str) -> None:
+        name, _, rank = standing.name.rpartition(":")
+        if name not in self._groups:
+            return
+        if self._on_hang == "fail":
+            self._record.restarts = Restarts(RestartLimit(max=0))
+        LOGGER.warning("`%s` is ended, for %s %s`", standing.name, GIVEN_UP, self._on_hang)
+        end_worker(self._groups[name], int(rank), f"{GIVEN_UP} {self._on_hang}` ended it: {words}")
+        self._clock.start_again()

@@ -18,8 +18,7 @@ from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import ProcessEnd, RLinfError, RuntimeFailure, UnknownGroupError
 from rlinf_core.failures import PackedError
 from rlinf_core.node.stacks.process_stacks import StackRequest
-from rlinf_core.supervision.death_causes import DeathCauses, Peer
-from rlinf_core.supervision.deaths import Died
+from rlinf_core.supervision.deaths import DeathCauses, Died, Peer
 from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
 from rlinf_core.supervision.lives import (
     DRIVER,

@@ -21,7 +21,7 @@ from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol, TypeVar
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.cluster.probe import free_port
+from rlinf_core.cluster.membership import free_port
 from rlinf_core.cluster.ray_api import pickle_by_value, ray_api
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.endpoint_info import EndpointInfo, advertised_on

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
-from rlinf_core.cluster.probe import free_port
+from rlinf_core.cluster.membership import free_port
 from rlinf_core.context import WorkerContext, WorkerInfo
 from rlinf_core.errors import InvalidNameError, RuntimeFailure
 from rlinf_core.hardware.accelerators.vendors import get_accelerator

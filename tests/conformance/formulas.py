@@ -24,7 +24,7 @@ from torch import Tensor
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
 from rlinf_core.algorithms.losses import value_loss
-from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
+from rlinf_core.algorithms.options import get_advantage, get_policy_loss
 from tests.conformance import formula_loops as loops
 
 COUNTS = Path(__file__).with_name("formula_counts.json")

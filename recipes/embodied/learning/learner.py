@@ -24,8 +24,7 @@ from recipes.training.updater import Figures, UntrainedError, Updater, first_non
 from rlinf_core import ConfigError, Loss, LossInputs, LossSettings, broadcast_trailing
 from rlinf_core.algorithms.aggregation import denominator
 from rlinf_core.algorithms.losses import as_loss
-from rlinf_core.algorithms.options import checked_options
-from rlinf_core.algorithms.registry import get_policy_loss
+from rlinf_core.algorithms.options import checked_options, get_policy_loss
 from rlinf_core.worker.timer import timer
 
 if TYPE_CHECKING:

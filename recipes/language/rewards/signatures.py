@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from rlinf_core import ConfigError
-from rlinf_core.process.module_source import locate, syntax_tree
+from rlinf_core.process.import_path import locate, syntax_tree
 
 Convention: TypeAlias = Literal["ours", "verl", "verl batch", "trl", "openrlhf"]
 

@@ -39,8 +39,7 @@ from recipes.training.updater import SKIPPED
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
 from rlinf_core import AdvantageSettings, ConfigError, LossSettings, get_advantage
 from rlinf_core.algorithms.loss_inputs import kl_estimate
-from rlinf_core.algorithms.options import checked_options
-from rlinf_core.algorithms.registry import get_policy_loss
+from rlinf_core.algorithms.options import checked_options, get_policy_loss
 from rlinf_core.runners.storage.first_contact import Difference
 
 

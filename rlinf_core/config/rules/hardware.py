@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from rlinf_core.config.machines.cluster import NodeGroup, groups_of, has_robots, replaceable
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.config.rules.groups import group_ranges, out_of_range
-from rlinf_core.config.rules.site import CLUSTER, Site, outside
+from rlinf_core.config.rules.groups import CLUSTER, Site, group_ranges, out_of_range, outside
 from rlinf_core.config.tree import Path
 from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, RobotUnit, variable_of
 from rlinf_core.suggest import quoted

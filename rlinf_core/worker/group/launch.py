@@ -25,10 +25,10 @@ from rlinf_core.supervision.lives import GroupLife
 from rlinf_core.waiting import Deadline
 from rlinf_core.worker.calls import unanswered, unpicklable
 from rlinf_core.worker.communication import Communication
-from rlinf_core.worker.forked.process_host import CONCURRENCY, HostedActor, HostHandle, ProcessHost
 from rlinf_core.worker.group.group_view import NO_PICKLE
 from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle
 from rlinf_core.worker.process import Birth, WorkerProcess
+from rlinf_core.worker.process_host import CONCURRENCY, HostedActor, HostHandle, ProcessHost
 
 # Positional and keyword arguments of a constructor.
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]

@@ -10,7 +10,7 @@ import pytest
 from recipes.sections.algorithm import ADVANTAGES, LOSSES
 from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories, gae
 from rlinf_core.algorithms.losses import actor_critic
-from rlinf_core.algorithms.registry import (
+from rlinf_core.algorithms.options import (
     get_advantage,
     get_policy_loss,
     register_advantage,
@@ -42,5 +42,5 @@ def test_wrong_names_say_what_is_known() -> None:
 
 def test_looking_names_up_imports_no_torch() -> None:
     """Environments and configurations use registries in interpreters that have no torch."""
-    code = "import sys, rlinf_core.algorithms.registry; sys.exit('torch' in sys.modules)"
+    code = "import sys, rlinf_core.algorithms.options; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

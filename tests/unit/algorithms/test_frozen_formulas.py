@@ -11,7 +11,7 @@ import torch
 
 from rlinf_core.algorithms.advantages import AdvantageSettings, Trajectories
 from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
-from rlinf_core.algorithms.registry import get_advantage, get_policy_loss
+from rlinf_core.algorithms.options import get_advantage, get_policy_loss
 
 FROZEN: Final[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data" / "formulas.json").read_text())
 ADVANTAGES: Final[dict[str, Any]] = FROZEN["advantages"]

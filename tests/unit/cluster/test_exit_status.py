@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_core.cluster.exit_status import kept_handler, own_signals
+from rlinf_core.cluster.ray_process import kept_handler, own_signals
 from tests.waiting import until
 
 

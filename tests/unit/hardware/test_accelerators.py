@@ -178,12 +178,12 @@ def test_an_instance_of_mig_is_one_device(tmp_path: Path, value: str, expected: 
 
 
 def test_a_process_is_given_an_instance_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlinf_core.cluster import probe
+    from rlinf_core.cluster import membership
     from rlinf_core.hardware.accelerators.vendors import Found
 
     instance = Device(0, "NVIDIA A800-SXM4-80GB", "MIG-1b", divided=True)
-    monkeypatch.setattr(probe, "find_accelerators", lambda: Found(Nvidia(), (instance,)))
-    assert probe.probe().accelerator_ids == ("MIG-1b",)
+    monkeypatch.setattr(membership, "find_accelerators", lambda: Found(Nvidia(), (instance,)))
+    assert membership.probe().accelerator_ids == ("MIG-1b",)
 
 
 @pytest.mark.parametrize(

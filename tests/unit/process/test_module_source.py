@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.job.load import load_job
-from rlinf_core.process.module_source import locate, syntax_tree
+from rlinf_core.process.import_path import locate, syntax_tree
 
 pytestmark = pytest.mark.security
 MATH = "recipe: math\ncluster:\n  num_nodes: 1\n  component_placement: {'actor,rollout,reward': 0}\n"

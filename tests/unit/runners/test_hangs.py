@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from rlinf_core.config.sections.runner import RestartLimit
-from rlinf_core.runners import hangs
-from rlinf_core.runners.hangs import HangWatch, OnHang
+from rlinf_core.runners import step_clock
 from rlinf_core.runners.recovery import Restarts
-from rlinf_core.runners.step_clock import StepClock
+from rlinf_core.runners.step_clock import HangWatch, OnHang, StepClock
 from rlinf_core.supervision.verdicts import Standing
 
 ENV = Standing("EnvGroup:1", "`EnvGroup:1` (pid 7) runs `interact` for 12 s, at env.py:3 in step")
@@ -32,9 +31,9 @@ class Hung:
         self.record = SimpleNamespace(restarts=Restarts(RestartLimit(max=3)))
         group: Any = SimpleNamespace(worker_group_name="EnvGroup")
         self.watch = HangWatch(on_hang, {"env": group}, self.record, self.clock)  # type: ignore[arg-type]
-        monkeypatch.setattr(hangs, "held_up", lambda _, certain_only: [] if certain_only else list(standing))
+        monkeypatch.setattr(step_clock, "held_up", lambda _, certain_only: [] if certain_only else list(standing))
         end = lambda group, rank, cause: self.ended.append((group.worker_group_name, rank, cause))  # noqa: E731
-        monkeypatch.setattr(hangs, "end_worker", end)
+        monkeypatch.setattr(step_clock, "end_worker", end)
 
     def look(self, seconds: float) -> None:
         """Look after so many seconds without a step."""

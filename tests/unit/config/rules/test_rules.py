@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.ranks import common, merge_ranges
 from rlinf_core.config.reading import decode, read
-from rlinf_core.config.rules.site import Claim, contradictions, outside
+from rlinf_core.config.rules.groups import Claim, contradictions, outside
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.hardware.robots import unit as units
 from rlinf_core.hardware.robots.unit import RobotUnit

@@ -255,7 +255,7 @@ def test_a_vision_language_action_model_fits() -> None:
     """Tokens are drawn one by one, evaluated in one pass, learned from, and become actions of the environment."""
     from recipes.embodied.learning.trajectory import sum_to_level
     from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
-    from rlinf_core.algorithms.registry import get_policy_loss
+    from rlinf_core.algorithms.options import get_policy_loss
 
     torch.manual_seed(0)
     policy = make_model(config(num_action_chunks=2).model_copy(update={"model_type": "test_tiny_vla"}), BLIND)

@@ -22,7 +22,7 @@ from recipes.training.updater import UntrainedError
 from rlinf_core.algorithms.advantages import AdvantageSettings, gae, grpo, turn_gae
 from rlinf_core.algorithms.loss_inputs import Loss, LossSettings
 from rlinf_core.algorithms.losses import actor
-from rlinf_core.algorithms.registry import get_policy_loss
+from rlinf_core.algorithms.options import get_policy_loss
 from tests.unit.recipes.language.tiny import answers, plain_logprobs, random_batch, tiny_model
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.cluster import ray_output
+from rlinf_core.cluster import ray_process
 
 ray_worker: Any = import_module("ray._private.worker")
 
@@ -23,14 +23,14 @@ ray_worker: Any = import_module("ray._private.worker")
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What Ray is left to print."""
     passed: list[dict[str, Any]] = []
-    monkeypatch.setattr(ray_output, "_shown", Counter())
+    monkeypatch.setattr(ray_process, "_shown", Counter())
 
     def show(data: dict[str, Any], ignore_prefix: bool) -> None:
         passed.append(data)
 
     monkeypatch.setattr(ray_worker, "print_to_stdstream", show)
     # Not the one that a process keeps: it would outlive the test.
-    ray_output.take_over.__wrapped__()
+    ray_process.take_over.__wrapped__()
     return passed
 
 
@@ -87,7 +87,7 @@ def test_the_end_waits_for_lines_on_their_way(seen: list[dict[str, Any]], tmp_pa
     ended = threading.Event()
 
     def end() -> None:
-        ray_output.show_the_rest(tmp_path)
+        ray_process.show_the_rest(tmp_path)
         ended.set()
 
     thread = threading.Thread(target=end)
@@ -102,7 +102,7 @@ def test_lines_that_never_come_hold_the_end_up_for_a_second(seen: list[dict[str,
     for pid in (17, 18, 19):
         worker_file(tmp_path, pid, "lost\n")
     begun = time.monotonic()
-    ray_output.show_the_rest(tmp_path)
+    ray_process.show_the_rest(tmp_path)
     assert time.monotonic() - begun >= 1.0
 
 
@@ -110,8 +110,8 @@ def test_nothing_printed_is_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch,
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     worker_file(tmp_path, 17, ":job_id:01000000\n:actor_name:W\n")
-    ray_output.show_the_rest(tmp_path)
-    ray_output.show_the_rest(tmp_path / "of no Ray")
+    ray_process.show_the_rest(tmp_path)
+    ray_process.show_the_rest(tmp_path / "of no Ray")
     assert waited == []
 
 
@@ -125,7 +125,7 @@ def test_ray_colours_and_folds_lines_on_a_terminal_only(
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    ray_output.keep_plain()
+    ray_process.keep_plain()
     assert os.environ.get("RAY_COLOR_PREFIX") == ("0" if plain else None)
     assert os.environ.get("RAY_DEDUP_LOGS") == ("0" if plain else None)
 
@@ -134,5 +134,5 @@ def test_what_the_user_set_for_ray_stays(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("RAY_COLOR_PREFIX", "1")
     monkeypatch.setenv("RAY_DEDUP_LOGS", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
-    ray_output.keep_plain()
+    ray_process.keep_plain()
     assert (os.environ["RAY_COLOR_PREFIX"], os.environ["RAY_DEDUP_LOGS"]) == ("1", "1")

@@ -19,7 +19,7 @@ from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.node.fork_server import ForkClient, ForkSettings
 from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.supervision.deaths import GONE, ProcessGone
-from rlinf_core.worker.forked.forked_process import LENGTH, HostedAnswer, HostedCall, main
+from rlinf_core.worker.forked_process import LENGTH, HostedAnswer, HostedCall, main
 
 # Grace period for replies of a process that exited.
 _LAST_ANSWERS_SECONDS: Final = 1.0

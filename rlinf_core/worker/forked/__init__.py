@@ -1,1 +1,0 @@
-"""Groups whose processes are forked: no actors of Ray, but children of one per node that passes their calls on."""
