@@ -1,4 +1,4 @@
-"""The process that a user's worker lives in: an actor of Ray, or a forked one (`worker/forked`).
+"""The process that a user's worker lives in: an actor of Ray, or a forked one (`process_host`).
 
 Ray knows only this class. The user's class arrives pickled and is imported after ranks and devices are set in the
 environment, so that modules that read them, or initialise CUDA, at import see the right ones.
