@@ -69,8 +69,9 @@ docs: setup ## rewrite the pages that are made from the code, and build the site
 gallery: setup ## make the runs of docs/results.md, for whose reports `make docs` then has links
 	$(BIN)/python -m docs.gallery
 
-media: setup ## record a run in a terminal as the animated picture of README and the site
+media: setup ## make the pictures of README and the site: a run in a terminal, and the arm beside its curve
 	$(BIN)/python -m docs.media
+	$(BIN)/python -m docs.arm
 
 bench: setup ## measure every promise, as ratios in one run
 	$(BIN)/python -m benchmarks

@@ -7,7 +7,9 @@ from subprocess import CalledProcessError
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
+from docs.arm import compose
 from docs.media import PICTURE, Terminal, drawn, record
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -48,3 +50,13 @@ def test_recording_of_a_failed_command_is_refused() -> None:
 def test_committed_picture_is_small_and_ends_well() -> None:
     assert PICTURE.stat().st_size <= 500 * 1024
     assert "finished" in list(ElementTree.parse(PICTURE).iterfind(f".//{SVG}g[@id='run']/{SVG}g"))[-1].itertext()
+
+
+def test_arm_is_shown_from_its_first_to_its_last_frame_beside_the_right_half_of_the_curve() -> None:
+    frames = [Image.new("RGB", (528, 136), (level, level, level)) for level in range(101)]
+    curve = Image.new("RGB", (400, 132), "white")
+    curve.paste((255, 0, 0), (200, 0, 400, 132))
+    picture = compose(frames, curve)
+    shown = [picture.getpixel(place) for place in ((10, 10), (274, 10), (10, 146), (274, 146))]
+    assert shown == [(level,) * 3 for level in (0, 30, 60, 95)]
+    assert picture.getpixel((530, 130)) == (255, 0, 0)
