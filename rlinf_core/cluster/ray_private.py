@@ -1,6 +1,6 @@
 """The private parts of Ray that rlinf uses, each with the reason.
 
-No other module uses private parts. `tests/unit/cluster/test_ray_private.py` checks that each part exists in the
+No other module uses private parts. `tests/unit/cluster/test_ray.py` checks that each part exists in the
 installed Ray, and that no module bypasses this list.
 """
 

@@ -20,7 +20,7 @@ import pytest
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.integration.cli.test_train_embodied import SMALL
-from tests.unit.docs.test_grafana import panels
+from tests.unit.docs.test_made_pages import panels
 from tests.waiting import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]

@@ -1,16 +1,23 @@
-"""Findings as text."""
+"""How findings are shown: places, secrets, words for values."""
 
 from __future__ import annotations
 
+import math
 import unicodedata
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
 from rlinf_core.config.render import render_text
+from rlinf_core.config.secrets import MASK, environment_secrets, is_secret, mask, mask_message, mask_text, secret_values
 from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.tree import MappingNode, Path, find, naming, part, place, to_data
+from rlinf_core.job.load import Job
 from tests.unit.config.found import LINES, finding
 
 
@@ -154,3 +161,385 @@ def test_caret_always_stands_under_its_piece(text: str, width: int, data: st.Dat
     assert shown <= width
     assert carets.rstrip().endswith("^")
     assert len(carets) <= width + 1
+
+
+TreeOf = Callable[..., MappingNode]
+
+TEXT = """\
+top:
+  list:
+    - a: 1  # comment
+      b: 2
+
+    # more
+    - [x, y]
+    -
+      - z
+  empty:
+  flow: {k: v}
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "underlined"),
+    [
+        ((), ""),
+        (("top",), "top"),
+        (("top", "list"), "list"),
+        (("top", "list", 0), "a: 1"),
+        (("top", "list", 0, "b"), "2"),
+        (("top", "list", 1), "[x, y]"),
+        (("top", "list", 1, 1), "y"),
+        (("top", "list", 2), "- z"),
+        (("top", "empty"), "empty"),
+        (("top", "flow"), "flow"),
+        (("top", "nope"), "top"),
+        (("top", "list", 0, "c"), "a: 1"),
+        (("nope", "x"), ""),
+    ],
+)
+def test_place(tree_of: TreeOf, path: Path, underlined: str) -> None:
+    tree = tree_of(TEXT)
+    span = place(tree, path)
+    assert span.text == underlined
+    if not underlined:
+        assert span.start == 0
+
+
+def test_naming_underlines_keys_even_of_scalars(tree_of: TreeOf) -> None:
+    tree = tree_of(TEXT)
+    assert naming(tree, ("top", "list", 0, "b")).text == "b"
+
+
+def test_mapping_composed_of_two_sources_has_a_first_line(composing: Callable[..., object]) -> None:
+    from rlinf_core.config.composing.compose import Composed
+
+    composed, _ = composing(  # type: ignore[misc]  # the fixture is a plain callable
+        "a:\n" + "#" * 500 + "\n  - {b: 1}\n", "a[0]={}", "a[0].c=2"
+    )
+    assert isinstance(composed, Composed)
+    assert place(composed.tree, ("a", 0)).text in ("{}", "c", "c=2")
+
+
+@pytest.mark.parametrize(
+    ("written", "piece"),
+    [
+        ("abcdef", "cd"),
+        ("'abcdef'", "cd"),
+        ('"abcdef"', "cd"),
+        ('"ab\\x63def"', None),
+        ("'it''s a b'", None),
+        ("ab\n  cdef", None),
+    ],
+)
+def test_part_of_a_scalar(tree_of: TreeOf, written: str, piece: str | None) -> None:
+    span = part(find(tree_of(f"a: {written}\n"), ("a",)), 2, 4)
+    assert (span.text if span else None) == piece
+
+
+def test_empty_part_is_one_character_wide(tree_of: TreeOf) -> None:
+    span = part(find(tree_of("a: bc\n"), ("a",)), 1, 1)
+    assert span is not None
+    assert span.text == "c"
+
+
+def test_part_of_what_is_no_scalar(tree_of: TreeOf) -> None:
+    assert part(find(tree_of("a: [b]\n"), ("a",)), 0, 1) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "GITHUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "SSH_KEY", "DB_PASSWORD", "PASSWORD", "TOKEN"),
+        *("DB_PASS", "MYSQL_PWD", "GITHUB_PAT", "SENTRY_DSN", "SLACK_WEBHOOK_URL", "AZURE_STORAGE_CONNECTION_STRING"),
+        *("Authorization", "proxy-authorization", "SESSION_COOKIE", "credential", "client_credentials"),
+        *("AWS_SECRET_ACCESS_KEY", "CLIENT_SECRET_ID", "PGPASSWORD", "MY_PASSWORDS", "NPM_AUTHTOKEN"),
+        *("password", "db_password", "passwd", "passphrase", "secret", "client_secret", "apiSecret", "Password"),
+        *("token", "hf_token", "accessToken", "auth-token", "wandb_token", "Token"),
+        *("HF_AUTH", "SIGNING_PRIVATE", "PLAIN_CREDENTIALS", "GOOGLE_APPLICATION_CREDENTIALS", "GCP_CREDENTIALS_JSON"),
+        *("REGISTRY_CREDS", "GITHUB_SESSION", "AZURE_SAS", "DB_PW", "SSH_KEY_B64", "HF_TOKEN_2", "SITE_COOKIES"),
+        *("api_key", "apiKey", "apikey", "wandb_api_key", "access_key", "private_key", "runner.logger.api_key"),
+    ],
+)
+def test_secret(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "KEYBOARD", "GLOO_SOCKET_IFNAME", "MONKEY", "HF_HOME", "PATH"),
+        *(
+            "PWD",
+            "OLDPWD",
+            "BYPASS",
+            "PATH_PATTERN",
+            "DESKTOP_SESSION",
+            "AUTHOR",
+            "SSH_AUTH_SOCK",
+            "render_pass",
+            "pat",
+        ),
+        *("tokenizer_model", "tokenizer", "max_tokens", "max_new_tokens", "token_mean", "tokens", "num_tokens"),
+        *("prompt_key", "answer_key", "image_key", "key", "keys", "keyboard", "monkey"),
+        *("pad_token", "eos_token", "bos_token", "mask_token", "identity_file", "seed", "", "_", "4090", "per_token"),
+    ],
+)
+def test_not_secret(name: str) -> None:
+    assert not is_secret(name)
+
+
+@pytest.mark.parametrize("value", ["/etc/creds.json", "~/.config/gcp", "./key", "secrets/gcp.json"])
+def test_path_is_no_secret_where_a_variable_may_name_a_file(value: str) -> None:
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "HF_AUTH", "SIGNING_PRIVATE"):
+        assert not is_secret(name, value)
+    assert is_secret("DB_PASSWORD", value)
+
+
+@pytest.mark.parametrize("value", ["hunter2-xyz", "/9j/4AA+QSk=", "user:pass/word", '{"type": "service"}'])
+def test_other_values_of_these_variables_are_secret(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PLAIN_CREDENTIALS", "HF_AUTH", "SIGNING_PRIVATE"):
+        assert is_secret(name, value)
+        monkeypatch.setenv(name, value)
+        assert value in environment_secrets()
+        assert "hunter2" not in mask_text(f"{name}: {value}")
+    assert mask_text("{MY_AUTH: /etc/auth, b: 1}") == "{MY_AUTH: /etc/auth, b: 1}"
+
+
+@given(st.text())
+def test_a_name_that_holds_a_password_is_secret(name: str) -> None:
+    assert is_secret(f"{name}_PASSWORD")
+
+
+def test_masking_a_tree(tree_of: Callable[..., MappingNode]) -> None:
+    tree = tree_of("a: 1\napi_key: k\npassword: {x: 1, y: [2]}\nhf_token:\nsecret: ''\nb: [x, y]\n")
+    data = to_data(mask(tree, {("b", 1)}))
+    assert data == {
+        "a": 1,
+        "api_key": MASK,
+        "password": {"x": MASK, "y": [MASK]},
+        "hf_token": None,
+        "secret": "",
+        "b": ["x", MASK],
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("HF_TOKEN: abc def", "HF_TOKEN: *** ***"),
+        ("    - HF_TOKEN: 'ab'", "    - HF_TOKEN: ****"),
+        ('"HF_TOKEN": ab', '"HF_TOKEN": **'),
+        ("HF_TOKEN:abc", "HF_TOKEN:***"),
+        ("a.hf_token=abc", "a.hf_token=***"),
+        ("cluster.node_groups[0].env_vars[0].HF_TOKEN=a,b", "cluster.node_groups[0].env_vars[0].HF_TOKEN=***"),
+        ("{HF_TOKEN: abc, x: 1}", "{HF_TOKEN: ***, x: 1}"),
+        ("- {x: 1, HF_TOKEN: 'a, b', y: 2}", "- {x: 1, HF_TOKEN: *** **, y: 2}"),
+        ("- {x: 1, HF_TOKEN: ab", "- {x: 1, HF_TOKEN: **"),
+        ("url: http://h/?api_key=abc", "url: http://h/?api_key=***"),
+        ("hf_token: ${env:HF_TOKEN}", "hf_token: ${env:HF_TOKEN}"),
+        ("hf_token: ${env:X:-abc}", "hf_token: *************"),
+        ("x: ${env:HF_TOKEN:-abc} y", "x: ${env:HF_TOKEN:****} y"),
+        ("prompt_key: question", "prompt_key: question"),
+        ("max_tokens: 5", "max_tokens: 5"),
+        ("forward_env: [HF_TOKEN]", "forward_env: [HF_TOKEN]"),
+        ("hf_token:", "hf_token:"),
+        ("--api_key=abc", "--api_key=***"),
+        ("{a: {HF_TOKEN: ab}, b: [c]}", "{a: {HF_TOKEN: **}, b: [c]}"),
+    ],
+)
+def test_masking_a_line(line: str, shown: str) -> None:
+    assert mask_text(line) == shown
+
+
+def test_masking_values_of_several_lines() -> None:
+    text = (
+        "a: 1\npassword: |\n  one\n\n  two\nb: 2\n- hf_token: >-\n    x\n  c: 3\n- api_key:\n    'z'\n'token': |\n q\n"
+    )
+    shown = (
+        "a: 1\npassword: *\n  ***\n\n  ***\nb: 2\n- hf_token: **\n    *\n  c: 3\n- api_key:\n    ***\n'token': *\n *\n"
+    )
+    assert mask_text(text) == shown
+
+
+@given(st.text(alphabet="aHF_TOKENkey:= \n{}[],'\"$-#"))
+def test_every_character_keeps_its_place(text: str) -> None:
+    shown = mask_text(text)
+    assert len(shown) == len(text)
+    assert all(new in (old, "*") for old, new in zip(text, shown, strict=True))
+
+
+@given(st.sampled_from(["HF_TOKEN: {}", "x: 1\n  - api_key: '{}'\n", "p.password={}", "{{a: b, secret: {}, c: d}}"]),
+       st.text(alphabet="QWZ", min_size=1))  # fmt: skip
+def test_the_value_is_gone(template: str, value: str) -> None:
+    assert value not in mask_text(template.format(value))
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 100_000, "a-" * 50_000, "{api_key: 'a', " * 10_000, "'" * 100_000, "${x" * 40_000]
+)
+@pytest.mark.timeout(30)  # in time that grows with the square of its length, a line takes minutes
+def test_odd_lines_are_masked_in_linear_time(text: str) -> None:
+    assert "'a'" not in mask_text(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "password"),
+    [
+        ("postgres://joe:hunter2@db/x", "hunter2"),
+        ("redis://:hunter2@db:6379/0", "hunter2"),
+        ("amqp://joe:p@ss@db/", "p@ss"),
+        ("mongodb+srv://joe:a%20b@db", "a%20b"),
+        ("http://joe:hunter2@proxy:3128", "hunter2"),
+        ("https://ghp_abc@github.com/x", "ghp_abc"),
+        ("clone git+https://tok:x-oauth@github.com, then", "x-oauth"),
+    ],
+)
+def test_the_password_of_a_url_is_masked_everywhere(
+    tree_of: Callable[..., MappingNode], text: str, password: str
+) -> None:
+    tree = tree_of(f"env_vars:\n  - DATABASE_URL: '{text}'\n")
+
+    assert secret_values(tree) == {password}
+    assert password not in str(to_data(mask(tree)))
+    assert password not in mask_message(f"cannot reach {text}")
+    assert len(mask_text(text)) == len(text)
+    assert password not in mask_text(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["ssh://git@host/x", "http://host:8000/a@b", "https://host/?at=a:b@c", "http://joe:${env:PW}@host", "a: b@c"],
+)
+def test_a_url_without_a_password_stays(tree_of: Callable[..., MappingNode], text: str) -> None:
+    assert mask_text(text) == mask_message(text) == text
+    assert to_data(mask(tree_of(f"a: '{text}'\n"))) == {"a": text}
+
+
+GROUPED = "cluster:\n  num_nodes: 2\n  node_groups:\n    - {label: a, node_ranks: 0, "
+LAPTOP = (
+    "recipe: embodied\ncluster:\n  num_nodes: 1\n"
+    "  component_placement: {'actor,rollout,env': {node_group: node, placement: 0}}\n"
+)
+
+
+def is_note(finding: Diagnostic) -> bool:
+    return finding.severity is Severity.NOTE
+
+
+def load(text: str) -> Job:
+    return load_with_lint("-", stdin=text.encode(), environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("[2001:db8::7]", ("2001:db8::7",)),
+        ("me@[2001:db8::7]", ("me@2001:db8::7",)),
+        ("[::1],gpu[1-2]", ("::1", "gpu1", "gpu2")),
+        ("[fe80::1%eth0]", ("fe80::1%eth0",)),
+        ("2001:db8::[1-2]", ("2001:db8::1", "2001:db8::2")),
+    ],
+)
+def test_brackets_around_an_ipv6_address_are_taken_off(text: str, hosts: tuple[str, ...]) -> None:
+    assert expand_hosts(text) == hosts
+
+
+def test_port_behind_brackets_is_named() -> None:
+    with pytest.raises(HostSyntaxError, match="has a port") as caught:
+        expand_hosts("gpu1,[2001:db8::7]:22")
+    assert "remove it: `2001:db8::7`" in (caught.value.help or "")
+
+
+def test_head_address_may_have_brackets() -> None:
+    job = load("cluster: {num_nodes: 1, head_address: '[2001:db8::7]'}\n")
+    assert job.cluster is not None
+    assert job.cluster.head_address == "2001:db8::7"
+
+
+@pytest.mark.parametrize(
+    ("group", "place", "help"),
+    [
+        ("accelerators: {gpus: 8}", "gpus", "did you mean `per_node`?"),
+        ("accelerators: {num_gpus: 8, model: A800}", "num_gpus", "did you mean `per_node`?"),
+        ("accelerators: 8", "8", "write `{per_node: 8}`"),
+        ("accelerators: '4'", "'4'", "write `{per_node: 4}`"),
+        ("memory_gib: 80GB", "80GB", "write the number alone: `80`"),
+        ("memory_gib: 1.5 TiB", "1.5 TiB", "write the number alone: `1.5`"),
+        ("memory_gib: '64,80'", "'64,80'", "write one of them; `rlinf train` trains with each"),
+        ("memory_gib: '1,000'", "'1,000'", "write `1000`"),
+        ("ssh: {key: ~/.ssh/id}", "key", "did you mean `identity_file`?"),
+        ("ssh: {timeout: 3}", "timeout", "did you mean `connect_timeout`?"),
+        ("ssh: {connect_timeout: 10s}", "10s", "write the number alone: `10`"),
+        ("env_configs: [{node_ranks: 0, env_vars: [{FOO-BAR: 1}]}]", "FOO-BAR", "did you mean `FOO_BAR`?"),
+        ("env_configs: [{node_ranks: 0, env_vars: {1A: 1}}]", "1A", "write it as in `NCCL_DEBUG`"),
+        (
+            "hardware: {type: Franka, configs: [{node_rank: 0, robot_ip: arm1.lab}]}",
+            "arm1.lab",
+            "give the address that `getent hosts arm1.lab` shows",
+        ),
+    ],
+)
+def test_each_slip_is_one_finding_with_what_to_write(group: str, place: str, help: str) -> None:
+    (diagnostic,) = load(f"{GROUPED}{group}}}\n").diagnostics
+    assert (diagnostic.span.text, diagnostic.help) == (place, help)
+
+
+def test_host_with_a_port_is_one_finding() -> None:
+    text = f"{GROUPED}hosts: [gpu0]}}\n    - {{label: b, node_ranks: 1, hosts: ['gpu1:2222']}}\n"
+    assert [diagnostic.code for diagnostic in load(text).diagnostics] == ["host-syntax"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("clip_grad", ".inf", "expected a finite number, found infinity"),
+        ("clip_grad", "-.inf", "must be at least 0, found `-.inf`"),
+        ("lr", ".nan", "`.nan`"),
+        ("lr", "1e999", "must be a number below 1.8e308"),
+        ("lr", "1" + "0" * 400, "must be a number below 1.8e308"),
+        ("lr", "1" * 5000, "expected a number, found text"),
+        ("lr_warmup_steps", "1" * 400, "at most 18 digits"),
+        ("lr_warmup_steps", ".inf", "found infinity"),
+        ("lr_warmup_steps", "1.5", "expected an integer"),
+    ],
+)
+def test_numbers_beyond_numbers_are_named(key: str, value: str, words: str) -> None:
+    (diagnostics,) = load(f"{LAPTOP}actor: {{optim: {{{key}: {value}}}}}\n").diagnostics
+    assert words in diagnostics.message
+
+
+def test_infinity_is_answered_with_the_value_for_none() -> None:
+    (diagnostics,) = load(LAPTOP + "actor: {optim: {clip_grad: .inf}}\n").diagnostics
+    assert diagnostics.help == "write 0 for none (no clipping)"
+
+
+@pytest.mark.parametrize(("text", "steps"), [("1e3", 1000), ("10.0", 10), ("2E+2", 200)])
+def test_float_that_is_an_integer_is_one(text: str, steps: int) -> None:
+    job = load(f"{LAPTOP}runner: {{max_steps: {text}}}\n")
+    assert job.config is not None
+    assert job.config.runner.max_steps == steps  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["actor: {model: {model_type: TARGET}}", "env: {train: {env_type: TARGET}}"],
+)
+@pytest.mark.parametrize("target", ["os:path", "json.decoder:JSONDecoder"])
+def test_standard_library_holds_nothing_of_a_user(section: str, target: str) -> None:
+    diagnostics = [
+        diagnostic
+        for diagnostic in load(LAPTOP + section.replace("TARGET", target)).diagnostics
+        if not is_note(diagnostic)
+    ]
+    assert [(diagnostic.code, "standard library" in diagnostic.message) for diagnostic in diagnostics] == [
+        ("unknown-choice", True)
+    ]
+
+
+def test_infinity_where_it_is_allowed_stays() -> None:
+    from pydantic import TypeAdapter
+
+    from rlinf_core.scalars import Float, YamlFloat
+
+    assert TypeAdapter(Float).validate_python(YamlFloat(math.inf, ".inf")) == math.inf

@@ -1,25 +1,36 @@
-"""The pages of docs/: those made from the code are current, and the examples of the written ones hold."""
+"""Pages: links, names, style, and what each must say."""
 
 from __future__ import annotations
 
+import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from ruamel.yaml import YAML
 
+from docs import style
 from docs.generate import pages
+from docs.media import PICTURE
+from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.main import main
+from rlinf_core import __version__
 from rlinf_core.config.render import render_text
 from rlinf_core.env_vars import REGISTER
-from rlinf_core.job.find_recipe import recipe_names
+from rlinf_core.job.find_recipe import find_recipe, recipe_names
+from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.run_state import RunState
 
 REPOSITORY = Path(__file__).parents[3]
 WRITTEN = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 # The site leaves out `dev`, notes for those who change the code.
 PAGES = [page for page in WRITTEN[1:] if page.parent.name != "dev"]
-LINK = re.compile(r"\[[^\]]+\]\((?!https?://|#)([^)#]+)")
+LINKED = re.compile(r"\[[^\]]+\]\((?!https?://|#)([^)#]+)")
 ANCHOR = re.compile(r"\[[^\]]+\]\((?!https?://)([^)#]*)#([^)]+)\)")
 WHOLE_FILE = re.compile(r"^```yaml\n((?:recipe: \w+\n)?cluster:\n.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -48,7 +59,7 @@ def test_reference_has_each_key_once() -> None:
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = [
-        link for link in LINK.findall(page.read_text(encoding="utf-8")) if not (page.parent / link.strip()).exists()
+        link for link in LINKED.findall(page.read_text(encoding="utf-8")) if not (page.parent / link.strip()).exists()
     ]
     assert not broken
 
@@ -192,3 +203,176 @@ def test_deep_import_is_seen() -> None:
         "rlinf_core.job",
     ]
     assert DEEP.findall("from recipes.embodied import x\nfrom rlinf_core import y\n") == []
+
+
+GITHUB = REPOSITORY / ".github"
+SCHEMAS = {
+    "citation-file-format": [REPOSITORY / "CITATION.cff"],
+    "github-workflows": sorted((GITHUB / "workflows").iterdir()),
+    "github-issue-config": [GITHUB / "ISSUE_TEMPLATE/config.yml"],
+    "github-issue-forms": [GITHUB / "ISSUE_TEMPLATE/bug.yml", GITHUB / "ISSUE_TEMPLATE/feature.yml"],
+}
+
+
+@pytest.mark.parametrize(("schema", "files"), SCHEMAS.items(), ids=SCHEMAS)
+def test_community_files_match_their_schemas(schema: str, files: list[Path]) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}"]
+    if schema == "citation-file-format":
+        command.append("--default-filetype=yaml")
+    checked = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, check=False)
+    assert files
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_workflow_runs_what_people_run() -> None:
+    workflow = YAML(typ="safe").load(GITHUB / "workflows/check.yml")
+    assert [step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step] == [".ci/run"]
+
+
+def test_citation_names_this_version() -> None:
+    assert YAML(typ="safe").load(REPOSITORY / "CITATION.cff")["version"] == __version__
+
+
+@pytest.mark.parametrize("page", sorted(GITHUB.rglob("*.md")), ids=lambda page: page.name)
+def test_links_of_community_pages_lead_somewhere(page: Path) -> None:
+    links = LINKED.findall(page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+RUN, TYPO = re.findall(r"^```text\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def test_readme_is_short() -> None:
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+    words = re.findall(r"[^\W_]+", re.sub(r"\]\([^)]*\)", "]", prose))
+    assert len(words) <= 300
+
+
+def test_readme_shows_the_run_of_its_picture() -> None:
+    svg = "{http://www.w3.org/2000/svg}"
+    frames = ElementTree.parse(PICTURE).findall(f".//{svg}g[@id='run']/{svg}g")
+    rows: dict[str, str] = {}
+    for text in frames[-1].iter(f"{svg}text"):
+        row = text.attrib["y"]
+        rows[row] = f"{rows.get(row, '')} {text.text}".strip()
+    shown = {" ".join(row.split()) for row in rows.values()}
+    lines = [" ".join(line.split()) for line in RUN.splitlines()]
+    assert 4 <= len(lines) <= 7
+    assert [line for line in lines if line not in shown] == []
+
+
+def test_readme_shows_a_typo_as_it_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = (REPOSITORY / "configs/laptop.yaml").read_text(encoding="utf-8")
+    Path("laptop.yaml").write_text(shipped.replace("task: pick", "task: pik"), encoding="utf-8")
+    assert main(["validate", "laptop.yaml"]) == ExitCode.INVALID
+    assert capsys.readouterr().out.startswith(TYPO)
+
+
+def test_readme_has_a_command_for_every_recipe() -> None:
+    commands = re.findall(r"`rlinf (?:train recipe=|(?=serve ))(\w+)", README)
+    # A variant is what a recipe becomes by its data.
+    variants = {variant for name in recipe_names() for variant in find_recipe(name).variants.values()}
+    assert sorted(set(commands)) == sorted(set(recipe_names()) - variants)
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "dev" / "run-files.md"
+_FIELD = re.compile(r"`(\w+)`")
+
+
+def listed(head: str) -> list[str]:
+    """The names in the first column of the table with this head."""
+    table = PAGE.read_text(encoding="utf-8").split(f"| {head} |", 1)[1].split("\n\n", 1)[0]
+    rows = [line for line in table.splitlines()[2:] if line.startswith("|")]
+    return [name for row in rows for name in _FIELD.findall(row.split("|")[1])]
+
+
+@pytest.mark.parametrize(
+    ("head", "fields"),
+    [
+        ("field", [*RunState.model_fields]),
+        ("field of `manifest.json`", [*(set(Manifest.model_fields) - {"schema_"})]),
+    ],
+)
+def test_a_table_lists_exactly_the_fields_of_its_model(head: str, fields: list[str]) -> None:
+    names = listed(head)
+    assert sorted(names) == sorted(["schema", *fields])
+
+
+SEEDS = REPOSITORY / "tests/integration/runtime/seeds"
+
+
+def statements(text: str) -> list[str]:
+    """Return the statements of a program, whatever their layout and comments."""
+    return [ast.dump(statement) for statement in ast.parse(text).body]
+
+
+def test_programs_of_the_page_are_those_that_run() -> None:
+    page = (REPOSITORY / "docs/embodied.md").read_text(encoding="utf-8")
+    entry, loop = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert statements(entry) == statements((SEEDS / "training_flow.txt").read_text(encoding="utf-8"))
+    assert statements(loop) == statements((SEEDS / "training_loop.txt").read_text(encoding="utf-8"))[-1:]
+
+
+@pytest.mark.parametrize(
+    ("code", "bad"),
+    [
+        ('"""What it is."""', True),
+        ('"""The thing."""', False),
+        ('class A:\n    """Who asks."""', True),
+        ('def f():\n    """Whether it is."""', True),
+        ('def f():\n    """Return whether it is."""', False),
+        ('class A:\n    @property\n    def f(self):\n        """Whether it is."""', False),
+        ('class A:\n    @property\n    def f(self):\n        """Where it is."""', True),
+        ('async def f():\n    """How it goes."""', True),
+        ("def f():\n    return 1", False),
+        ('def f():\n    """Whatever it takes, take it."""', False),
+        ("found = 1", True),
+        ("for each in (): pass", True),
+        ("def f(told): pass", True),
+        ("rows = [row for row in ()]", False),
+        ("if (given := 1): pass", True),
+        ("print(given)", False),
+        ("class A:\n    found: int", False),
+        ('def f(seed):\n    """Return it.\n\n    Args:\n        seed: of the split.\n    """', True),
+        ('def f(seed):\n    """Return it.\n\n    Args:\n        seed: the seed: of the split.\n    """', False),
+        ('def f():\n    """Return it.\n\n    Raises:\n        E: of nothing.\n    """', False),
+    ],
+)
+def test_product_faults_are_docstrings_and_names(code: str, bad: bool, tmp_path: Path) -> None:
+    file = tmp_path / "code.py"
+    file.write_text(code)
+    assert bool(list(style.product_faults(file))) is bad
+
+
+@pytest.mark.parametrize(("length", "bad"), [(60, False), (61, True)])
+def test_long_test_names_are_faults(length: int, bad: bool, tmp_path: Path) -> None:
+    file = tmp_path / "test_code.py"
+    file.write_text(f"def test_{'x' * (length - 5)}(): pass")
+    assert bool(list(style.faults_of_tests(file))) is bad
+
+
+@pytest.mark.parametrize(("length", "bad"), [(72, False), (73, True)])
+def test_long_subjects_are_faults(length: int, bad: bool, tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    message.write_text("x" * length + "\n\n" + "y" * 200)
+    assert style.main(["--message", str(message)]) == int(bad)
+
+
+def test_long_subjects_of_the_newest_commits_are_faults(tmp_path: Path) -> None:
+    assert style.newest_subject_faults(tmp_path) == []
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@localhost"]
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    for subject in ("x" * 72, "y" * 73):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", subject, "-m", "z" * 200], check=True)
+    (fault,) = style.newest_subject_faults(tmp_path)
+    assert "the subject has 73 characters of 72" in fault
+
+
+def test_empty_names_in_tests_are_faults(tmp_path: Path) -> None:
+    file = tmp_path / "test_a.py"
+    file.write_text("def test_a():\n    found = 1\n    assert found\n")
+    assert [fault.text for fault in style.faults_of_tests(file)] == ["`found` does not say what the value is"]

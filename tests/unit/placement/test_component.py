@@ -1,4 +1,4 @@
-"""ComponentPlacement: what it takes, what it tells, and how it refuses, error by error of the specification."""
+"""Where a component's processes go, what they are told of it, and what is left without a node."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from rlinf_core.config.machines.cluster import ClusterConfig
-from rlinf_core.errors import PlacementError
-from rlinf_core.placement.component import ComponentPlacement, HybridComponentPlacement, PlacementMode
+from rlinf_core.errors import ConfigError, PlacementError
+from rlinf_core.placement.component import (
+    ComponentPlacement,
+    HybridComponentPlacement,
+    PlacementMode,
+    can_lack,
+    needed_nodes,
+    nodes_of_components,
+)
+from rlinf_core.placement.environment import ProcessEnvironment, process_environment, ray_interpreter
+from rlinf_core.placement.strategies import FlexiblePlacementStrategy
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 Make = Callable[..., ClusterConfig]
@@ -199,3 +208,178 @@ def test_a_job_that_would_compute_on_the_cpu_unasked_says_so(caplog: pytest.LogC
         ComponentPlacement(
             {"cluster": {"component_placement": {"actor": "0-3"}}}, ClusterTopology.from_nodes([NodeInfo(0, 0)])
         )
+
+
+SECTION: dict[str, Any] = {
+    "num_nodes": 5,
+    "node_groups": [
+        {"label": "train", "node_ranks": "0-1", "accelerators": {"per_node": 2}},
+        {"label": "sim", "node_ranks": "2-4", "accelerators": {"per_node": 0}},
+    ],
+    "component_placement": {
+        "actor": {"node_group": "train", "placement": "0-3"},
+        "env": {"node_group": "sim", "placement": "0-2:0-5", "elastic": True},
+    },
+}
+CLUSTER = ClusterConfig.model_validate(SECTION)
+
+
+def topology(*lost: int) -> ClusterTopology:
+    nodes = ClusterTopology.from_config(CLUSTER).nodes
+    return ClusterTopology.from_nodes(nodes, CLUSTER, lost=frozenset(lost))
+
+
+def test_nodes_of_fixed_components_and_the_head_are_needed() -> None:
+    assert nodes_of_components(CLUSTER) == {"actor": {0, 1}, "env": {2, 3, 4}}
+    assert needed_nodes(CLUSTER) == {0, 1}
+
+
+def test_job_can_lack_all_but_one_node_of_an_elastic_component() -> None:
+    assert can_lack(CLUSTER, [3])
+    assert can_lack(CLUSTER, [2, 4])
+    assert not can_lack(CLUSTER, [2, 3, 4])
+    assert not can_lack(CLUSTER, [1])
+    assert not can_lack(CLUSTER, [0, 3])
+
+
+def test_undeclared_accelerators_may_be_on_any_node() -> None:
+    groups = [{"label": "sim", "node_ranks": "1-2"}]
+    entry = {"node_group": "sim", "placement": "0", "elastic": True}
+    section = {"num_nodes": 3, "node_groups": groups, "component_placement": {"env": entry}}
+    assert nodes_of_components(ClusterConfig.model_validate(section)) == {"env": {1, 2}}
+
+
+def test_processes_that_are_left_are_numbered_anew() -> None:
+    whole = topology(3)
+    left = ComponentPlacement(CLUSTER, whole).get_strategy("env").get_placement(whole)
+    assert [(item.rank, item.cluster_node_rank, item.placement_node_rank, item.local_rank) for item in left] == [
+        (0, 2, 0, 0),
+        (1, 2, 0, 1),
+        (2, 4, 1, 0),
+        (3, 4, 1, 1),
+    ]
+    assert {(item.world_size, item.local_world_size) for item in left} == {(4, 2)}
+    assert ComponentPlacement(CLUSTER, whole).get_world_size("env") == 4
+
+
+def test_other_components_keep_their_processes_and_units() -> None:
+    before, after = topology(), topology(2)
+    actors = [ComponentPlacement(CLUSTER, item).get_strategy("actor").get_placement(item) for item in (before, after)]
+    assert actors[0] == actors[1]
+
+
+def test_as_many_processes_are_kept_as_the_work_divides_among() -> None:
+    whole = topology(3)
+    strategy = ComponentPlacement(CLUSTER, whole).get_strategy("env", lambda count: 18 % count == 0)
+    assert len(strategy.get_placement(whole)) == 3
+    none_fits = ComponentPlacement(CLUSTER, whole).get_strategy("env", lambda count: False)
+    with pytest.raises(PlacementError, match="no process of component `env` is left"):
+        none_fits.get_placement(whole)
+
+
+Places = Callable[..., list[ProcessEnvironment]]
+
+
+def cluster_of(groups: list[dict[str, Any]], num_nodes: int = 1, **extra: Any) -> ClusterConfig:
+    return ClusterConfig.model_validate({"num_nodes": num_nodes, "node_groups": groups, **extra})
+
+
+def group(label: str, node_ranks: Any = "all", **options: Any) -> dict[str, Any]:
+    """Return a group of four accelerators a node whose `env_configs` give this to all of its nodes."""
+    configs = [{"node_ranks": "all", **options}] if options else []
+    return {"label": label, "node_ranks": node_ranks, "accelerators": {"per_node": 4}, "env_configs": configs}
+
+
+def names(cluster: ClusterConfig, node: int, label: str) -> list[str]:
+    return [variable.name for variable in process_environment(cluster, node, label).variables]
+
+
+def test_cluster_placed_process_gets_no_variables_of_a_group() -> None:
+    rollout = group("rollout", env_vars={"OMP_NUM_THREADS": "4"}, python_interpreter_path="/opt/rollout/bin/python")
+    placement = {"env": "0-1", "rollout": {"node_group": "rollout", "placement": "2-3"}}
+    cluster = cluster_of([rollout], component_placement=placement)
+    topology = ClusterTopology.from_config(cluster)
+    components = ComponentPlacement(cluster, topology)
+    values = {
+        name: {
+            process_environment(cluster, item.cluster_node_rank, item.node_group_label)
+            for item in components.get_strategy(name).get_placement(topology)
+        }
+        for name in components.components
+    }
+    assert values["env"] == {ProcessEnvironment()}
+    (of_rollout,) = values["rollout"]
+    assert [(variable.name, variable.value) for variable in of_rollout.variables] == [("OMP_NUM_THREADS", "4")]
+    assert of_rollout.interpreter == "/opt/rollout/bin/python"
+    assert of_rollout.interpreter_group == "rollout"
+
+
+def test_two_groups_of_a_node_have_their_own_interpreters() -> None:
+    cluster = cluster_of(
+        [
+            group("a", env_vars={"A": "1"}, python_interpreter_path="/opt/a/bin/python"),
+            group("b", env_vars={"A": "2"}, python_interpreter_path="/opt/b/bin/python"),
+        ]
+    )
+    results = [process_environment(cluster, 0, label) for label in ("a", "b", "cluster", "node")]
+    assert [result.interpreter for result in results] == ["/opt/a/bin/python", "/opt/b/bin/python", None, None]
+    assert [result.values({}) for result in results] == [{"A": "1"}, {"A": "2"}, {}, {}]
+
+
+def test_process_of_several_groups_gets_those_of_its_unit() -> None:
+    cluster = cluster_of([group("a", 0, env_vars={"A": "1"}), group("b", 1, env_vars={"B": "1"})], 2)
+    topology = ClusterTopology.from_config(cluster)
+    placements = FlexiblePlacementStrategy([[0], [4], [7]], ["b", "a"]).get_placement(topology)
+    assert [names(cluster, placement.cluster_node_rank, placement.node_group_label) for placement in placements] == [
+        ["B"],
+        ["A"],
+        ["A"],
+    ]
+
+
+def test_all_in_an_entry_is_its_group_and_no_more() -> None:
+    cluster = cluster_of([group("a", 1, env_vars={"A": "1"})], 2)
+    assert [names(cluster, rank, "a") for rank in range(2)] == [[], ["A"]]
+
+
+def test_a_default_interpreter_is_for_whoever_has_no_other() -> None:
+    a = group("a", python_interpreter_path="/opt/a/bin/python")
+    cluster = cluster_of([a, group("b", env_vars={"B": "1"})], python_interpreter_path="/opt/bin/python")
+    diagnostics = {label: process_environment(cluster, 0, label) for label in ("a", "b", "node")}
+    assert {label: diagnostic.interpreter for label, diagnostic in diagnostics.items()} == {
+        "a": "/opt/a/bin/python",
+        "b": "/opt/bin/python",
+        "node": "/opt/bin/python",
+    }
+    assert diagnostics["b"].variables
+
+
+@pytest.mark.parametrize(
+    ("interpreters", "default", "expected"),
+    [
+        ((None, None), None, None),
+        (("/a", None), None, "/a"),
+        (("/a", "/b"), None, None),
+        (("/a", "/a"), None, "/a"),
+        (("/a", "/b"), "/c", "/c"),
+        (("/a", None), "/c", "/a"),
+        ((None, None), "/c", "/c"),
+    ],
+)
+def test_ray_runs_with_the_interpreter_of_a_nodes_groups(
+    interpreters: tuple[str | None, ...], default: str | None, expected: str | None
+) -> None:
+    groups = [
+        group(label, python_interpreter_path=path) if path else group(label)
+        for label, path in zip("ab", interpreters, strict=True)
+    ]
+    assert ray_interpreter(cluster_of(groups, python_interpreter_path=default), 0) == expected
+
+
+def test_forwarded_variables_rank_below_those_of_the_group() -> None:
+    cluster = cluster_of([group("a", env_vars={"A": "of the group"})], forward_env=["A", "B"])
+    environ = {"A": "of the driver", "B": "$HOME costs 5$", "C": "3"}
+    assert process_environment(cluster, 0, "node").values(environ) == {"A": "of the driver", "B": "$HOME costs 5$"}
+    assert process_environment(cluster, 0, "a").values(environ) == {"A": "of the group", "B": "$HOME costs 5$"}
+    with pytest.raises(ConfigError, match="names `A`, `B`, which are not set here"):
+        process_environment(cluster, 0, "a").values({})

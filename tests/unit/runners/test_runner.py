@@ -1,7 +1,9 @@
-"""The base of training loops: which steps are trained, evaluated and kept, without workers."""
+"""The loop that every recipe runs: phases, profiled steps, and what holds it up."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,15 +12,17 @@ from typing import Any, cast
 
 import pytest
 
-from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
-from rlinf_core.errors import CheckpointError
-from rlinf_core.runners import events
+from rlinf_core.config.sections.runner import LoggerConfig, ProfilerConfig, RestartLimit, RunnerConfig
+from rlinf_core.errors import CheckpointError, ConfigError
+from rlinf_core.runners import events, runner, step_clock
 from rlinf_core.runners.events import Event, ItemFate, ItemFates, item_fates
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.record import RunRecord
-from rlinf_core.runners.recovery import NodesReturned
-from rlinf_core.runners.runner import Runner
+from rlinf_core.runners.recovery import NodesReturned, Restarts
+from rlinf_core.runners.runner import ProfiledSteps, Runner
+from rlinf_core.runners.step_clock import HangWatch, OnHang, StepClock, Stopwatch
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.supervision.verdicts import Standing
 
 
 class Counting(Runner):
@@ -215,3 +219,175 @@ def test_nodes_that_are_back_are_taken_after_a_step(
     newest = folder.checkpoints.latest_sound()
     # Training goes on from that very step.
     assert (None if newest is None else newest.step) == (2 if keeps else None)
+
+
+ENV = Standing("EnvGroup:1", "`EnvGroup:1` (pid 7) runs `interact` for 12 s, at env.py:3 in step")
+JOB: Any = object()
+
+
+class Hung:
+    """A run whose steps took a second each, and whose last one finished so many seconds ago."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, on_hang: OnHang, *standing: Standing) -> None:
+        self.now = 0.0
+        self.clock = StepClock(lambda: self.now)
+        for _ in range(4):
+            self.now += 1
+            self.clock.finished()
+        self.ended: list[tuple[str, int, str]] = []
+        self.record = SimpleNamespace(restarts=Restarts(RestartLimit(max=3)))
+        group: Any = SimpleNamespace(worker_group_name="EnvGroup")
+        self.watch = HangWatch(on_hang, {"env": group}, self.record, self.clock)  # type: ignore[arg-type]
+        monkeypatch.setattr(step_clock, "held_up", lambda _, certain_only: [] if certain_only else list(standing))
+        end = lambda group, rank, cause: self.ended.append((group.worker_group_name, rank, cause))  # noqa: E731
+        monkeypatch.setattr(step_clock, "end_worker", end)
+
+    def look(self, seconds: float) -> None:
+        """Look after so many seconds without a step."""
+        self.now = 4 + seconds
+        self.watch.look(JOB, self.clock.quiet())
+
+
+def test_step_is_slow_at_five_times_the_usual_one() -> None:
+    now = [0.0]
+    clock = StepClock(lambda: now[0])
+    now[0] = 100
+    assert (clock.usual, clock.quiet()) == (None, 0)
+    clock.finished()
+    now[0] = 102
+    clock.finished()
+    now[0] = 111
+    assert clock.quiet() == 0
+    now[0] = 112
+    assert (clock.usual, clock.quiet()) == (2, 10)
+    clock.start_again()
+    assert (clock.usual, clock.quiet()) == (2, 0)
+
+
+def test_evaluations_have_a_duration_of_their_own() -> None:
+    now = [0.0]
+    clock = StepClock(lambda: now[0])
+    for now[0] in (0.0, 1.0):
+        clock.finished()
+    with clock.evaluation():
+        now[0] = 61
+        assert clock.quiet() == 0  # of the first one nobody knows how long it takes
+    assert (clock.usual, clock.last, clock.quiet()) == (1, 61, 0)
+    now[0] = 62
+    clock.finished()
+    assert clock.usual == 1
+    with clock.evaluation():
+        now[0] = 361
+        assert clock.quiet() == 0
+        now[0] = 362
+        assert (clock.usual, clock.of_what, clock.quiet()) == (60, "evaluations", 300)
+    now[0] = 367
+    assert (clock.usual, clock.of_what, clock.quiet()) == (1, "ones", 5)
+
+
+def test_holder_is_named_and_again_when_the_time_doubled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hung = Hung(monkeypatch, "wait", ENV)
+    with caplog.at_level(logging.WARNING, "rlinf"):
+        for seconds in (4.9, 8, 11, 15.9, 16.1):
+            hung.look(seconds)
+    words = f"{ENV.how}; no step has finished for"
+    assert caplog.messages == [f"{words} {time}, the last ones took 1 s each" for time in ("8.0 s", "16 s")]
+    assert hung.ended == []
+
+
+@pytest.mark.parametrize(("on_hang", "left"), [("restart", True), ("fail", False)])
+def test_holder_is_ended_after_ten_seconds(monkeypatch: pytest.MonkeyPatch, on_hang: OnHang, left: bool) -> None:
+    hung = Hung(monkeypatch, on_hang, ENV)
+    hung.look(9.9)
+    assert hung.ended == []
+    hung.look(10.1)
+    ((group, rank, cause),) = hung.ended
+    assert (group, rank) == ("EnvGroup", 1)
+    assert cause.startswith(f"`runner.on_hang: {on_hang}` ended it: {ENV.how}")
+    assert (hung.record.restarts.allow("env") is not None) == left
+
+
+@pytest.mark.parametrize("standing", [None, ENV._replace(is_debugged=True), ENV._replace(name="actions:0")])
+def test_others_are_never_ended(monkeypatch: pytest.MonkeyPatch, standing: Standing | None) -> None:
+    hung = Hung(monkeypatch, "restart", *([] if standing is None else [standing]))
+    hung.look(60)
+    assert hung.ended == []
+
+
+class Group:
+    """A group that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+
+    def start_profile(self, kind: str, folder: str, name: str) -> str:
+        self.asked.append(("start", kind, folder, name))
+        return name
+
+    def stop_profile(self) -> str:
+        self.asked.append(("stop",))
+        return ""
+
+
+@pytest.fixture
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def done(*handles: Any) -> None:
+        assert all(isinstance(handle, str) for handle in handles)
+
+    monkeypatch.setattr(runner, "wait_together", done)
+
+
+def run(config: ProfilerConfig | None, steps: range, last: int) -> dict[str, list[tuple[int, str]]]:
+    """Return when each group was asked for what."""
+    groups = {"actor": Group(), "env": Group()}
+    seen: dict[str, list[tuple[int, str]]] = {name: [] for name in groups}
+    profiles = ProfiledSteps(config, Path("profiles"), groups)
+    for step in steps:
+        profiles.begin(step)
+        profiles.end(step, last=step == last)
+        for name, group in groups.items():
+            seen[name] += [(step, one[0]) for one in group.asked]
+            group.asked.clear()
+    return seen
+
+
+@pytest.mark.usefixtures("_no_waits")
+@pytest.mark.parametrize(
+    ("config", "steps", "asked"),
+    [
+        (None, range(1, 5), []),
+        (ProfilerConfig(), range(1, 5), [(2, "start"), (2, "stop")]),
+        (ProfilerConfig(first_step=2, last_step=3), range(1, 5), [(2, "start"), (3, "stop")]),
+        (ProfilerConfig(first_step=2, last_step=9), range(1, 5), [(2, "start"), (4, "stop")]),
+        # Resumed in the midst of them, and after them.
+        (ProfilerConfig(first_step=1, last_step=3), range(3, 5), [(3, "start"), (3, "stop")]),
+        (ProfilerConfig(first_step=1, last_step=2), range(3, 5), []),
+    ],
+)
+def test_profile_covers_its_steps(config: ProfilerConfig | None, steps: range, asked: list[tuple[int, str]]) -> None:
+    assert run(config, steps, 4) == {"actor": asked, "env": asked}
+
+
+@pytest.mark.usefixtures("_no_waits")
+def test_unknown_component_is_refused() -> None:
+    with pytest.raises(ConfigError, match="names `reward`"):
+        run(ProfilerConfig(components=("reward",)), range(1, 2), 4)
+
+
+@pytest.mark.usefixtures("_no_waits")
+def test_profile_of_a_component_leaves_the_others_alone() -> None:
+    seen = run(ProfilerConfig(components=("env",)), range(1, 5), 4)
+    assert seen == {"actor": [], "env": [(2, "start"), (2, "stop")]}
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_clock_that_is_set_changes_no_duration(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    watch = Stopwatch()
+    monkeypatch.setattr(time, "time", lambda: now + jump)
+    times = watch.times()
+    assert times["began"] == now
+    assert 0 <= times["seconds"] < 3600

@@ -1,14 +1,17 @@
-"""The processes of a job: who is found, who has died and why, and what becomes of those who wait."""
+"""Lives of workers: births, deaths and breakpoints."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import (
+    CommunicationTimeoutError,
     DeadlockError,
     InvalidNameError,
     PeerNotFoundError,
@@ -16,7 +19,9 @@ from rlinf_core.errors import (
     UnknownGroupError,
     WorkerDiedError,
 )
-from rlinf_core.supervision.job_view import views
+from rlinf_core.supervision.deaths import describe_death, exit_reason
+from rlinf_core.supervision.job_view import ReadStacks, views
+from rlinf_core.supervision.waits import Pauses
 from rlinf_core.waiting import OperationKind
 from tests.unit.supervision.rig import Job, cause_of_death, die
 from tests.waiting import until
@@ -297,3 +302,165 @@ def test_cancelled_calls_reach_their_workers_alone(job: Job) -> None:
     driver.cancel({"env:0": ("call 7",)})
     until(lambda: heard[1])
     assert heard == [[], [("call 7",)]]
+
+
+CRASH = """\
+:actor_name:env
+something printed before
+[2026-11-21 04:21:36,679 E 14178 14178] logging.cc:474: *** SIGSEGV received
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f87 (most recent call first):
+  File "/lib/threading.py", line 982 in run
+
+Current thread 0x00007f88 (most recent call first):
+  File "/lib/ctypes/__init__.py", line 519 in string_at
+  File "/home/me/env.py", line 13 in step
+  File "/site/rlinf_core/worker/process.py", line 145 in call
+  File "/site/ray/worker.py", line 1 in main_loop
+
+Extension modules: a, b (total: 2)
+"""
+
+
+def test_a_crash_is_told_with_the_users_part_of_the_stack(tmp_path: Path) -> None:
+    log = tmp_path / "err"
+    log.write_text(CRASH)
+    assert exit_reason(str(log)) == (
+        "it crashed: Segmentation fault; its stack, innermost call first:\n"
+        "    /lib/ctypes/__init__.py:519 in string_at\n"
+        "    /home/me/env.py:13 in step"
+    )
+
+
+def test_else_the_last_lines_are_told_without_the_engines(tmp_path: Path) -> None:
+    log = tmp_path / "err"
+    log.write_text(":actor_name:env\n" + "".join(f"line {n}\n" for n in range(20)) + "[2026-01-01 E] logging.cc\n")
+    output = exit_reason(str(log))
+    assert output is not None
+    assert output.splitlines() == ["the last lines of its log:", *(f"    line {n}" for n in range(12, 20))]
+
+
+def test_nothing_is_made_up(tmp_path: Path) -> None:
+    (tmp_path / "err").write_text(":job_id:01\n")
+    assert exit_reason(str(tmp_path / "err")) is None
+    assert exit_reason(str(tmp_path / "missing")) is None
+    assert exit_reason(None) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "signal", "words"),
+    [
+        ("exit code -9", "SIGKILL", "it was killed by SIGKILL"),
+        ("Worker unexpectedly exits with exit code -11.", "SIGSEGV", "it was killed by SIGSEGV"),
+        ("exit code -1000", "signal 1000", "it was killed by signal 1000"),
+        ("exit code 3", None, "it ended with exit code 3"),
+        ("the node was running low on memory; exit code -9", None, "its node ran out of memory"),
+        ("its process is gone: exit code 1 of another", None, "its process is gone"),
+    ],
+)
+def test_an_exit_code_is_told_in_words(said: str, signal: str | None, words: str) -> None:
+    error = describe_death(None, RuntimeError(said), "actor:1", "node 0", 0)
+    assert words in str(error)
+    assert (error.end.signal if error.end else None) == signal
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_pauses_of_several_processes_count_once() -> None:
+    clock = Clock()
+    pauses = Pauses(clock)
+    pauses.begin("a:0")
+    clock.now = 103.0
+    pauses.begin("b:0")
+    pauses.end("a:0")
+    clock.now = 105.0
+    assert pauses.within(100.0) == 5.0
+    assert pauses.within(2.0) == 2.0
+    pauses.end("b:0")
+    pauses.end("c:0")
+    clock.now = 110.0
+    assert pauses.within(7.0) == 2.0
+    pauses.begin("a:0")
+    clock.now = 111.0
+    assert pauses.within(100.0) == 6.0
+
+
+def test_wait_does_not_expire_while_a_breakpoint_is_waited_at(job: Job) -> None:
+    client = job.worker(job.join("driver"), "actor:0")
+    client.stops_at("x.py:3")
+    until(lambda: client.wait_reports.paused("env:0", 1.0) > 0)
+    work = client.endpoint.work(OperationKind.RECV, "env:0", 1.0)
+    outcome: list[object] = []
+    waiting = threading.Thread(target=lambda: outcome.append(work.wait()), daemon=True)
+    waiting.start()
+    until(lambda: time.monotonic() > work.deadline + 0.3)
+    assert waiting.is_alive()
+    work.finish(None)
+    waiting.join(20)
+    assert outcome == [None]
+
+
+def test_wait_expires_after_the_breakpoint_is_left(job: Job) -> None:
+    client = job.worker(job.join("driver"), "actor:0")
+    client.stops_at("x.py:3")
+    until(lambda: client.wait_reports.paused("env:0", 1.0) > 0)
+    work = client.endpoint.work(OperationKind.RECV, "env:0", 1.0)
+    client.stops_at(None)
+    with pytest.raises(CommunicationTimeoutError):
+        work.wait()
+
+
+def test_short_waits_are_not_extended(job: Job) -> None:
+    client = job.worker(job.join("driver"), "actor:0")
+    client.stops_at("x.py:3")
+    until(lambda: client.wait_reports.paused("env:0", 1.0) > 0)
+    assert client.wait_reports.paused("env:0", 0.5) == 0.0
+    assert client.wait_reports.paused("manager", 5.0) == 0.0
+
+
+def test_end_of_a_process_ends_its_pause(job: Job) -> None:
+    driver = job.join("driver")
+    client, other = job.worker(driver, "actor:0"), job.worker(driver, "env:0")
+    client.stops_at("x.py:3")
+    until(lambda: other.wait_reports.paused("actor:0", 1.0) > 0)
+    client.close(linger=0.0)
+    # It grows no more.
+    until(lambda: other.wait_reports.paused("actor:0", 1000.0) == other.wait_reports.paused("actor:0", 1000.0))
+    assert other.wait_reports.paused("actor:0", 1000.0) > 0
+
+
+def test_helper_reads_a_known_process_alone(job: Job) -> None:
+    job.worker(job.join("driver"), "actor:0")
+    asking = job.join("inspect-1")
+    stacks = asking.read_stacks(ReadStacks("actor:0", "actor:0", own=True, native=False), 20)
+    assert next(iter(stacks)).pid == os.getpid()
+    with pytest.raises(RuntimeFailure, match="`env:0`"):
+        asking.read_stacks(ReadStacks("env:0", "actor:0", own=True, native=False), 20)
+
+
+def test_driver_is_told_the_command(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    worker = job.worker(job.join("driver"), "actor:0")
+    worker.stops_at("x.py:3")
+    until(lambda: "actor:0 waits at a breakpoint, x.py:3; `rlinf ps --attach --job job actor:0`" in caplog.text)
+    worker.stops_at("x.py:4", attached=True)
+    worker.stops_at("x.py:5")
+    until(lambda: "x.py:5" in caplog.text)
+    assert "x.py:4" not in caplog.text
+
+
+def test_command_names_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = Job(log_folder=str(tmp_path / "runs" / "first" / "logs"))
+    job.worker(job.join("driver"), "env:0").stops_at("x.py:3")
+    until(lambda: "env:0 waits at a breakpoint" in caplog.text)
+    job.close()
+    assert "env:0 waits at a breakpoint, x.py:3; `rlinf ps --attach runs/first env:0` attaches to it" in caplog.text

@@ -622,7 +622,7 @@ def test_a_batch_size_that_is_left_out_is_about_a_quarter(actors: int, envs: int
 
 
 class TestOptions:
-    OWN = "tests.unit.algorithms.test_options"
+    OWN = "tests.unit.algorithms.test_formulas"
 
     def text(self, options: str, loss: str = "cispo") -> str:
         return f"{LAPTOP}algorithm:\n  loss_type: {self.OWN}:{loss}\n  options: {options}\n"

@@ -1,17 +1,33 @@
-"""`runner.resume_dir=auto`: it goes on with the run of the same configuration, or says what differs."""
+"""Going on with a run: what is resumed, what is noted of it, and the first contact with its folder."""
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from recipes.training import comparing_worker
+from recipes.training.comparing_worker import comparisons_of
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import CheckpointError
 from rlinf_core.job.load import load_job
+from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import Manifest
+from rlinf_core.runners.storage.first_contact import (
+    FILE,
+    SKIPPED,
+    ContactCheck,
+    Difference,
+    FirstContact,
+    note_comparisons,
+    read_comparisons,
+)
 from rlinf_core.runners.storage.resuming import FREE_KEYS, config_id, differences, values_of
 from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 
@@ -152,3 +168,131 @@ def test_what_differs_is_in_words() -> None:
 def test_the_page_lists_the_free_keys() -> None:
     page = (Path(__file__).parents[4] / "docs" / "train.md").read_text(encoding="utf-8")
     assert [key for key in FREE_KEYS if f"`{key.rpartition('.')[2]}`" not in page] == []
+
+
+def test_a_comparison_keeps_what_it_found_and_its_time() -> None:
+    contact = FirstContact("actor")
+    contact.compare("logits", "transformers", lambda: Difference(1e-5, 1e-3, "48 tokens"))
+    contact.compare("golds", "rule", lambda: None)
+    contact.keep("rows", "their keys")
+    logits, rows = contact.take()
+    assert (logits.component, logits.verdict, logits.largest_difference, logits.bound) == (
+        "actor",
+        "agrees",
+        1e-5,
+        1e-3,
+    )
+    assert logits.seconds is not None
+    assert logits.seconds >= 0
+    assert (rows.what, rows.seconds) == ("rows", None)
+    assert contact.take() == []
+
+
+def test_expensive_comparisons_are_skipped_and_named() -> None:
+    contact, made = FirstContact("actor", skips=True), list[str]()
+    contact.compare("logits", "transformers", lambda: made.append("logits"))
+    contact.compare("template", "roles", lambda: made.append("template") or Difference(), cheap=True)
+    assert made == ["template"]
+    assert [(check.what, check.verdict, check.note) for check in contact.take()] == [
+        ("logits", "skipped", SKIPPED),
+        ("template", "agrees", ""),
+    ]
+
+
+def test_processes_that_compare_the_same_have_one_line(tmp_path: Path) -> None:
+    ranks = [
+        ContactCheck("actor", "logits", "transformers", "agrees", 1e-5, 1e-3, 0.5),
+        ContactCheck("actor", "logits", "transformers", "agrees", 1e-4, 1e-3, 0.25),
+        ContactCheck("reward", "golds", "rule", "differs", note="1 of 8"),
+        ContactCheck("reward", "golds", "rule", note="8"),
+    ]
+    note_comparisons(tmp_path, ranks)
+    logits, golds = read_comparisons(tmp_path)
+    assert (logits.largest_difference, logits.seconds) == (1e-4, 0.5)
+    assert (golds.verdict, golds.note) == ("differs", "1 of 8")
+    content = json.loads((tmp_path / FILE).read_text())
+    assert (content["seconds"], content["skipped"], content["checks"][0]["with"]) == (0.5, 0, "transformers")
+
+
+def test_a_later_comparison_replaces_an_earlier_one(tmp_path: Path) -> None:
+    note_comparisons(tmp_path, [ContactCheck("env", "actions", "range", "differs"), ContactCheck("env", "a", "b")])
+    note_comparisons(tmp_path, [ContactCheck("env", "actions", "range")])
+    assert {check.what: check.verdict for check in read_comparisons(tmp_path)} == {"actions": "agrees", "a": "agrees"}
+
+
+def test_a_difference_that_is_no_number_is_written(tmp_path: Path) -> None:
+    contact = FirstContact("actor")
+    contact.keep("logits", "transformers", Difference(math.nan, 1e-3, "48 tokens", agrees=False))
+    note_comparisons(tmp_path, contact.take())
+    (check,) = read_comparisons(tmp_path)
+    assert (check.verdict, check.largest_difference, check.note) == (
+        "differs",
+        None,
+        "the difference is nan; 48 tokens",
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"what": 3}',
+        '{"schema": "rlinf.first_contact/1", "checks": 3}',
+        '{"schema": "rlinf.first_contact/1", "checks": [3, {"what": "x"}, {"component": "a", "what": "x", "with": "y",'
+        ' "verdict": "fine", "note": ""}]}',
+    ],
+)
+def test_a_file_of_another_shape_counts_as_none(tmp_path: Path, content: str) -> None:
+    (tmp_path / FILE).write_text(content)
+    assert read_comparisons(tmp_path) == []
+
+
+def test_groups_that_never_compare_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [[ContactCheck("actor", "a", "b")], [ContactCheck("actor", "c", "d")]]
+    group: Any = SimpleNamespace(compared=lambda: SimpleNamespace(wait=lambda: checks))
+    monkeypatch.setattr(comparing_worker, "wait_together", lambda *calls: [call.wait() for call in calls])
+    assert [check.what for check in comparisons_of([object(), group])] == ["a", "c"]
+
+
+def test_events_come_back_in_order_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    assert run_events.story_with_faults(tmp_path) == ([], [])
+    run_events.append_event(tmp_path, run_events.STARTED, 0, "started: actor 1")
+    run_events.append_event(tmp_path, run_events.FAILED, 7, "`env:0` died", ["why: killed", "do: look"])
+    with (tmp_path / run_events.FILE).open("a") as file:
+        file.write('{"time": 1, "kind"')
+    (started, failed), faults = run_events.story_with_faults(tmp_path)
+    assert (started.kind, started.step, started.text, started.details) == ("started", 0, "started: actor 1", ())
+    assert failed.details == ("why: killed", "do: look")
+    assert started.time <= failed.time
+    assert faults == []
+
+
+def test_text_with_other_line_separators_is_one_event(tmp_path: Path) -> None:
+    text = "ValueError: one\u2028two\x85three\x0bfour"
+    run_events.append_event(tmp_path, run_events.FAILED, 1, text)
+    (event,), faults = run_events.story_with_faults(tmp_path)
+    assert (event.text, faults) == (text, [])
+
+
+def test_invalid_lines_are_named_and_the_others_read(tmp_path: Path) -> None:
+    run_events.append_event(tmp_path, run_events.STARTED, 0, "started")
+    with (tmp_path / run_events.FILE).open("ab") as file:
+        file.write(b'{"time": 1, "kind": "failed", "step": -1, "text": "", "details": []}\nnot JSON\n\xff\n')
+    run_events.append_event(tmp_path, run_events.FINISHED, 3, "finished")
+    story, faults = run_events.story_with_faults(tmp_path)
+    assert [event.kind for event in story] == ["started", "finished"]
+    assert [fault.partition(" of ")[0] for fault in faults] == ["line 2", "line 3", "line 4"]
+    assert "`step` is `-1`" in faults[0]
+
+
+def test_file_that_is_no_list_of_events_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / run_events.FILE
+    os.mkfifo(path)
+    assert run_events.story_with_faults(tmp_path) == (
+        [],
+        ["events.jsonl cannot be read: it is a pipe, not a regular file"],
+    )
+    path.unlink()
+    path.touch()
+    os.truncate(path, 65 << 20)
+    assert run_events.story_with_faults(tmp_path) == ([], ["events.jsonl cannot be read: it is larger than 64 MiB"])

@@ -1,15 +1,37 @@
-"""Which classes make groups; what groups do is tested on a real Ray."""
+"""A group of workers: how it starts, its handles, and who watches it."""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray.exceptions
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rlinf_core.errors import InvalidNameError
-from rlinf_core.worker.group.launch import base_address
+from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster import engine
+from rlinf_core.collective.endpoint_info import own_place
+from rlinf_core.errors import InvalidNameError, WorkerDiedError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.process.proc import MARK, stat
+from rlinf_core.worker.group import handle as module
+from rlinf_core.worker.group import watchers
+from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, wait_together
+from rlinf_core.worker.group.launch import WAVE, base_address, waves
+from rlinf_core.worker.group.watchers import WaitWatch, fallen_watcher
 from rlinf_core.worker.worker import Worker
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("name", ["send", "recv", "log_info", "timer", "worker_info", "torch_device", "broadcast"])
@@ -81,3 +103,153 @@ def test_a_group_takes_its_name_from_the_section_that_is_its_own(config: Any, se
     for arguments in (((config,), {}), ((3,), {"cfg": config})):
         assert str(base_address(Mine, arguments, None)) == name
         assert str(base_address(Mine, arguments, "given")) == "given"
+
+
+class _Ray:
+    """Results by reference: values, errors, or None while the call runs."""
+
+    exceptions = ray.exceptions
+
+    def __init__(self, **results: Any) -> None:
+        self._results = results
+        self.waited_in_vain = 0
+
+    def wait(
+        self, references: list[str], *, num_returns: int, timeout: float, fetch_local: bool
+    ) -> tuple[list[str], list[str]]:
+        ready = [reference for reference in references if self._results[reference] is not None]
+        if timeout and len(ready) < num_returns:
+            self.waited_in_vain += 1
+        done = ready[:num_returns]
+        return done, [reference for reference in references if reference not in done]
+
+    def get(self, reference: str | list[str], timeout: float | None = None) -> Any:
+        if isinstance(reference, list):
+            return [self.get(one) for one in reference]
+        result = self._results[reference]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def test_failure_of_one_call_ends_the_wait_for_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = _Ray(runs=None, fails=ray.exceptions.RayTaskError("step", "", ValueError("no such task")))
+    monkeypatch.setattr(module, "ray_api", lambda: fake)
+    member = GroupMember(WorkerAddress("env", (0,)), None, "node 0", 1)
+    calls: list[WorkerGroupHandle[Any]] = [
+        WorkerGroupHandle("env", "step", 1, [member], [name]) for name in ("runs", "fails")
+    ]
+    with pytest.raises(WorkerGroupError, match="no such task"):
+        wait_together(*calls)
+    assert fake.waited_in_vain == 0
+
+
+@given(st.lists(st.integers(0, 3), max_size=120))
+def test_wave_starts_few_processes_per_node_until_all_run(nodes: list[int]) -> None:
+    result = waves(nodes)
+    for wave in result:
+        assert 0 < max(Counter(nodes[index] for index in wave).values()) <= WAVE
+    assert sorted(index for wave in result for index in wave) == list(range(len(nodes)))
+    most = max(Counter(nodes).values(), default=0)
+    assert len(result) == -(-most // WAVE)
+
+
+MANAGER = WorkerDiedError("manager", node="this machine", cause="it closed the connection")
+RAYLET = WorkerDiedError("raylet", node="this machine", cause="it ended with exit code 0")
+
+
+def see(monkeypatch: pytest.MonkeyPatch, manager: WorkerDiedError | None, *ray: WorkerDiedError | None) -> None:
+    """Have a manager found dead, and processes of Ray at one look after another."""
+    looks = iter(ray)
+    last = ray[-1] if ray else None
+    monkeypatch.setattr(watchers, "current_client", lambda: SimpleNamespace(lost_manager=lambda: manager))
+    monkeypatch.setattr(engine, "fallen", lambda: next(looks, last))
+
+
+def test_nothing_is_named_while_all_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch, None, None)
+    assert fallen_watcher() is None
+    WaitWatch().look()
+
+
+def test_manager_is_named_where_ray_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers, "_ENGINE_SECONDS", 0.0)
+    see(monkeypatch, MANAGER, None)
+    assert fallen_watcher() is MANAGER
+
+
+def test_raylet_that_ends_after_the_manager_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchers, "_ENGINE_SECONDS", 60.0)
+    see(monkeypatch, MANAGER, None, None, RAYLET)
+    with pytest.raises(WorkerDiedError) as raised:
+        WaitWatch().look()
+    assert raised.value is RAYLET
+
+
+PARENT = "import subprocess, sys; c = subprocess.Popen(['sleep', '600']); print(c.pid, flush=True); c.wait()"
+
+
+@pytest.fixture
+def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """A worker and a process that it has started, of a Ray of this driver."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setattr(engine, "current", lambda: SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr(engine, "fallen", lambda: None)
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        peers = {"EnvGroup:0": SimpleNamespace(info=SimpleNamespace(pid=parent.pid, place=own_place()))}
+        client = SimpleNamespace(lost_manager=lambda: None, snapshot=lambda: SimpleNamespace(peers=peers))
+        monkeypatch.setattr(watchers, "current_client", lambda: client)
+        yield parent.pid, child
+        for pid in (child, parent.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def looked(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    watch = WaitWatch()
+    began = time.monotonic()
+    monkeypatch.setattr(watchers.time, "monotonic", lambda: began + 6)
+    with caplog.at_level(logging.WARNING, "rlinf.job"):
+        watch.look()
+    monkeypatch.undo()
+    return caplog.messages
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def test_stopped_worker_is_named(
+    family: tuple[int, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid, _ = family
+    stop(pid)
+    assert looked(caplog, monkeypatch) == [
+        f"`EnvGroup:0` (pid {pid}) is stopped, as by SIGSTOP; `kill -CONT {pid}` continues it"
+    ]
+
+
+def test_process_of_a_worker_is_named_with_it(
+    family: tuple[int, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, child = family
+    os.kill(child, signal.SIGSTOP)
+    until(lambda: stat(child).is_stopped)
+    (message,) = looked(caplog, monkeypatch)
+    assert message.startswith(f"process {child}, which `EnvGroup:0` has started, is stopped, as by SIGSTOP;")
+
+
+def test_processes_that_run_are_not_named(
+    family: tuple[int, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert looked(caplog, monkeypatch) == []
+
+
+def test_short_wait_looks_at_nothing(
+    family: tuple[int, int], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop(family[0])
+    WaitWatch().look()
+    assert caplog.messages == []
