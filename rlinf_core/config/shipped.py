@@ -9,6 +9,14 @@ from typing import Final
 
 # Beside this package, both in a checkout and in a wheel.
 _FOLDER: Final = Path(__file__).parents[2] / "configs"
+# Names of earlier releases, and what to start instead.
+_FORMER: Final = {
+    "libero_8gpu": "collocated",
+    "libero_disaggregated": "disaggregated",
+    "math_ppo_vllm": "math_grpo_8gpu algorithm.adv_type=gae",
+    "serve_smollm": "serve_laptop actor.model.model_path=FOLDER",
+    "sft_chat_smollm": "sft_chat_laptop actor.model.model_path=FOLDER",
+}
 
 
 @cache
@@ -22,6 +30,11 @@ def shipped_configs() -> dict[str, Path]:
 def shipped_config(name: str) -> Path | None:
     """Return the shipped configuration called `name`, or None."""
     return shipped_configs().get(name)
+
+
+def successor(name: str) -> str | None:
+    """Return what to write after `rlinf train` in place of a configuration of an earlier release, or None."""
+    return _FORMER.get(name)
 
 
 def meant_config(name: str) -> Path | None:

@@ -22,7 +22,7 @@ from rlinf_core.config.rules import groups, hardware
 from rlinf_core.config.rules.groups import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.sections.hub_names import hub_paths, unfetched
-from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs
+from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs, successor
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, place, to_data
 from rlinf_core.config.validating.pruning import Validated
@@ -163,6 +163,8 @@ def _similar_job(name: str) -> str | None:
     from rlinf_core.suggest import did_you_mean
 
     folder, base = os.path.split(name)
+    if now := successor(base.removesuffix(".yaml")):
+        return f"it is no longer shipped: write `{now}`"
     known = [*shipped_configs(), *recipe_names()]
     help = did_you_mean(base.removesuffix(".yaml").removesuffix(".yml"), known) if not folder else None
     listed = "`rlinf train` lists the recipes and their configs" if is_bare_name(name) else None

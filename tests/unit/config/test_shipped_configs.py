@@ -33,21 +33,21 @@ BRING_YOUR_OWN = (
     "agent_hetero",
     "math_smollm",
     "math_eval",
-    "serve_smollm",
-    "sft_chat_smollm",
     "math_32b_8node",
     "math_moe_8gpu",
     "math_grpo_8gpu",
     "math_async_disaggregated",
-    "math_ppo_vllm",
+    "math_gsm8k",
     "sft_laptop",
     "libero_sft",
-    "libero_8gpu",
-    "libero_disaggregated",
+    "collocated",
+    "disaggregated",
+    "hybrid",
     "libero_4090_a800",
     "libero_pi0_ppo",
     "smolvla_sft_rl",
     "metaworld_press_sft",
+    "metaworld_dsrl",
     "franka_rlpd_sim",
     "franka_hil",
     "franka_real",
@@ -72,6 +72,15 @@ def test_it_loads_without_a_finding(name: str) -> None:
 
 def test_those_that_the_documents_name_are_there() -> None:
     assert {"hetero18", "collocated", "disaggregated", "hybrid", "laptop", "math_laptop"} <= set(shipped_configs())
+
+
+@pytest.mark.parametrize(
+    ("former", "now"), [("libero_8gpu", "`collocated`"), ("serve_smollm.yaml", "`serve_laptop actor.model")]
+)
+def test_the_name_of_an_earlier_release_is_answered_with_todays(former: str, now: str) -> None:
+    (finding,) = load_job(former, environ={}).diagnostics
+    assert finding.code == "missing-file"
+    assert now in str(finding.help)
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -7,6 +7,7 @@ import pytest
 from rlinf_core.job.load import load_job
 
 PLACED = "cluster.component_placement"
+ON_ALL = f"{PLACED}.rollout={{node_group: gpus, placement: 0-7}}"
 
 
 @pytest.mark.parametrize(
@@ -14,10 +15,10 @@ PLACED = "cluster.component_placement"
     [
         ("collocated", ("runner.max_staleness=1",), True),
         ("collocated", (), False),
-        ("collocated", ("runner.max_staleness=2", f"{PLACED}.rollout={{node_group: gpu, placement: 3}}"), True),
+        ("collocated", ("runner.max_staleness=2", f"{PLACED}.rollout={{node_group: gpus, placement: 3}}"), True),
         ("disaggregated", (), False),
-        ("disaggregated", (f"{PLACED}.rollout=0-7",), False),
-        ("disaggregated", (f"{PLACED}.rollout=0-7", "actor.enable_offload=true"), True),
+        ("disaggregated", (ON_ALL,), False),
+        ("disaggregated", (ON_ALL, "actor.enable_offload=true"), True),
         ("math_async_disaggregated", (), False),
         ("math_async_disaggregated", (f"{PLACED}.rollout=all", f"{PLACED}.actor=all"), True),
     ],

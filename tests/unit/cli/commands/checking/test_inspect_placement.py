@@ -284,7 +284,7 @@ def test_arms_have_the_numbers_of_rank_maps_everywhere(cli: Cli, tmp_path: Path)
 @pytest.mark.parametrize(
     "name",
     [
-        *("libero_spatial_ppo", "libero_sft", "libero_8gpu", "libero_disaggregated", "libero_4090_a800"),
+        *("libero_spatial_ppo", "libero_sft", "collocated", "disaggregated", "libero_4090_a800"),
         *("metaworld_reach_ppo", "metaworld_press_sft", "smolvla_sft_rl"),
     ],
 )
