@@ -15,7 +15,6 @@ from rlinf_core.channel.client.client import ChannelClient
 from rlinf_core.channel.client.pending import Pending
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on
 from rlinf_core.context import Session, current_session
@@ -242,8 +241,6 @@ def _no_job() -> RuntimeFailure:
     return RuntimeFailure("this process belongs to no job", help="make a `Cluster` first")
 
 
-# How long it spins for the next message before it sleeps: it does nothing else, and a wake-up takes longer.
-_SPIN_SECONDS = 50e-6
 # How often maintenance runs.
 _MAINTENANCE_SECONDS = 1.0
 # How long the closed notices may take to be sent.
@@ -269,8 +266,7 @@ class ChannelProcess:
         self._name = name
         stack_signal.register()
         me = WorkerAddress(name).get_child_address(0)
-        settings = replace(Settings.from_environment(), reactor_spin=_SPIN_SECONDS)
-        self._client = ManagerClient(session, manager, me, ip=advertised_on(ip), settings=settings)
+        self._client = ManagerClient(session, manager, me, ip=advertised_on(ip))
         self._broker = broker = Broker(name, self._client.endpoint, maxsize)
         self._client.channels = lambda: {name: broker.view()}
         self._client.announce(incarnation, f"node {node_rank} ({ip})", node_rank)

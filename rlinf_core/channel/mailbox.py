@@ -20,7 +20,7 @@ import platform
 import struct
 import threading
 
-from rlinf_core.collective.messages.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 
 _BITS = 4
 # How far apart operation ids are, so that each has room for the number of a slot; slot 0 means none.

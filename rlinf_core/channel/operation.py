@@ -16,7 +16,7 @@ from rlinf_core.channel.arguments import checked_timeout
 from rlinf_core.channel.mailbox import AnswerSlots
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.collective.decoded_work import DecodedWork
-from rlinf_core.collective.messages.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, ChannelError, CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind

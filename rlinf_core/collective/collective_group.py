@@ -12,9 +12,9 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Resolver
 from rlinf_core.collective.messages.frame import Flag
 from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.messages.received_message import PostedReceive, ReceivedMessage
 from rlinf_core.collective.messages.torch_payload import TensorTarget, tensor_parts
 from rlinf_core.collective.transfer.peer_stream import AnyReceive, PeerStream
+from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.process import tracing

@@ -1,6 +1,6 @@
 """The endpoint of a process, through which its workers, channels and driver talk to other processes.
 
-Threads: a listener accepts; a reactor reads while no thread waits; a waiting thread reads for itself.
+Threads: a listener accepts, and each connection has one that reads. A thread that sends writes for itself.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.listener import Listener, UnixDirectory, listen_tcp, listen_unix
-from rlinf_core.collective.connections.reactor import Reactor
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint_info import Resolver, advertised_address, make_endpoint_info
 from rlinf_core.collective.memory.arena import Arena, ArenaUse
 from rlinf_core.collective.messages.codec import Encoded, FallbackDumps, encode
 from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.messages.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.forwarder import Forwarder, ForwardMode
 from rlinf_core.collective.transfer.peer_stream import AnyReceive, Explain, PeerStream, PeerStreams, died
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Handler, Receiver
 from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import WaitTable, Work, plain_seconds
@@ -37,6 +37,8 @@ from rlinf_core.waiting import OperationKind
 
 _log = logging.getLogger(__name__)
 _SOCKET = "s"
+# For the threads that read, once their connections are shut.
+_END_SECONDS = 1.0
 
 
 class Endpoint:
@@ -77,6 +79,7 @@ class Endpoint:
         self._lock = threading.Lock()
         # Shared memory of processes that are gone, by identity.
         self._orphans: list[int] = []
+        self._readers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._closed = False
         self._on_close: list[Callable[[Exception], object]] = []
         self._release_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -87,15 +90,13 @@ class Endpoint:
         tcp = listen_tcp(address, self.settings.socket_buffer, self.settings.ports)
         host, port = tcp.getsockname()[:2]
         self.info = make_endpoint_info(path, host if ip is None else ip, port)
-        self._receiver = Receiver(self)
-        self._reactor = Reactor(str(self._pid), self._receiver.may_resume, self.settings.reactor_spin)
-        self._connections = ConnectionPool(
-            self.info, secret, self.settings, self._receiver, lambda connection: self._reactor.add(connection)
+        self._connections = ConnectionPool(self.info, secret, self.settings, self.waits.operations.moved, self._opened)
+        self._backlog = Backlog(self.settings)
+        self._streams = PeerStreams(self._connections, self.info, self.settings.connect_timeout, explain, self._backlog)
+        self._receiver = Receiver(
+            self.settings, self._arena, self.waits, self._streams, self._backlog, self._connection_lost
         )
-        self._streams = PeerStreams(self._connections, self.info, self.settings.connect_timeout, explain)
-        self._sender = Sender(
-            self.settings, self._arena, self.waits, self._streams.connect, self._receiver.deliver_here, self.explain
-        )
+        self._sender = Sender(self.settings, self._arena, self.waits, self._streams, self._receiver.deliver_here)
         self._relay = Forwarder(self._sender)
         self._listener = Listener(
             [listen_unix(path), tcp],
@@ -210,16 +211,15 @@ class Endpoint:
     def receive(self, stream: PeerStream, posted: AnyReceive) -> None:
         """Issue a receive. The connection is made in the background: the peer may dial as well."""
         self._check_open()
-        if stream.incoming.post(posted):
+        if self._receiver.post(stream, posted):
             return
         connection = stream.outgoing.connection
         if connection is not None and not connection.closed:
-            posted.poller = connection
             return
 
         def connect() -> None:
             try:
-                posted.poller = self._streams.connect(stream, cast("Work[object]", posted))
+                self._streams.connect(stream, cast("Work[object]", posted))
             except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
                 if not posted.settled:
                     posted.fail(error)
@@ -316,8 +316,11 @@ class Endpoint:
             callback(closed)
         for connection in self._connections.all():
             self._connections.forget(connection)
-            self._reactor.close(connection)
-        self._reactor.stop()
+            connection.shut()
+        self._backlog.stir()
+        for thread in list(self._readers):
+            if thread is not threading.current_thread():
+                thread.join(_END_SECONDS)
         self._directory.close()
         os.close(self._release_event)
         _endpoints.discard(self)
@@ -327,44 +330,31 @@ class Endpoint:
             why = "it was closed" if self._closed else "connections do not survive a fork: this is a child process"
             raise RuntimeFailure("this process's endpoint cannot be used", why=why)
 
-    # Callbacks of its parts
+    # Connections
 
-    def stream_by_names(self, me: str, peer: str) -> PeerStream:
-        return self._streams.of(me, peer)
+    def _opened(self, connection: Connection) -> None:
+        thread = threading.Thread(target=self._receiver.read, args=(connection,), name="rlinf-read", daemon=True)
+        with self._lock:
+            if self._closed:
+                # It was dialed, or accepted, at that very moment.
+                connection.close()
+                return
+            self._readers.add(thread)
+            thread.start()
 
-    def bind(self, stream: PeerStream, connection: Connection) -> None:
-        self._streams.bind(stream, connection)
-
-    def connection_lost(self, connection: Connection, reason: str) -> None:
+    def _connection_lost(self, connection: Connection, reason: str) -> None:
         connection.shut()
         if not self._connections.forget(connection):
             return
         if connection.peer_closing:
             reason = "it ended its communication"
         self._streams.lost(connection, reason)
-        for segment in connection.segments.values():
+        for segment in list(connection.segments.values()):
             segment.orphaned = True
             # Other processes are notified later: a message that refers to it may be on its way to them.
             self._orphans.append(segment.identity)
         self._arena.owner_lost(connection.peer.incarnation, connection.peer_is_dead)
         self._relay.forwards.lost(connection)
-        self._reactor.close(connection)
-
-    def is_awaited(self, connection: Connection) -> bool:
-        """Return whether an operation waits for what comes through a connection.
-
-        Then reading goes on although the inbox is full: messages come in order, and what is awaited lies behind those
-        that fill it. Until the operation ends or times out, its peer decides how much memory they take.
-        """
-        waiting = self.waits.waiting()
-        return any(stream.is_awaited_through(connection, waiting) for stream in self._streams.all())
-
-    def hold_back(self, connection: Connection) -> None:
-        self._reactor.hold_back(connection)
-
-    @property
-    def arena(self) -> Arena:
-        return self._arena
 
     def abandon(self) -> None:
         """Close what a forked child inherited, so that it does not keep the parent's connections open."""
@@ -372,7 +362,6 @@ class Endpoint:
             return
         self._closed = True
         self._listener.abandon()
-        self._reactor.abandon()
         for connection in self._connections.inherited():
             connection.abandon()
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.errors import CommunicationTimeoutError
@@ -26,18 +26,6 @@ U = TypeVar("U")
 
 # Seconds of a further wait, at least, while somebody debugs a peer.
 _EXTENSION = 0.25
-
-
-class Poller(Protocol):
-    """A way for a waiting thread to drive its own operation instead of sleeping."""
-
-    def poll(self, work: Work[object], deadline: float) -> None:
-        """Receive for the connection until `work` is done, the deadline passes, or another thread does the same."""
-        ...
-
-    def wake(self) -> None:
-        """End `poll` in whichever thread is in it."""
-        ...
 
 
 class _State:
@@ -138,7 +126,6 @@ class Work(Generic[T]):
         target: its peer: an address, or the name of a channel.
         since: when it was issued, on the monotonic clock.
         seconds: its time limit.
-        poller: what a waiting thread can do for it.
         serial: its number on the waits while it continues in the background, else None.
     """
 
@@ -150,7 +137,6 @@ class Work(Generic[T]):
         "_waits",
         "key",
         "kind",
-        "poller",
         "seconds",
         "serial",
         "since",
@@ -173,7 +159,6 @@ class Work(Generic[T]):
         self.key = key
         self.seconds = seconds
         self.since = time.monotonic()
-        self.poller: Poller | None = None
         self._waits = waits
         self.serial = None
         if waits is not None and detached:
@@ -334,10 +319,6 @@ class Work(Generic[T]):
         return None if not paused or deadline <= now else max(deadline, now + _EXTENSION)
 
     def _sleep_until(self, deadline: float) -> bool:
-        if self.poller is not None:
-            self.poller.poll(cast("Work[object]", self), deadline)
-            if self._done:
-                return True
         sleeper = threading.Lock()
         sleeper.acquire()
         self.add_done_callback(sleeper.release)
@@ -351,8 +332,6 @@ class Work(Generic[T]):
             self._value, self._error = value, error
             self._done = True
             callbacks, self._callbacks = self._callbacks, None
-        if self.poller is not None:
-            self.poller.wake()
         if tracing.recorder is not None:
             tracing.recorder.add(tracing.TRANSFER, self.title, self.since, time.monotonic())
         if self.serial is not None and self._waits is not None:

@@ -23,9 +23,9 @@ from rlinf_core.channel.mailbox import LARGEST, NO_ACK_SLOT, BrokerMailbox
 from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Lost, QueuedItem, Reason, Refused
 from rlinf_core.channel.wire import Query, ReplyKind, RequestHeader, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.messages.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.forwarder import ForwardMode
 from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.receiver import ServiceMessage
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import PackedError

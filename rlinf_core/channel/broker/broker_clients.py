@@ -13,9 +13,9 @@ from rlinf_core.channel.queue_state import QueuedItem
 from rlinf_core.channel.wire import ReplyKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.messages.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.forwarder import ForwardMode
 from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.work import Work
 from rlinf_core.waiting import OperationKind
 

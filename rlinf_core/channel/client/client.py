@@ -103,7 +103,6 @@ class ChannelClient(ChannelBackend):
             self._fail(operation, None)
         elif detached:
             self._put_in_pipeline(operation, encoded, weight, key)
-            operation.poller = self.stream.outgoing.connection
         else:
             self._issue(operation, lambda: self._put_in_turn(operation, encoded, weight, key, wait=wait))
         return operation
@@ -116,7 +115,6 @@ class ChannelClient(ChannelBackend):
             self._send_small(operation, encoded, weight, wait=wait)
         else:
             self._send_large(operation, encoded, weight, wait=wait, detached=False)
-        operation.poller = self.stream.outgoing.connection
 
     def get(
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
@@ -272,7 +270,6 @@ class ChannelClient(ChannelBackend):
         words = wire.pack_request(ask, operation.op_id, operation.packed_key, wait)
         if not self._endpoint.post(self.stream, wire.REQUESTS, words, b"", weight):
             self._send(operation, Message(b"", tag=wire.REQUESTS, key=words, weight=weight))
-        operation.poller = self.stream.outgoing.connection
 
     def _send_small(self, operation: AnyOperation, encoded: Encoded, weight: float, *, wait: bool) -> None:
         words, head = wire.pack_request(RequestKind.PUT, operation.op_id, operation.packed_key, wait), _packed(encoded)

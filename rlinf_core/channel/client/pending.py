@@ -15,8 +15,8 @@ from rlinf_core.channel.operation import ChannelOperation, Pipeline, let_go
 from rlinf_core.channel.wire import ClosedNotice, ReplyHeader, ReplyKind, RequestKind
 from rlinf_core.collective.connections.spin import spin
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.messages.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.receiver import ServiceMessage
 from rlinf_core.failures import PackedError
 from rlinf_core.process import tracing

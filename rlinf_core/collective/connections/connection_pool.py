@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from rlinf_core.collective.connections import handshake
-from rlinf_core.collective.connections.connection import Connection, ConnectionHandler
+from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
 from rlinf_core.collective.connections.listener import tune_tcp
 from rlinf_core.collective.connections.settings import Settings
@@ -45,14 +45,14 @@ class ConnectionPool:
         info: EndpointInfo,
         secret: ClusterSecret,
         settings: Settings,
-        watcher: ConnectionHandler,
+        moved: Callable[[], None],
         opened: Callable[[Connection], None],
     ) -> None:
-        """Make an empty pool. `opened` is called for every new connection before anything is read from it."""
+        """Make an empty pool. `opened` is called for every new connection, and `moved` as `Connection` says."""
         self._info = info
         self._secret = secret
         self._settings = settings
-        self._watcher = watcher
+        self._moved = moved
         self._opened = opened
         self._changed = threading.Condition()
         self._established: dict[str, list[Connection]] = {}
@@ -218,7 +218,7 @@ class ConnectionPool:
     def _establish(self, name: str, sock: socket.socket, peer: PeerIdentity) -> None:
         if sock.family == socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
-        connection = Connection(name, sock, peer, self._watcher)
+        connection = Connection(name, sock, peer, self._moved)
         with self._changed:
             self._established.setdefault(peer.incarnation, []).append(connection)
             self._opened(connection)

@@ -30,8 +30,7 @@ class Settings:
         inbox_bytes: undelivered bytes outside the arena, of the whole endpoint, before reading pauses.
         socket_buffer: the kernel's buffer for each direction of a TCP connection.
         ports: the TCP ports to choose the listener's from; None for any.
-        spin: how long a blocked receive looks for its message before it sleeps; sleeping costs a wake-up.
-        reactor_spin: the same for the endpoint's own thread, where a process does nothing but pass messages on.
+        spin: how long a caller of a channel looks into its mailbox before it sleeps; sleeping costs a wake-up.
     """
 
     timeout: float = 1800.0
@@ -47,7 +46,6 @@ class Settings:
     socket_buffer: int = 4 * MIB
     ports: range | None = None
     spin: float = 50e-6
-    reactor_spin: float = 0.0
 
     @classmethod
     def from_environment(cls) -> Settings:

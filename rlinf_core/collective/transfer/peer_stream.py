@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from typing import cast
@@ -19,8 +18,8 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool, UnreachableError
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver
-from rlinf_core.collective.messages.frame import Flag, Frame
-from rlinf_core.collective.messages.received_message import PostedReceive, ReceivedMessage, find_mismatch, fits
+from rlinf_core.collective.transfer.backlog import Backlog
+from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage, fits
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotFoundError, WorkerDiedError
 
@@ -30,63 +29,42 @@ _MISMATCHES_KEPT = 64
 AnyReceive = PostedReceive[object]
 
 
-class MessageSource(ABC):
-    """The origin of a message, to which it is acknowledged."""
-
-    @abstractmethod
-    def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
-        """Acknowledge that a receive took the message, or why it did not fit. Must not block."""
-
-    def queued(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
-        """Record that the message waits for a receive."""
-
-    def taken(self, received: ReceivedMessage) -> None:  # noqa: B027 - most need not know
-        """Record that a message that waited was taken."""
-
-
 class ReceiveQueue:
     """The messages of one peer, matched with the receives that were posted for them."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._arrived: deque[tuple[ReceivedMessage, MessageSource]] = deque()
+        self._arrived: deque[ReceivedMessage] = deque()
         self._pending: deque[AnyReceive] = deque()
 
-    def deliver(self, received: ReceivedMessage, origin: MessageSource) -> bool:
-        """Match an arriving message; return whether a receive was waiting."""
+    def deliver(self, received: ReceivedMessage) -> AnyReceive | None:
+        """Add a message; return the receive that takes it instead, if one waits."""
         with self._lock:
-            posted = self._next_posted()
-            if posted is None:
-                self._arrived.append((received, origin))
-        if posted is None:
-            origin.queued(received)
-            return False
-        self._match(posted, received, origin)
-        return True
+            self._drop_settled()
+            if self._pending:
+                return self._pending.popleft()
+            self._arrived.append(received)
+            return None
 
-    def post(self, posted: AnyReceive) -> bool:
-        """Match a new receive; return whether a message was waiting."""
+    def post(self, posted: AnyReceive) -> ReceivedMessage | None:
+        """Add a receive; return the message that it takes instead, if one is there."""
         with self._lock:
-            if not self._arrived:
-                self._pending.append(posted)
-                return False
-            received, origin = self._arrived.popleft()
-        origin.taken(received)
-        self._match(posted, received, origin)
-        return True
+            if self._arrived:
+                return self._arrived.popleft()
+            self._pending.append(posted)
+            return None
 
-    def claim(self, size: int, dtype_and_shape: str) -> AnyReceive | None:
-        """Take the next receive, if the body can be read straight into its buffer."""
+    def claim(self, size: int, dtype_and_shape: str) -> tuple[AnyReceive, memoryview] | None:
+        """Take the next receive, if the body can be read straight into its buffer; return that as well."""
         with self._lock:
-            while self._pending and self._pending[0].settled:
-                self._pending.popleft()
+            self._drop_settled()
             if not self._pending or self._arrived:
                 return None
             target = self._pending[0].buffer
             if target is None or not fits(target.dtype, target.nbytes, dtype_and_shape, size):
                 return None
-            return self._pending.popleft() if target.view() is not None else None
+            memory = target.view()
+            return None if memory is None else (self._pending.popleft(), memory)
 
     def withdraw(self, posted: AnyReceive) -> None:
         """Remove a receive that nobody waits for any more."""
@@ -94,15 +72,12 @@ class ReceiveQueue:
             if posted in self._pending:
                 self._pending.remove(posted)
 
-    def reset(self) -> int:
-        """Drop the unread messages of a predecessor of the peer; return their number."""
+    def reset(self) -> list[ReceivedMessage]:
+        """Remove the unread messages, which are of a predecessor of the peer, and return them."""
         with self._lock:
             stale = list(self._arrived)
             self._arrived.clear()
-        for received, origin in stale:
-            origin.taken(received)
-            received.release()
-        return len(stale)
+            return stale
 
     def pending(self) -> list[AnyReceive]:
         with self._lock:
@@ -111,26 +86,9 @@ class ReceiveQueue:
     def arrived(self) -> int:
         return len(self._arrived)
 
-    def _next_posted(self) -> AnyReceive | None:
-        while self._pending:
-            posted = self._pending.popleft()
-            if not posted.settled:
-                return posted
-        return None
-
-    def _match(self, posted: AnyReceive, received: ReceivedMessage, origin: MessageSource) -> None:
-        mismatch = find_mismatch(posted, received, self._name)
-        if mismatch is None:
-            if not posted.arrive(received):
-                received.release()
-        else:
-            received.release()
-            posted.fail(mismatch)
-        frame = received.frame
-        if mismatch is not None:
-            origin.acknowledge(frame, mismatch)
-        elif frame.flags & Flag.ACKNOWLEDGE:
-            origin.acknowledge(frame, None)
+    def _drop_settled(self) -> None:
+        while self._pending and self._pending[0].settled:
+            self._pending.popleft()
 
 
 class SendQueue:
@@ -257,7 +215,7 @@ class PeerStream:
     def __init__(self, me: str, peer: str) -> None:
         self.me = me
         self.peer = peer
-        self.incoming = ReceiveQueue(f"{peer} -> {me}")
+        self.incoming = ReceiveQueue()
         self.outgoing = SendQueue(peer)
         self.incarnation: str | None = None
         self.former: set[str] = set()
@@ -298,12 +256,18 @@ class PeerStreams:
     """The streams of one endpoint, each made on first use; `explain` may block for a moment."""
 
     def __init__(
-        self, connections: ConnectionPool, info: EndpointInfo, connect_timeout: float, explain: Explain
+        self,
+        connections: ConnectionPool,
+        info: EndpointInfo,
+        connect_timeout: float,
+        explain: Explain,
+        backlog: Backlog,
     ) -> None:
         self._connections = connections
         self._info = info
         self._connect_timeout = connect_timeout
         self.explain = explain
+        self._backlog = backlog
         self._lock = threading.Lock()
         self._streams: dict[tuple[str, str], PeerStream] = {}
         self._lost_callbacks: list[Callable[[str, str], None]] = []
@@ -318,6 +282,10 @@ class PeerStreams:
     def all(self) -> list[PeerStream]:
         with self._lock:
             return list(self._streams.values())
+
+    def are_awaited_through(self, connection: Connection, waiting: Container[Work[object]]) -> bool:
+        """Return whether any stream is, see `PeerStream.is_awaited_through`."""
+        return any(stream.is_awaited_through(connection, waiting) for stream in self.all())
 
     def on_lost(self, callback: Callable[[str, str], None]) -> None:
         self._lost_callbacks.append(callback)
@@ -368,10 +336,13 @@ class PeerStreams:
                     stream.former.add(incarnation)
                     return
                 stream.former.add(stream.incarnation)
-                dropped = stream.incoming.reset()
-                if dropped:
+                stale = stream.incoming.reset()
+                for received in stale:
+                    self._backlog.taken(received)
+                    received.release()
+                if stale:
                     _log.warning(
-                        "`%s` was relaunched: %d messages of its predecessor are dropped", stream.peer, dropped
+                        "`%s` was relaunched: %d messages of its predecessor are dropped", stream.peer, len(stale)
                     )
             stream.incarnation = incarnation
             if current is None or current.closed or current.peer.incarnation != incarnation:

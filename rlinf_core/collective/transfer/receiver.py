@@ -1,25 +1,24 @@
-"""The receiving half of an endpoint: from a complete frame to the receive or the service that it is for."""
+"""The receiving half of an endpoint: from a connection to the receive or the service that a message is for."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from rlinf_core.collective.connections.connection import Connection, ConnectionHandler
+from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.memory.arena import Arena
 from rlinf_core.collective.memory.segment import BlockLease, SharedSegment
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameError, FrameKind
 from rlinf_core.collective.messages.payload import private_memory
-from rlinf_core.collective.messages.received_message import ReceivedMessage
-from rlinf_core.collective.transfer.peer_stream import AnyReceive, MessageSource, PeerStream
+from rlinf_core.collective.transfer.backlog import Backlog
+from rlinf_core.collective.transfer.peer_stream import AnyReceive, PeerStream, PeerStreams
+from rlinf_core.collective.transfer.received_message import ReceivedMessage, find_mismatch
 from rlinf_core.collective.work import WaitTable
-from rlinf_core.errors import MismatchError
+from rlinf_core.errors import MismatchError, RuntimeFailure
 
 _log = logging.getLogger(__name__)
 _MESSAGE = int(FrameKind.MESSAGE)
@@ -39,85 +38,116 @@ class ServiceMessage:
 Handler = Callable[[ServiceMessage], None]
 
 
-class ReceiverContext(Protocol):
-    """The endpoint, as its receiver uses it."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def waits(self) -> WaitTable: ...
-    @property
-    def arena(self) -> Arena: ...
-    def stream_by_names(self, me: str, peer: str) -> PeerStream: ...
-    def bind(self, stream: PeerStream, connection: Connection) -> None: ...
-    def connection_lost(self, connection: Connection, reason: str) -> None: ...
-    def hold_back(self, connection: Connection) -> None: ...
-    def is_awaited(self, connection: Connection) -> bool: ...
-    def explain_later(self, stream: PeerStream, reason: str, then: Callable[[Exception], object]) -> None: ...
-
-
 @dataclass(slots=True)
-class _Arriving:
-    """The destination of a body that is being read, where that is not plain memory."""
+class _Body:
+    """The memory for a body that is read, and whose that is: a block's, or a waiting receive's."""
 
-    stream: PeerStream
+    memory: memoryview
     lease: BlockLease | None = None
     claim: AnyReceive | None = None
 
 
-class Receiver(ConnectionHandler):
-    """The receiver: passes the frames of connections to receives and services."""
+class Receiver:
+    """The receiver: reads connections, each in a thread of its own, and passes messages to receives and services.
 
-    def __init__(self, host: ReceiverContext) -> None:
-        self._host = host
-        self.spin = host.settings.spin
-        self._lock = threading.Lock()
-        self._waiting_bytes = 0
+    Args:
+        lost: called when a connection is over, with the reason.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        arena: Arena,
+        waits: WaitTable,
+        streams: PeerStreams,
+        backlog: Backlog,
+        lost: Callable[[Connection, str], None],
+    ) -> None:
+        self._inline_limit = settings.inline_limit
+        self._arena = arena
+        self._waits = waits
+        self._streams = streams
+        self._backlog = backlog
+        self._lost = lost
         self._handlers: dict[int, Handler] = {}
-        # By connection: the routes that the other side named, and the body that it is sending.
+        # By connection: the routes that the other side named.
         self._routes: dict[Connection, dict[int, PeerStream]] = {}
-        self._arriving: dict[Connection, _Arriving] = {}
 
     def serve(self, tag: int, handler: Handler) -> None:
         self._handlers[tag] = handler
 
-    def may_resume(self, connection: Connection) -> bool:
-        if connection.paused and self._host.is_awaited(connection):
-            connection.paused = False
-        return connection.stalled or not connection.paused
+    def post(self, stream: PeerStream, posted: AnyReceive) -> bool:
+        """Issue a receive; return whether a message was there for it."""
+        received = stream.incoming.post(posted)
+        if received is None:
+            self._backlog.stir()
+            return False
+        self._backlog.taken(received)
+        self._match(stream, posted, received)
+        return True
 
-    # Callbacks of connections
+    # Reading
 
-    def place(self, connection: Connection, frame: Frame) -> memoryview | None:
+    def read(self, connection: Connection) -> None:
+        """Receive what comes through a connection until its end; in a thread of its own."""
+        try:
+            while True:
+                self._read_frame(connection)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the connection is over
+            if not isinstance(error, EOFError | OSError | RuntimeFailure):
+                _log.exception("what a connection brought could not be handled")
+            self._lost(connection, connection.reason_of(error))
+        self._routes.pop(connection, None)
+        connection.close()
+
+    def _read_frame(self, connection: Connection) -> None:
+        frame = connection.reader.read()
+        if frame.flags & Flag.SHARED or not frame.body_size:
+            self.arrived(connection, frame)
+            return
+        body = self._place(connection, frame)
+        try:
+            connection.reader.read_body(body.memory[: frame.body_size], self._waits.operations.moved)
+        except Exception as error:
+            if body.lease is not None:
+                body.lease.release()
+            if body.claim is not None:
+                reason = connection.reason_of(error)
+                self._streams.explain_later(body.claim.target, reason, body.claim.fail)
+            raise
+        self.arrived(connection, frame, body)
+
+    def _place(self, connection: Connection, frame: Frame) -> _Body:
+        """Return the memory for the body of an arriving frame; wait while there is none."""
         size = frame.body_size
-        if size <= self._host.settings.inline_limit:
-            return memoryview(bytearray(size))
+        if size <= self._inline_limit:
+            return _Body(memoryview(bytearray(size)))
         stream = self._stream(connection, frame)
         if frame.flags & Flag.TENSOR and not frame.tag:
-            claim = stream.incoming.claim(size, bytes(frame.head).decode())
-            target = claim.buffer.view() if claim is not None and claim.buffer is not None else None
-            if target is not None:
-                self._arriving[connection] = _Arriving(stream, claim=claim)
-                return target
-        block = self._host.arena.try_allocate(size)
+            claimed = stream.incoming.claim(size, bytes(frame.head).decode())
+            if claimed is not None:
+                posted, memory = claimed
+                return _Body(memory, claim=posted)
+        block = self._arena.try_allocate(size)
         if block is not None:
-            self._arriving[connection] = _Arriving(stream, lease=block.lease())
-            return block.memory()[:size]
-        full = self._waiting_bytes and self._waiting_bytes + size > self._host.settings.inbox_bytes
-        if full and not self._host.is_awaited(connection):
-            self._host.hold_back(connection)
-            return None
-        return private_memory(size)
+            return _Body(block.memory(), lease=block.lease())
+        self._backlog.wait_for_bytes(connection, size, lambda: self._is_awaited(connection))
+        return _Body(private_memory(size))
 
-    def arrived(self, connection: Connection, frame: Frame, body: memoryview | None) -> None:
+    def _is_awaited(self, connection: Connection) -> bool:
+        """Return whether an operation waits for what comes through a connection.
+
+        Then reading goes on although the backlog is full: messages come in order, and what is awaited lies behind those
+        that fill it. Until the operation ends or times out, its peer decides how much memory they take.
+        """
+        return self._streams.are_awaited_through(connection, self._waits.waiting())
+
+    # What arrives
+
+    def arrived(self, connection: Connection, frame: Frame, body: _Body | None = None) -> None:
+        """Handle a complete frame; blocks while too much waits to be received."""
         if frame.kind == _MESSAGE:
-            if frame.tag and not frame.sizes:
-                stream = self._stream(connection, frame)
-                # A process that was stopped reads what a dead one sent after its successor's first words.
-                if connection.peer.incarnation not in stream.former:
-                    self._serve(stream, ReceivedMessage(frame))
-            else:
-                self._message(connection, frame, body)
+            self._message(connection, frame, body)
         elif frame.kind == FrameKind.ROUTE:
             self._name_route(connection, frame)
         elif frame.kind in (FrameKind.ACCEPTED, FrameKind.REFUSED):
@@ -129,51 +159,67 @@ class Receiver(ConnectionHandler):
         else:
             raise FrameError(f"the other side sent a frame of kind {frame.kind}")
 
-    def lost(self, connection: Connection, reason: str) -> None:
-        arriving = self._arriving.pop(connection, None)
-        self._host.connection_lost(connection, reason)
-        self._routes.pop(connection, None)
-        if arriving is not None and arriving.lease is not None:
-            arriving.lease.release()
-        if arriving is not None and arriving.claim is not None:
-            claim = arriving.claim
-            self._host.explain_later(self._host.stream_by_names("", claim.target), reason, claim.fail)
-
-    def moved(self) -> None:
-        self._host.waits.operations.moved()
-
-    # What arrives
-
     def deliver_here(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        stream_there = self._host.stream_by_names(stream.peer, stream.me)
-        self._deliver(stream_there, received, _Here(stream))
+        """Deliver a message of this process to itself."""
+        there = self._streams.of(stream.peer, stream.me)
+        if received.frame.tag:
+            self._serve(there, received)
+        elif (posted := there.incoming.deliver(received)) is not None:
+            self._match(there, posted, received)
 
-    def _message(self, connection: Connection, frame: Frame, body: memoryview | None) -> None:
+    def _message(self, connection: Connection, frame: Frame, body: _Body | None) -> None:
         stream = self._stream(connection, frame)
-        arriving = self._arriving.pop(connection, None) if body is not None else None
-        if arriving is not None and arriving.claim is not None:
-            arriving.claim.filled = True
-            arriving.claim.arrive(ReceivedMessage(frame))
+        if body is not None and body.claim is not None:
+            body.claim.filled = True
+            body.claim.arrive(ReceivedMessage(frame))
             if frame.flags & Flag.ACKNOWLEDGE:
-                _There(self, connection, stream).acknowledge(frame, None)
+                self._acknowledge(stream, frame, None, connection)
             return
         if frame.place is not None:
             received = ReceivedMessage(frame, lease=_lease(connection, frame))
-        elif arriving is not None and arriving.lease is not None:
-            received = ReceivedMessage(frame, lease=arriving.lease)
+        elif body is not None:
+            received = ReceivedMessage(frame, None if body.lease else body.memory, body.lease)
         else:
-            received = ReceivedMessage(frame, body)
+            received = ReceivedMessage(frame)
         if connection.peer.incarnation in stream.former:
+            # A process that was stopped reads what a dead one sent after its successor's first words.
             received.release()
-            return
-        self._deliver(stream, received, _There(self, connection, stream))
+        elif frame.tag:
+            self._serve(stream, received)
+        else:
+            self._deliver(stream, received, connection)
 
-    def _deliver(self, stream: PeerStream, received: ReceivedMessage, origin: MessageSource) -> None:
-        frame = received.frame
-        if not frame.tag:
-            stream.incoming.deliver(received, origin)
+    def _deliver(self, stream: PeerStream, received: ReceivedMessage, connection: Connection) -> None:
+        received.connection = connection
+        posted = stream.incoming.deliver(received)
+        if posted is not None:
+            self._match(stream, posted, received)
             return
-        self._serve(stream, received)
+        self._backlog.add(received, connection)
+        self._backlog.wait_for_room(connection, lambda: self._is_awaited(connection))
+
+    def _match(self, stream: PeerStream, posted: AnyReceive, received: ReceivedMessage) -> None:
+        """Give a message to a receive, if it fits, and say so to its sender."""
+        mismatch = find_mismatch(posted, received, f"{stream.peer} -> {stream.me}")
+        if mismatch is not None:
+            received.release()
+            posted.fail(mismatch)
+        elif not posted.arrive(received):
+            received.release()
+        if mismatch is not None or received.frame.flags & Flag.ACKNOWLEDGE:
+            self._acknowledge(stream, received.frame, mismatch, received.connection)
+
+    def _acknowledge(
+        self, stream: PeerStream, frame: Frame, mismatch: MismatchError | None, connection: Connection | None
+    ) -> None:
+        words = (None, None) if mismatch is None else (mismatch.sent, mismatch.expected)
+        if connection is None:
+            _settle(self._streams.of(stream.peer, stream.me), frame.sequence, *words)
+            return
+        kind = FrameKind.ACCEPTED if mismatch is None else FrameKind.REFUSED
+        # As the sender names the two: its own address first.
+        head = json.dumps([stream.peer, stream.me, *words]).encode()
+        connection.post(Frame(kind, sequence=frame.sequence, head=head).pack())
 
     def _serve(self, stream: PeerStream, received: ReceivedMessage) -> None:
         frame = received.frame
@@ -191,9 +237,9 @@ class Receiver(ConnectionHandler):
 
     def _name_route(self, connection: Connection, frame: Frame) -> None:
         source, destination = json.loads(bytes(frame.head))
-        stream = self._host.stream_by_names(destination, source)
+        stream = self._streams.of(destination, source)
         self._routes.setdefault(connection, {})[frame.route] = stream
-        self._host.bind(stream, connection)
+        self._streams.bind(stream, connection)
 
     def _stream(self, connection: Connection, frame: Frame) -> PeerStream:
         try:
@@ -203,59 +249,7 @@ class Receiver(ConnectionHandler):
 
     def _acknowledged(self, frame: Frame) -> None:
         source, destination, sent, expected = json.loads(bytes(frame.head))
-        _settle(self._host.stream_by_names(source, destination), frame.sequence, sent, expected)
-
-    # Backpressure
-
-    def queued(self, connection: Connection, received: ReceivedMessage) -> None:
-        with self._lock:
-            connection.backlog += 1
-            self._waiting_bytes += received.nbytes
-            settings = self._host.settings
-            full = connection.backlog > settings.inbox_messages or self._waiting_bytes > settings.inbox_bytes
-        # Who waits for a message is served, however many lie here for others.
-        if full and not connection.paused and not self._host.is_awaited(connection):
-            connection.paused = True
-            self._host.hold_back(connection)
-
-    def taken(self, connection: Connection, received: ReceivedMessage) -> None:
-        with self._lock:
-            connection.backlog -= 1
-            self._waiting_bytes -= received.nbytes
-            settings = self._host.settings
-            roomy = connection.backlog * 2 < settings.inbox_messages and self._waiting_bytes * 2 < settings.inbox_bytes
-        if connection.paused and roomy:
-            connection.paused = False
-            connection.arm()
-
-
-class _There(MessageSource):
-    def __init__(self, receiver: Receiver, connection: Connection, stream: PeerStream) -> None:
-        self._receiver = receiver
-        self._connection = connection
-        self._stream = stream
-
-    def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
-        words = (None, None) if mismatch is None else (mismatch.sent, mismatch.expected)
-        kind = FrameKind.ACCEPTED if mismatch is None else FrameKind.REFUSED
-        # As the sender names the two: its own address first.
-        head = json.dumps([self._stream.peer, self._stream.me, *words]).encode()
-        self._connection.post(Frame(kind, sequence=frame.sequence, head=head).pack())
-
-    def queued(self, received: ReceivedMessage) -> None:
-        self._receiver.queued(self._connection, received)
-
-    def taken(self, received: ReceivedMessage) -> None:
-        self._receiver.taken(self._connection, received)
-
-
-class _Here(MessageSource):
-    def __init__(self, stream: PeerStream) -> None:
-        self._stream = stream
-
-    def acknowledge(self, frame: Frame, mismatch: MismatchError | None) -> None:
-        sent, expected = (None, None) if mismatch is None else (mismatch.sent, mismatch.expected)
-        _settle(self._stream, frame.sequence, sent, expected)
+        _settle(self._streams.of(source, destination), frame.sequence, sent, expected)
 
 
 def _settle(stream: PeerStream, sequence: int, sent: str | None, expected: str | None) -> None:
@@ -273,8 +267,8 @@ def _lease(connection: Connection, frame: Frame) -> BlockLease:
         raise FrameError("the frame has no place in shared memory")
     segment = connection.segments.get(place.segment)
     if frame.flags & Flag.DESCRIPTOR_FOLLOWS:
-        fd = connection.take_fd()
-        event = None if frame.flags & Flag.ONE_SHOT else connection.take_fd()
+        fd = connection.reader.take_fd()
+        event = None if frame.flags & Flag.ONE_SHOT else connection.reader.take_fd()
         if segment is None:
             segment = SharedSegment(fd, place.segment, event, owns_event=True)
         else:

@@ -18,8 +18,8 @@ from rlinf_core.collective.messages.message import (
     stream_body,
 )
 from rlinf_core.collective.messages.payload import private_memory
-from rlinf_core.collective.messages.received_message import ReceivedMessage
-from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.shared_memory import SharedMemoryWriter, shared_body
 from rlinf_core.collective.work import WaitTable, Work
 
@@ -35,22 +35,16 @@ class Sender:
         settings: Settings,
         arena: Arena,
         waits: WaitTable,
-        connect: Callable[[PeerStream, Work[object]], Connection | None],
+        streams: PeerStreams,
         hand_over: Callable[[PeerStream, ReceivedMessage], None],
-        explain: Callable[[PeerStream, str], Exception],
     ) -> None:
-        """
-        Args:
-            connect: the connection of a stream, made when needed; None when the peer lives in this process.
-            hand_over: delivers within this process.
-            explain: the error for a lost peer.
-        """
+        """Make a sender; `hand_over` delivers within this process."""
         self._settings = settings
         self._arena = arena
         self._waits = waits
-        self.connect = connect
+        self._streams = streams
+        self.connect = streams.connect
         self.hand_over = hand_over
-        self._explain = explain
 
     def send(
         self, stream: PeerStream, message: Message, work: Work[object], *, acknowledgement: Work[None] | None
@@ -188,7 +182,7 @@ class Sender:
             written = connection.try_write(data, fds)
         except ConnectionLostError as error:
             stream.outgoing.unacknowledged.pop(stream.outgoing.sequence + 1, None)
-            raise self._explain(stream, str(error)) from error
+            raise self._streams.explain(stream.peer, str(error)) from error
         if written:
             self._written(stream, connection, body)
         return written
@@ -209,7 +203,7 @@ class Sender:
         try:
             connection.write(buffers, fds, work)
         except ConnectionLostError as error:
-            raise self._explain(stream, str(error)) from error
+            raise self._streams.explain(stream.peer, str(error)) from error
         self._written(stream, connection, body)
 
     def _frame(

@@ -266,7 +266,7 @@ def test_box_of_a_lost_connection_is_answered_by_a_message(
         if of is kind:
             endpoint: Any = stage.endpoints["k:0"]
             backend._pending._open.pop(request.op_id)  # the loss comes before it is known
-            endpoint._receiver.lost(backend.stream.outgoing.connection, "lost")
+            endpoint._connection_lost(backend.stream.outgoing.connection, "lost")
             backend.connect()
             backend._pending._open[request.op_id] = request
         return request

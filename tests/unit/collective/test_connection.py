@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-from types import SimpleNamespace
-from typing import Any
 
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.handshake import PeerIdentity
@@ -13,8 +11,7 @@ from tests.waiting import until
 
 def test_hang_up_is_known_before_the_last_words_are_read() -> None:
     here, there = socket.socketpair()
-    watcher: Any = SimpleNamespace(arrived=print, place=print, spin=0.0)
-    connection = Connection("name", here, PeerIdentity("peer", "me", "name"), watcher)
+    connection = Connection("name", here, PeerIdentity("peer", "me", "name"), lambda: None)
     there.send(b"last words")
 
     before = connection.hung_up()
@@ -30,8 +27,7 @@ def test_bytes_that_the_peer_acknowledged_are_not_in_transit() -> None:
     here = socket.create_connection(listener.getsockname())
     there, _ = listener.accept()
     listener.close()
-    watcher: Any = SimpleNamespace(arrived=print, place=print, spin=0.0)
-    connection = Connection("name", here, PeerIdentity("peer", "me", "name"), watcher)
+    connection = Connection("name", here, PeerIdentity("peer", "me", "name"), lambda: None)
     while connection.try_write(bytes(1 << 20)):
         pass
     until(lambda: not connection.in_transit, "the acknowledgement of what was sent")

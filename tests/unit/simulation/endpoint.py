@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams
 from rlinf_core.collective.transfer.receiver import Handler, Receiver
 from rlinf_core.collective.work import WaitTable
@@ -26,7 +27,7 @@ class Connection:
         self.peer = self
         self.incarnation = incarnation
         self.to_peer = to_peer
-        self.closed = self.ended = self.peer_closing = self.paused = False
+        self.closed = self.ended = self.peer_closing = False
         self.segments: dict[int, Any] = {}
 
     def hung_up(self) -> bool:
@@ -60,14 +61,13 @@ class ServiceEndpoint:
         self.world = world
         self.name = name
         self.settings = _SETTINGS
-        self.waits = _WAITS
-        pool: Any = None
-        info: Any = None
-        self._streams = PeerStreams(pool, info, 1.0, lambda peer, reason: WorkerDiedError(peer, cause=reason))
-        self._receiver = Receiver(cast("Any", self))
+        unused: Any = None
+        backlog = Backlog(_SETTINGS)
+        self._streams = PeerStreams(
+            unused, unused, 1.0, lambda peer, reason: WorkerDiedError(peer, cause=reason), backlog
+        )
+        self._receiver = Receiver(_SETTINGS, unused, _WAITS, self._streams, backlog, unused)
         self.on_peer_lost = self._streams.on_lost
-        self.stream_by_names = self._streams.of
-        self.bind = self._streams.bind
 
     def serve(self, tag: int, handler: Handler) -> None:
         def guarded(delivery: Any) -> None:
@@ -89,7 +89,7 @@ class ServiceEndpoint:
                 connection.closed = True
                 self._streams.lost(connection, "its connection ended")
             elif not connection.closed:
-                self._receiver.arrived(connection, frame, None)
+                self._receiver.arrived(connection, frame)
 
         there = Wire(self.world, arrived)
         there.send(Frame(FrameKind.ROUTE, route=1, head=json.dumps([name, self.name]).encode()))

@@ -30,7 +30,7 @@ def travel(obj: object, **options: Any) -> Any:
     message.gather(body)
     from rlinf_core.collective.messages.frame import FrameKind
     from rlinf_core.collective.messages.message import EncodedBody
-    from rlinf_core.collective.messages.received_message import ReceivedMessage
+    from rlinf_core.collective.transfer.received_message import ReceivedMessage
 
     return ReceivedMessage(message.frame(FrameKind.MESSAGE, 0, 1, EncodedBody(size=message.body_size)), body).load()
 

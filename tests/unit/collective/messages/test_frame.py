@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 from hypothesis import given
@@ -76,46 +77,29 @@ def test_what_is_no_frame_is_refused() -> None:
 @given(st.lists(frames, min_size=1, max_size=6), st.lists(st.integers(1, 3000), min_size=1, max_size=20))
 def test_frames_are_read_however_the_stream_is_cut(sent: list[Frame], cuts: list[int]) -> None:
     ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    got: list[tuple[Frame, bytes]] = []
-    reader = FrameReader(theirs, lambda frame: memoryview(bytearray(frame.body_size)))
     data = b"".join(
         frame.pack() + (b"" if frame.flags & Flag.SHARED else bytes(n % 251 for n in range(frame.body_size)))
         for frame in sent
     )
-    at = turn = 0
-    while at < len(data):
-        size = cuts[turn % len(cuts)]
-        ours.sendall(data[at : at + size])
-        at, turn = at + size, turn + 1
-        while reader.pump(lambda frame, body: got.append((frame, bytes(body or b"")))):
-            pass
-    ours.close()
-    with pytest.raises(EOFError):
-        reader.pump(lambda frame, body: None)
-    theirs.close()
-    assert [frame for frame, _ in got] == sent
-    for frame, body in got:
-        if not frame.flags & Flag.SHARED:
+
+    def write() -> None:
+        at = turn = 0
+        while at < len(data):
+            size = cuts[turn % len(cuts)]
+            ours.sendall(data[at : at + size])
+            at, turn = at + size, turn + 1
+        ours.close()
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    reader = FrameReader(theirs)
+    for frame in sent:
+        assert reader.read() == frame
+        if frame.body_size and not frame.flags & Flag.SHARED:
+            body = memoryview(bytearray(frame.body_size))
+            reader.read_body(body, lambda: None)
             assert body == bytes(n % 251 for n in range(frame.body_size))
-
-
-def test_a_body_without_a_place_waits() -> None:
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
-    places: list[memoryview | None] = [None, memoryview(bytearray(5))]
-    got: list[bytes] = []
-    reader = FrameReader(theirs, lambda frame: places.pop(0))
-    body = Frame(FrameKind.MESSAGE, sizes=(5,), body_size=5)
-    ours.sendall(body.pack() + b"12345" + Frame(FrameKind.GOODBYE).pack())
-
-    def deliver(frame: Frame, body: memoryview | None) -> None:
-        got.append(bytes(body or b""))
-
-    assert reader.pump(deliver)
-    assert reader.stalled is not None
-    assert got == []
-    assert reader.pump(deliver)
-    assert got == [b"12345", b""]
-    ours.close()
+    with pytest.raises(EOFError):
+        reader.read()
+    writing.join()
     theirs.close()

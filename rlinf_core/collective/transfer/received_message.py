@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.decoded_work import DecodedWork
 from rlinf_core.collective.memory.segment import BlockLease
 from rlinf_core.collective.messages.codec import decode
@@ -22,14 +23,16 @@ class ReceivedMessage:
     Attributes:
         frame: the message's frame.
         nbytes: the bytes that it takes of this process's own memory.
+        connection: the connection that it came through; None within a process.
     """
 
-    __slots__ = ("_body", "_lease", "frame", "nbytes")
+    __slots__ = ("_body", "_lease", "connection", "frame", "nbytes")
 
     def __init__(self, frame: Frame, body: memoryview | None = None, lease: BlockLease | None = None) -> None:
         self.frame = frame
         self._body = body
         self._lease = lease
+        self.connection: Connection | None = None
         self.nbytes = len(frame.head) + (body.nbytes if body is not None else 0)
 
     @property
