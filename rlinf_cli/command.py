@@ -52,6 +52,8 @@ def command(
     name: str | None = None,
     heading: str | None = None,
     record: bool = True,
+    needs: Mapping[str, str] | None = None,
+    excludes: Mapping[str, str] | None = None,
 ) -> Callable[[Command], typer.Typer]:
     """Make a command of a function, which returns what it answers, or its exit code if it has printed that itself.
 
@@ -61,11 +63,13 @@ def command(
         name: its name in `app`; by default that of the function.
         heading: its heading in the help of `rlinf`, for the command of a package.
         record: whether there is a record for `--json`.
+        needs: options that have an effect beside another one only, as in `{"--samples": "--step --order"}`.
+        excludes: options that another one leaves without effect, likewise.
     """
 
     def register(function: Command) -> typer.Typer:
         own = typer.Typer(add_completion=False, rich_markup_mode=None, rich_help_panel=heading) if app is None else app
-        answer = _Answer(function, record)
+        answer = _Answer(function, record, needs or {}, excludes or {})
         # Called without what it requires, it says what that is in full.
         bare = any(
             parameter.default is parameter.empty for parameter in inspect.signature(function).parameters.values()
@@ -176,15 +180,17 @@ class _Answer:
     only.
     """
 
-    def __init__(self, function: Command, record: bool) -> None:
+    def __init__(self, function: Command, record: bool, needs: Mapping[str, str], excludes: Mapping[str, str]) -> None:
         added: Mapping[str, Any] = {**({"as_json": _Json} if record else {}), "quiet": Quiet, "verbose": Verbose}
         self._function, self._added = function, added
+        self._needs, self._excludes = needs, excludes
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
 
-    def __call__(self, **arguments: Any) -> None:
+    def __call__(self, context: typer.Context, **arguments: Any) -> None:
         for option in self._added:
             del arguments[option]
+        self._check_together(context)
         result = self._function(**arguments)
         if isinstance(result, Result):
             result.show()
@@ -192,14 +198,38 @@ class _Answer:
         if result:
             raise typer.Exit(result)
 
+    def _check_together(self, context: typer.Context) -> None:
+        """Refuse options that would be without effect.
+
+        Raises:
+            typer.BadParameter: one is given without another that it needs, or beside one that excludes it.
+        """
+        if not self._needs and not self._excludes:
+            return
+        given = {
+            name
+            for parameter in context.command.params
+            if (source := context.get_parameter_source(parameter.name or "")) and source.name == "COMMANDLINE"
+            for name in parameter.opts
+        }
+        for option, others in self._needs.items():
+            for other in others.split():
+                if other in given and option not in given:
+                    raise typer.BadParameter(f"it goes with {option}", param_hint=f"'{other}'")
+        for option, others in self._excludes.items():
+            for other in others.split():
+                if other in given and option in given:
+                    raise typer.BadParameter(f"it cannot be used with {option}", param_hint=f"'{other}'")
+
     @cached_property
     def __signature__(self) -> inspect.Signature:
         signature = inspect.signature(self._function, eval_str=True)
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         options = [
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
             for option, annotation in self._added.items()
         ]
-        return signature.replace(parameters=[*signature.parameters.values(), *options])
+        return signature.replace(parameters=[*signature.parameters.values(), context, *options])
 
     @property
     def __annotations__(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]

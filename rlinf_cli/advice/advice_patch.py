@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from rlinf_cli.console.outfile import write_whole
 from rlinf_core.config.shipped import shipped_config
 from rlinf_core.errors import RLinfError
 
@@ -56,17 +58,20 @@ def write_patch(file: Path, base: str, overrides: Sequence[str], changes: Mappin
         about: a line on what it brings.
 
     Raises:
-        RLinfError: another file is in the way.
+        RLinfError: another file is in the way, or it cannot be written.
         ValueError: an override is one that a file cannot have, as it deletes a key.
     """
     lines = [*_extends(file, base), *_tree(overrides, changes)]
-    try:
-        if file.exists() and not file.read_text().startswith(_MADE_BY):
-            help = "name another one: `--patch FILE`"
-            raise RLinfError("the advice is not written over another file", where=str(file), help=help)
-        file.write_text("\n".join((f"{_MADE_BY}: {about}", *lines)) + "\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RLinfError("the advice cannot be written", where=str(file), why=str(error)) from error
+    if file.is_file() and not _is_advice(file):
+        help = "name another one: `--patch FILE`"
+        raise RLinfError("the advice is not written over another file", where=str(file), help=help)
+    write_whole(file, "\n".join((f"{_MADE_BY}: {about}", *lines)) + "\n")
+
+
+def _is_advice(file: Path) -> bool:
+    with suppress(OSError), file.open("rb") as content:
+        return content.read(len(_MADE_BY)) == _MADE_BY.encode()
+    return False
 
 
 def _extends(file: Path, base: str) -> list[str]:

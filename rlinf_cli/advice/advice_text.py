@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from rlinf_cli.advice.advice_patch import changes_of, ranks_of
+from rlinf_cli.advice.advice_patch import as_overrides, changes_of, ranks_of
 
 if TYPE_CHECKING:
     from rlinf_cli.advice.advising import Advice, Judged
@@ -14,17 +16,18 @@ if TYPE_CHECKING:
 _SHOWN: Final = 5
 
 
-def advice_text(advice: Advice, words: str, patch: str | None) -> str:
+def advice_text(advice: Advice, words: Sequence[str], patch: str | None) -> str:
     """Return the advice for people.
 
     Args:
         advice: the advice.
-        words: the command line that asks the same.
+        words: the arguments of a command about the same job.
         patch: the file that was written, if one was.
     """
     result = advice.result
     proven = "proven" if result.proven else "the first of which are not proven"
     left_out = f", {result.unfit} left out for memory" if result.unfit else ""
+    left_out += f", {len(advice.faults)} refused by `rlinf validate`" if advice.faults else ""
     fixed = [f"{name}: left where it is" for name in advice.devices.fixed]
     lines = [
         f"now  {_place(advice, advice.now)}   {_seconds(advice.now)}{_idle(advice.now)}",
@@ -35,11 +38,12 @@ def advice_text(advice: Advice, words: str, patch: str | None) -> str:
         ),
         *fixed,
         *advice.refused,
+        *dict.fromkeys(f"refused: {finding.message} [{finding.code}]" for finding in advice.faults),
         *_verdict(advice),
         *_doubts(advice, words),
     ]
     if patch is not None:
-        lines.append(f"wrote {patch}: `rlinf train {patch}`")
+        lines.append(f"wrote {patch}: `{shlex.join(['rlinf', 'train', patch])}`")
     return "\n".join(lines)
 
 
@@ -48,8 +52,10 @@ def _verdict(advice: Advice) -> list[str]:
     if change is not None:
         return [f"1 is {advice.now.seconds / change.seconds:.2f}x as fast as now"]
     best = advice.best[0] if advice.best else None
+    if best is None and advice.faults:
+        return ["`rlinf validate` refuses the fastest placements: no change advised"]
     if best is None:
-        return ["no legal placement fits into memory"]
+        return ["no legal placement fits into memory" if advice.result.unfit else "no placement is legal"]
     if leaner is not None:
         freed = advice.now.ranked.arrangement.accelerators - leaner.ranked.arrangement.accelerators
         return [f"{_place(advice, leaner)} is about as fast as now, and frees {freed} accelerators"]
@@ -58,7 +64,7 @@ def _verdict(advice: Advice) -> list[str]:
     return ["1 is not surely better than now: no change advised"]
 
 
-def _doubts(advice: Advice, words: str) -> list[str]:
+def _doubts(advice: Advice, words: Sequence[str]) -> list[str]:
     doubts: list[str] = []
     sizes = advice.durations.one_sized()
     if sizes:
@@ -73,10 +79,8 @@ def _doubts(advice: Advice, words: str) -> list[str]:
     ]
     best = advice.best[0] if advice.best else None
     if (sizes or unseen) and best is not None and advice.change is None and best.seconds < advice.now.seconds:
-        from rlinf_cli.advice.advice_patch import as_overrides
-
-        changed = " ".join(f"'{word}'" for word in as_overrides(advice, best.ranked.arrangement))
-        doubts.append(f"to decide, run a few steps of 1 and give both runs: `rlinf train {words} {changed}`")
+        train = shlex.join(["rlinf", "train", *words, *as_overrides(advice, best.ranked.arrangement)])
+        doubts.append(f"to decide, run a few steps of 1 and give both runs: `{train}`")
     return doubts
 
 
@@ -121,6 +125,8 @@ def advice_record(advice: Advice, patch: str | None) -> dict[str, Any]:
         "simulated": result.simulated,
         "proven": result.proven,
         "change_advised": advice.change is not None,
+        "leaner": None if advice.leaner is None else _record(advice, advice.leaner),
+        "faults": [{"code": finding.code, "message": finding.message} for finding in advice.faults],
         "one_size": advice.durations.one_sized(),
         "refused": list(advice.refused),
         "patch": patch,
@@ -134,7 +140,10 @@ def _record(advice: Advice, judged: Judged) -> dict[str, Any]:
         "low": round(judged.low, 4),
         "high": round(judged.high, 4),
         "bound": round(judged.ranked.bound, 4),
-        "components": {name: {"group": seats.kind, "ranks": ranks_of(seats)} for name, seats in where.seats},
+        "components": {
+            name: {"group": seats.kind, "ranks": None if seats.kind is None else ranks_of(seats)}
+            for name, seats in where.seats
+        },
         "stages": where.stages,
         "max_staleness": where.staleness,
         "accelerators": where.accelerators,

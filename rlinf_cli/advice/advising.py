@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlinf_cli.advice.job_devices import JobDevices, devices_of, kinds_for
-from rlinf_cli.advice.recorded_runs import RecordedRun, flow_of, read_run
-from rlinf_cli.runs.memory_record import node_memory
+from rlinf_cli.advice.recorded_runs import RecordedRun, flow_of
+from rlinf_cli.runs.memory_record import node_memory, node_needs
 from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, candidates
 from rlinf_core.advice.durations import Durations
 from rlinf_core.advice.search import Ranked, SearchResult, search
@@ -18,8 +18,11 @@ from rlinf_core.errors import RLinfError
 if TYPE_CHECKING:
     from rlinf_cli.job.job_file import SoundJob
     from rlinf_cli.placement.job_layout import JobLayout
+    from rlinf_cli.runs.memory_record import HasPlace
     from rlinf_core.advice.job_flow import JobFlow
+    from rlinf_core.config.diagnostics import Diagnostic
     from rlinf_core.job.load import Job
+    from rlinf_core.job.recipe import ProcessForecast
 
 # Placements that are proven to be the best.
 _TOP: Final = 10
@@ -59,6 +62,7 @@ class Advice:
         best: the fastest, the fastest first.
         result: the result of the search.
         refused: what could not be judged, in sentences.
+        faults: what the rules of the job say against placements that are among the fastest, one finding each.
     """
 
     flow: JobFlow
@@ -69,6 +73,7 @@ class Advice:
     best: Sequence[Judged]
     result: SearchResult
     refused: Sequence[str]
+    faults: Sequence[Diagnostic] = ()
 
     @property
     def change(self) -> Judged | None:
@@ -88,21 +93,25 @@ class Advice:
         return min(equal, key=lambda judged: judged.ranked.arrangement.accelerators, default=None)
 
 
-def advise(job: Job, parts: SoundJob, layout: JobLayout, runs: Sequence[str], staleness: int | None) -> Advice:
+def advise(
+    job: Job,
+    parts: SoundJob,
+    layout: JobLayout,
+    recorded: Sequence[tuple[RecordedRun, JobFlow]],
+    staleness: int | None,
+) -> Advice:
     """Return the advice on a job.
 
     Args:
         job, parts, layout: the file, and where its processes are.
-        runs: names or folders of runs.
+        recorded: what runs recorded, each with the flow of its job.
         staleness: the most steps that rollouts may run ahead; None: as many as the file says.
 
     Raises:
-        RunError: a run recorded too little.
         RLinfError: the recipe gives no advice, or a phase was never seen.
     """
     flow = flow_of(job)
     devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
-    recorded = [read_run(name) for name in runs]
     rows = [row for run, _ in recorded for row in run.rows]
     calls = Durations.of(rows)
     constants = [row for run, its_flow in recorded for row in its_flow.constants(run, calls)]
@@ -116,7 +125,7 @@ def advise(job: Job, parts: SoundJob, layout: JobLayout, runs: Sequence[str], st
             sizes.setdefault(phase, []).extend(listed)
     timed = flow.flow(durations, devices.models, sizes)
     today = devices.now(flow.components, flow.stages_now, config.runner.staleness)
-    fits = _fitting(job, parts, devices)
+    fits = _fitting(job, parts, layout, devices)
     arrangements = candidates(timed, choices, flow.stages, range(limit + 1), flow.legal)
     result = search(timed, arrangements, top=_TOP, fits=fits)
     low, high = (flow.flow(extreme, devices.models, sizes) for extreme in durations.extremes())
@@ -178,42 +187,26 @@ def _unseen(flow: JobFlow, where: Arrangement, devices: JobDevices, durations: D
     return unseen
 
 
-def _anything(arrangement: Arrangement) -> bool:
-    """Return True: of no accelerator the memory is known."""
-    return True
-
-
-def _fitting(job: Job, parts: SoundJob, devices: JobDevices) -> Callable[[Arrangement], bool]:
+def _fitting(job: Job, parts: SoundJob, layout: JobLayout, devices: JobDevices) -> Callable[[Arrangement], bool]:
     """Return whether an arrangement fits into the memory that nodes declare; everything does where none is known."""
-    limits: dict[str, int] = {}
-    for label in devices.kinds:
-        nodes = parts.topology.group(label).node_ranks
-        sizes = [node_memory(parts.cluster, rank, available=None, here=None).accelerator for rank in nodes]
-        known = [size for size in sizes if size is not None]
-        if known:
-            limits[label] = min(known)
-    forecast = None if job.recipe is None or not limits else job.recipe.load(job.recipe.memory)
+    nodes = range(len(parts.topology.nodes))
+    limits = {rank: node_memory(parts.cluster, rank, available=None, here=None) for rank in nodes}
+    known = any(limit.host is not None or limit.accelerator is not None for limit in limits.values())
+    forecast = job.recipe.load(job.recipe.memory) if job.recipe is not None and known else None
     if forecast is None:
-        return _anything
+        return lambda arrangement: True
 
     @cache
-    def held(counts: tuple[tuple[str, int], ...]) -> Mapping[str, tuple[int, bool]]:
-        made = forecast(job.config, dict(counts))
-        return {part.component: (part.held(accelerated=True)[1], part.offloads) for part in made}
+    def forecasts(counts: tuple[tuple[str, int], ...]) -> Sequence[ProcessForecast]:
+        return forecast(job.config, dict(counts))
 
     def fits(arrangement: Arrangement) -> bool:
-        sizes = held(tuple((name, seats.size) for name, seats in arrangement.seats))
-        always: dict[Any, int] = {}
-        in_turns: dict[Any, int] = {}
+        placements: dict[str, Sequence[HasPlace]] = dict(layout.placements)
         for name, seats in arrangement.seats:
-            size, offloads = sizes.get(name, (0, False))
-            for device in seats.devices:
-                if device is None or device[0] not in limits:
-                    continue
-                if offloads and not arrangement.staleness:
-                    in_turns[device] = max(in_turns.get(device, 0), size)
-                else:
-                    always[device] = always.get(device, 0) + size
-        return all(always.get(at, 0) + in_turns.get(at, 0) <= limits[at[0]] for at in always.keys() | in_turns.keys())
+            if seats.kind is not None:
+                placements[name] = devices.places(seats, parts.topology)
+        made = forecasts(tuple((name, len(processes)) for name, processes in placements.items()))
+        needs = node_needs(made, placements, in_turns=not arrangement.staleness)
+        return all(limits[rank].holds(*need) for rank, need in needs.items())
 
     return fits

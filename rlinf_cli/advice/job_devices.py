@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 UNNAMED = "accelerator"
 
 
+class Place(NamedTuple):
+    """The place of a process: its node, and its accelerator there."""
+
+    cluster_node_rank: int
+    local_accelerator_rank: int | None
+
+
 class JobDevices(NamedTuple):
     """The accelerators of a job and their holders.
 
@@ -36,6 +43,13 @@ class JobDevices(NamedTuple):
     def models(self) -> dict[str, str]:
         """The model of the accelerators of each kind."""
         return {label: kind.model for label, kind in self.kinds.items()}
+
+    def places(self, seats: DeviceSpan, topology: ClusterTopology) -> list[Place]:
+        """Return the place of each process of a component with accelerators."""
+        kind = self.kinds[seats.kind or ""]
+        nodes = topology.group(kind.label).node_ranks
+        units = range(seats.first, seats.first + seats.size)
+        return [Place(nodes[unit // kind.per_node], unit % kind.per_node) for unit in units]
 
     def now(self, components: Sequence[str], stages: int, staleness: int) -> Arrangement:
         """Return today's arrangement."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, pstdev
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlinf_cli.advice.job_devices import UNNAMED, JobDevices, devices_of
 from rlinf_core.advice.durations import CallRow, steady_or_spread
-from rlinf_core.errors import RunError
+from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.file_models import FileModel, read_model
 from rlinf_core.runners.metrics import read_metrics
 
@@ -76,24 +77,29 @@ class RecordedRun(NamedTuple):
         return self.load > self.cpus
 
 
-def read_run(name: str) -> tuple[RecordedRun, JobFlow]:
-    """Return what a run recorded, and the flow of its job.
+def read_runs(names: Sequence[str], assume: Sequence[str]) -> list[tuple[RecordedRun, JobFlow]]:
+    """Return what runs recorded, each with the flow of its job.
 
     Args:
-        name: its name, or its folder.
+        names: their names, or their folders.
+        assume: assumptions about accelerators; those about groups that a run lacks are ignored.
 
     Raises:
         RunError: there is no such run, it has too few steps, or no `profile.json`.
         RLinfError: the recipe gives no advice, or the placement is none that the model has.
     """
-    from rlinf_cli.job.job_file import load, sound
+    return [_read_run(name, assume) for name in dict.fromkeys(names) if name]
+
+
+def _read_run(name: str, assume: Sequence[str]) -> tuple[RecordedRun, JobFlow]:
+    from rlinf_cli.job.job_file import as_recorded, load, sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.run.policy_source import find_run_folder
 
     folder = find_run_folder(name)
     if folder is None:
         raise RunError(f"there is no run `{name}`", help="`rlinf runs` lists them")
-    job = load(str(folder.config_file))
+    job = as_recorded(load(str(folder.config_file), None, assume))
     parts = sound(job)
     flow = flow_of(job)
     layout = lay_out(parts, "placement", str(folder.config_file))
@@ -132,8 +138,6 @@ def flow_of(job: Job) -> JobFlow:
     Raises:
         RLinfError: the recipe has none.
     """
-    from rlinf_core.errors import RLinfError
-
     flow = None if job.recipe is None else job.recipe.load(job.recipe.flow)
     if flow is None:
         what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"

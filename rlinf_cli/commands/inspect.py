@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from rlinf_cli.arguments import completion
 from rlinf_cli.arguments.options import Assume, FileIfAny, FileOrRun, Live, Name, Out, Overrides, Parallel, assumed
 from rlinf_cli.command import Group, Result, command, group, opt
-from rlinf_cli.job.job_file import is_override
+from rlinf_cli.job.job_file import check_apart, is_override
 from rlinf_core.suggest import near
 
 _DEFAULT = "placement"
@@ -45,6 +43,8 @@ inspect = group("Show what a file means: placement, values, memory, hardware.", 
     "rlinf inspect placement hetero18",
     "rlinf inspect placement job.yaml --assume a800=8 -o job.html",
     app=inspect,
+    needs={"--advise": "--staleness --patch"},
+    excludes={"--advise": "--live --all -o"},
 )
 def placement(
     file: FileOrRun,
@@ -61,9 +61,9 @@ def placement(
         int | None,
         opt("--staleness N", "With --advise, the largest `runner.max_staleness`; by default FILE's.", min=0),
     ] = None,
-    patch: Annotated[Path, opt("--patch FILE", "With --advise, where a better placement is written.")] = Path(
-        "advice.yaml"
-    ),
+    patch: Annotated[
+        Path | None, opt("--patch FILE", "With --advise, where a better placement is written; default: advice.yaml.")
+    ] = None,
 ) -> Result:
     """Show where each component runs, and which hardware is idle.
 
@@ -75,8 +75,6 @@ def placement(
         from rlinf_cli.advice.command import placement_advice
 
         return placement_advice(file, overrides or (), assume, advise, staleness, patch)
-    if staleness is not None:
-        raise typer.BadParameter("`--staleness` goes with `--advise`", param_hint="'--staleness'")
     from rlinf_cli.cluster.probing import prober
     from rlinf_cli.job.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
@@ -86,8 +84,7 @@ def placement(
 
     name = config_of(file)
     job = load_sound(name, overrides, assume, probe=prober(name, assume, live=live))
-    if out is not None and any(out.exists() and out.samefile(name) for name in job.files):
-        raise typer.BadParameter(f"`{out}` is part of the configuration; name another file", param_hint="'-o'")
+    check_apart(out, job.files, "-o")
     layout = lay_out(job, "placement", file, arguments=(*(overrides or ()), *assumed(assume)))
     picture = picture_of(Path(job.name).name, job.cluster, job.topology, layout.placements, layout.mode)
     result = placement_result(job, layout, picture, every_process=show_all)

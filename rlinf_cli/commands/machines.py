@@ -22,7 +22,15 @@ class Template(StrEnum):
 
 
 # Long by its options: each is a parameter, since typer reads the signature.
-@command("rlinf up cluster.yaml", "rlinf up cluster.yaml --print slurm")
+@command(
+    "rlinf up cluster.yaml",
+    "rlinf up cluster.yaml --print slurm",
+    needs={"--print": "--with"},
+    excludes={
+        "--print": "--dry-run --rollback --node-rank --head-address --token-file --block --sync --timeout"
+        " --insecure-no-auth"
+    },
+)
 def up(
     file: File,
     overrides: Overrides = None,
@@ -79,8 +87,6 @@ def up(
         from rlinf_cli.cluster.schedulers.job_script import job_script
 
         return Result(job_script(template, file, overrides, name, wishes or ()))
-    if wishes:
-        raise typer.BadParameter("it requires --print", param_hint="'--with'")
     from rlinf_cli.cluster.lifecycle import prepare
     from rlinf_cli.cluster.up_report import plan_result
 

@@ -24,6 +24,8 @@ class Format(StrEnum):
     "rlinf eval laptop --checkpoint runs/embodied-20260314-101502",
     "rlinf eval runs/embodied-20260314-101502 --play -n 9 -o grasps.mp4",
     name="eval",
+    needs={"--play": "--show"},
+    excludes={"--play": "--allow-training-starts --video"},
 )
 def evaluate(
     file: FileOrRun,

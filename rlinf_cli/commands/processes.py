@@ -13,6 +13,7 @@ from rlinf_cli.command import Result, command, opt
     "rlinf ps runs/embodied-20260314-101502",
     "rlinf ps --stacks env:0",
     "rlinf ps --attach EnvGroup:0",
+    excludes={"--attach": "--stacks --native"},
 )
 def ps(
     words: Processes = None,

@@ -23,7 +23,12 @@ class Order(StrEnum):
     RANDOM = "random"
 
 
-@command("rlinf why", "rlinf why --bundle failure.tar.gz", "rlinf why --replay episode-1834123-17")
+@command(
+    "rlinf why",
+    "rlinf why --bundle failure.tar.gz",
+    "rlinf why --replay episode-1834123-17",
+    excludes={"--replay": "--bundle"},
+)
 def why(
     run: Run = None,
     replay: Annotated[
@@ -55,7 +60,13 @@ def why(
     return explained(run, bundle)
 
 
-@command("rlinf report", "rlinf report --watch", "rlinf report runs/sweep-20260314-101502 -o sweep.html")
+@command(
+    "rlinf report",
+    "rlinf report --watch",
+    "rlinf report runs/sweep-20260314-101502 -o sweep.html",
+    needs={"--samples": "--step --order --count --at-least --at-most --logprobs"},
+    excludes={"--samples": "--text --watch -o", "--text": "--watch -o"},
+)
 def report(
     runs: Runs = None,
     out: Annotated[

@@ -75,4 +75,6 @@ def train(
             raise typer.BadParameter("a sweep takes neither standard input nor --detach nor --assume")
         again = ["rlinf", "train", *arguments, *(["--seeds", str(seeds)] if seeds else [])]
         return sweep(file, overrides, swept, seeds, parallel, folder, again, dry_run=dry_run)
+    if parallel > 1:
+        raise typer.BadParameter("it goes with a sweep", param_hint="'--parallel'")
     return start(file, overrides, assume, dry_run=dry_run, detach=detach, already_shown=remote_driver)

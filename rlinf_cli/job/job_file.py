@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import typer
@@ -127,15 +128,29 @@ def load_sound(
 ) -> SoundJob:
     """Return a job without errors; warnings and notes are left to `rlinf validate`.
 
-    Missing training data does not matter: it does not affect placement. Without `packages` neither do packages of the
+    Missing data and checkpoints do not matter: see `viewed`. Without `packages` neither do packages of the
     job that are not installed here.
 
     Raises:
         typer.Exit: it has errors, which are printed on standard error.
         ClusterError: with `probe`, a node cannot be probed.
     """
-    job = without_training_data(load(name, overrides, assume, probe=probe))
+    job = viewed(load(name, overrides, assume, probe=probe))
     return sound(job if packages else _without(job, lambda finding: finding.code == "missing-extra"))
+
+
+def viewed(job: Job) -> Job:
+    """Return a job without findings that do not matter to those who only look at it: about what it would train on or
+    start from.
+    """
+    return without_start(without_training_data(job))
+
+
+def as_recorded(job: Job) -> Job:
+    """Return the job of a run that has ended as one to look at: it ran with packages that may be elsewhere, and
+    assumptions that are made now may be about groups that it lacks.
+    """
+    return _without(viewed(job), lambda finding: finding.code in {"missing-extra", "bad-assumption"})
 
 
 def without_training_data(job: Job) -> Job:
@@ -180,6 +195,17 @@ def sound(job: Job) -> SoundJob:
 
     show_findings(job, Severity.ERROR)
     raise typer.Exit(ExitCode.INVALID)
+
+
+def check_apart(file: FilePath | None, inputs: Iterable[str], option: str) -> None:
+    """Refuse to write over a file that the configuration was read from.
+
+    Raises:
+        typer.BadParameter: `file`, the value of `option`, is one of the inputs.
+    """
+    if file is not None and file.exists() and any(os.path.exists(name) and file.samefile(name) for name in inputs):
+        message = f"`{file}` is part of the configuration; name another file"
+        raise typer.BadParameter(message, param_hint=f"'{option}'")
 
 
 def show_findings(job: Job, severity: Severity) -> None:

@@ -37,6 +37,12 @@ class NodeMemory(NamedTuple):
     accelerator: int | None = None
     is_here: bool = False
 
+    def holds(self, host: int, accelerator: int) -> bool:
+        """Return whether both are there, as far as is known."""
+        return (self.host is None or host <= self.host) and (
+            self.accelerator is None or accelerator <= self.accelerator
+        )
+
 
 def node_memory(cluster: ClusterConfig, rank: int, *, available: float | None, here: int | None) -> NodeMemory:
     """Return the memory of a node: `available` GiB if the user gives it, else the least that a node group of the file
@@ -113,7 +119,7 @@ def memory_record(
             "host_is_this_machine": nodes[rank].is_here,
             "accelerator": need[1],
             "accelerator_available": nodes[rank].accelerator,
-            "fits": all(has is None or size <= has for size, has in zip(need, nodes[rank][:2], strict=True)),
+            "fits": nodes[rank].holds(*need),
         }
         for rank, need in node_needs(forecasts, placements, in_turns=in_turns).items()
     ]

@@ -169,7 +169,8 @@ def _seatings(
     for kind in kinds:
         held = [seats for seats in before if seats.kind == kind.label]
         choices = _large_seats(shapes, name, kind, held, last) if large else _small_seats(shapes, name, kind, held)
-        for seats in choices:
+        # A range that others hold may be a free one, too.
+        for seats in dict.fromkeys(choices):
             yield from _seatings(shapes, components, names, (*before, seats), large)
 
 
@@ -194,12 +195,12 @@ def _large_seats(
             count = shapes.most_useful(name, kind, units)
             if count:
                 yield DeviceSpan(kind.label, first, count)
-        yield from dict.fromkeys(held)
+        yield from held
         return
     for count in shapes.counts(name, kind):
         if end + count <= kind.units:
             yield DeviceSpan(kind.label, end, count)
-        yield from {seats for seats in held if seats.size == count}
+        yield from (seats for seats in held if seats.size == count)
 
 
 def _signature(seats: Sequence[DeviceSpan]) -> object:

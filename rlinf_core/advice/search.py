@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from rlinf_core.advice.arrangements import Arrangement, Device, Shapes
 
 # Arrangements that are simulated at most.
 _MOST_SIMULATED: Final = 2000
+# Steps whose seconds differ by a smaller part are equally fast.
+_ALIKE: Final = 1e-3
 
 
 class Simulated(NamedTuple):
@@ -105,11 +107,19 @@ def search(
         elif entry > fastest[0]:
             heapq.heapreplace(fastest, entry)
     proven = not order or (len(fastest) >= top and order[0][0] >= -fastest[0][0])
-    best = sorted((ranked for *_, ranked in fastest), key=lambda ranked: _order(ranked))
+    best = _in_order([ranked for *_, ranked in sorted(fastest, reverse=True)])
     return SearchResult(tuple(best), judged, simulated, unfit, proven)
 
 
-def _order(ranked: Ranked) -> tuple[float, int]:
-    # Times that differ by less than a thousandth are equal: then fewer accelerators are better.
-    seconds = ranked.step.seconds
-    return float(f"{seconds:.3g}"), ranked.arrangement.accelerators
+def _in_order(fastest_first: Sequence[Ranked]) -> list[Ranked]:
+    """Return steps as they are shown: of those about as fast as the fastest of them, the one on fewer accelerators
+    first.
+    """
+    ordered: list[Ranked] = []
+    alike: list[Ranked] = []
+    for ranked in fastest_first:
+        if alike and ranked.step.seconds > alike[0].step.seconds * (1 + _ALIKE):
+            ordered += sorted(alike, key=lambda other: other.arrangement.accelerators)
+            alike = []
+        alike.append(ranked)
+    return ordered + sorted(alike, key=lambda other: other.arrangement.accelerators)

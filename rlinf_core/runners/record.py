@@ -6,6 +6,8 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
@@ -29,10 +31,12 @@ from rlinf_core.runners.storage.evidence import quarantine
 from rlinf_core.runners.storage.profile import write_profile
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
+from rlinf_core.waiting import Deadline
+from rlinf_core.worker.call_record import forget_calls
 
 T = TypeVar("T")
 LOGGER = logging.getLogger("rlinf")
-# A process outside of methods answers within milliseconds.
+# A process outside of methods answers within milliseconds; all are asked at once.
 _BUSY_SECONDS = 2.0
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Fact, Recipe
+    from rlinf_core.process.process_memory import Peak
     from rlinf_core.worker.group.handle import WorkerGroupHandle
     from rlinf_core.worker.group.worker_group import WorkerGroup
 
@@ -89,6 +94,8 @@ class RunRecord:
         self.emit = listener if trace is None else trace.listening(listener)
         self._trace = trace
         self._metrics = metrics
+        # The driver counts calls, too, and may have had a run before this one.
+        forget_calls()
         self._config_hash = config_hash
         self._facts = dict(facts or {})
         self._began: float | None = None
@@ -215,25 +222,30 @@ class RunRecord:
         Processes in an endless method, as in asynchronous generation, are omitted.
         """
         try:
-            asked = {component: group.memory_peaks() for component, group in groups.items()}
-            peaks_of = {component: _answers(handle) for component, handle in asked.items()}
-            processes = [
-                {
-                    "component": component,
-                    "rank": rank,
-                    "phases": {phase: peak._asdict() for phase, peak in peaks.items()},
-                }
-                for component, by_rank in peaks_of.items()
-                for rank, peaks in enumerate(by_rank)
-            ]
-            record = {"schema": "rlinf.memory/1", "processes": processes}
-            durable.write_whole(self.folder.memory_file, json.dumps(record, indent=1) + "\n")
+            peaks = _answers({component: group.memory_peaks() for component, group in groups.items()})
             # Who has answered the one question answers the other at once.
-            calls = {name: groups[name].call_records() for name, by_rank in peaks_of.items() if by_rank}
-            write_profile(self.folder.profile_file, {name: _answers(handle) for name, handle in calls.items()})
-        except (RLinfError, OSError) as error:
-            # It is optional for the run.
+            calls = _answers({component: groups[component].call_records() for component in peaks})
+        except RLinfError as error:
+            # They are optional for the run.
             LOGGER.warning("memory and durations of the run's processes were not saved: %s", error)
+            return
+        for what, write in (
+            ("memory", partial(self._write_memory, peaks)),
+            ("durations", partial(write_profile, self.folder.profile_file, calls)),
+        ):
+            try:
+                write()
+            except OSError as error:
+                LOGGER.warning("%s of the run's processes were not saved: %s", what, error)
+
+    def _write_memory(self, peaks_of: Mapping[str, Sequence[Mapping[str, Peak]]]) -> None:
+        processes = [
+            {"component": component, "rank": rank, "phases": {phase: peak._asdict() for phase, peak in peaks.items()}}
+            for component, by_rank in peaks_of.items()
+            for rank, peaks in enumerate(by_rank)
+        ]
+        record = {"schema": "rlinf.memory/1", "processes": processes}
+        durable.write_whole(self.folder.memory_file, json.dumps(record, indent=1) + "\n")
 
     def component_of(self, address: str) -> str:
         """Return the component of a worker; the name of its group, or of the process, where it has none."""
@@ -378,8 +390,11 @@ def facts_of(recipe: Recipe | None, config: object) -> Mapping[str, Fact]:
     return facts(config) if facts is not None else {}
 
 
-def _answers(handle: WorkerGroupHandle[T]) -> list[T]:
-    try:
-        return handle.wait(timeout=_BUSY_SECONDS)
-    except (CommunicationTimeoutError, WorkerGroupError):  # busy, or dead in a run that continues without it
-        return []
+def _answers(asked: Mapping[str, WorkerGroupHandle[T]]) -> dict[str, list[T]]:
+    """Return the answers of all processes, by component; without those that are busy, or dead in a run that goes on."""
+    answers: dict[str, list[T]] = {}
+    deadline = Deadline.after(_BUSY_SECONDS)
+    for component, handle in asked.items():
+        with suppress(CommunicationTimeoutError, WorkerGroupError):
+            answers[component] = handle.wait(timeout=deadline.remaining())
+    return answers

@@ -42,12 +42,22 @@ class _Calls:
 _calls: dict[tuple[str, int], _Calls] = {}
 
 
+def size_of(rows: int) -> int:
+    """Return the size that calls with that many rows are counted under."""
+    if rows < _EXACT:
+        return rows
+    unit = 10 ** (len(str(rows)) - 2)
+    return rows // unit * unit
+
+
+def forget_calls() -> None:
+    """Forget the calls so far, as those of an earlier run in this process."""
+    _calls.clear()
+
+
 def add_call(tag: str, rows: int, seconds: float) -> None:
     """Count a call that took that long."""
-    size = rows
-    if rows >= _EXACT:
-        unit = 10 ** (len(str(rows)) - 2)
-        size = rows // unit * unit
+    size = size_of(rows)
     kept = _calls.get((tag, size))
     if kept is None:
         if len(_calls) >= _MOST_KEYS:

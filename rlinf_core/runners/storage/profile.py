@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_core.runners.storage import durable
-from rlinf_core.worker.call_record import CallRecord, call_records
+from rlinf_core.worker.call_record import CallRecord, call_records, size_of
 
 # Who counts what is known to the loop alone, such as lengths of answers.
 DRIVER: Final = "driver"
@@ -36,10 +36,10 @@ def write_profile(file: Path, components: Mapping[str, Sequence[Sequence[CallRec
 
 def _rows(component: str, ranks: Sequence[Sequence[CallRecord]]) -> list[dict[str, Any]]:
     """Return one row for each tag and size, over all ranks."""
-    merged: dict[tuple[str, float], list[CallRecord]] = {}
+    merged: dict[tuple[str, int], list[CallRecord]] = {}
     for calls in ranks:
         for call in calls:
-            merged.setdefault((call.tag, _size(call.rows)), []).append(call)
+            merged.setdefault((call.tag, size_of(int(call.rows))), []).append(call)
     rows: list[dict[str, Any]] = []
     for (tag, _), calls in merged.items():
         number = sum(call.calls for call in calls)
@@ -56,10 +56,6 @@ def _rows(component: str, ranks: Sequence[Sequence[CallRecord]]) -> list[dict[st
             }
         )
     return rows
-
-
-def _size(rows: float) -> float:
-    return float(f"{rows:.2g}") if rows >= 100 else round(rows)
 
 
 def _quantiles(durations: Sequence[float]) -> list[float]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import pairwise, product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +87,49 @@ def test_of_thousands_equal_and_separate_sets_are_searched() -> None:
     assert any(share_one(where.of("env"), where.of("actor")) for where in listed)
     assert any({seats.kind for _, seats in where.seats} == {"a", "b"} for where in listed)
     assert search(flow, listed).proven
+
+
+_LISTED = """
+from rlinf_core.advice.arrangements import DeviceGroup, candidates
+from tests.unit.advice.test_search import Toy
+kinds = (DeviceGroup("a", 4000, 8), DeviceGroup("b", 4000, 8))
+names = ("env", "rollout", "actor")
+flow = Toy(4000, 4000, 0.01)
+print([where.seats for where in candidates(flow, dict.fromkeys(names, kinds), (1,), (0,), lambda where: True)])
+"""
+
+
+def test_candidates_are_listed_once_and_always_in_the_same_order() -> None:
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", _LISTED], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert first == second
+    for units in (6, 40, 4000):
+        kinds = (DeviceGroup("a", units, 8), DeviceGroup("b", units, 8))
+        toy = Toy(1, 1, 0.01)
+        where = list(candidates(toy, dict.fromkeys(("env", "actor"), kinds), (1, 2), (0, 1), lambda arrangement: True))
+        assert len(where) == len(set(where)) > 1
+
+
+@pytest.mark.parametrize(("difference", "smaller_first"), [(0.0002, True), (0.004, False)])
+@pytest.mark.parametrize("seconds", [1.0, 1.0049, 9.994, 99.96])
+def test_about_equally_fast_is_a_difference_and_no_rounding(
+    seconds: float, difference: float, smaller_first: bool
+) -> None:
+    class Sloping(Toy):
+        def bound(self, arrangement: Arrangement) -> float:
+            return seconds * (1 + (difference if arrangement.accelerators == 1 else 0))
+
+        def simulate(self, arrangement: Arrangement) -> Simulated:
+            return Simulated(self.bound(arrangement))
+
+    flow, kinds = Sloping(1, 1, 0), (DeviceGroup("gpu", 2, 2),)
+    listed = list(candidates(flow, dict.fromkeys(NAMES, kinds), (1,), (0,), lambda arrangement: True))
+    result = search(flow, listed, top=len(listed))
+    assert (result.best[0].arrangement.accelerators == 1) == smaller_first
 
 
 def test_of_equally_fast_ones_the_smaller_comes_first() -> None:

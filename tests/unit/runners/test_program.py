@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,15 +11,23 @@ from typing import Any, Self, cast
 
 import pytest
 
-from rlinf_core import runners
+from rlinf_core import runners, waiting
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.seats import NodeChange
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import LoggerConfig, RestartLimit, RunnerConfig
-from rlinf_core.errors import ChannelClosed, CheckpointError, RayStartError, RuntimeFailure, WorkerDiedError
+from rlinf_core.errors import (
+    ChannelClosed,
+    CheckpointError,
+    CommunicationTimeoutError,
+    RayStartError,
+    RuntimeFailure,
+    WorkerDiedError,
+)
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
+from rlinf_core.process.process_memory import Peak
 from rlinf_core.runners import events as run_events
 from rlinf_core.runners import record as run_record
 from rlinf_core.runners import run_program
@@ -31,6 +40,7 @@ from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import read_bundles
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
+from rlinf_core.worker.call_record import CallRecord, add_call
 
 DEAD = WorkerGroupError("rollout", "generate", {0: WorkerDiedError("rollout:0", node="node 0")}, 1)
 BROKEN = WorkerGroupError("env", "interact", {1: ValueError("no such joint"), 0: WorkerDiedError("env:1")}, 2)
@@ -311,6 +321,66 @@ def test_the_state_says_where_the_cluster_is(run: RunRecord, monkeypatch: pytest
     cluster: Any = SimpleNamespace(record=lambda *_, **__: None, topology=None, changes=())
     run.watch(cast("Cluster", cluster), {})
     assert RunFolder.open(run.folder.path).state.address == "10.0.0.1:6379"
+
+
+class Busy:
+    """A call of processes that are in an endless method."""
+
+    def __init__(self, clock: SimpleNamespace) -> None:
+        self._clock = clock
+
+    def wait(self, timeout: float) -> list[Any]:
+        self._clock.now += timeout
+        raise CommunicationTimeoutError("call", timeout)
+
+
+class Idle:
+    """A call that is answered at once."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    def wait(self, timeout: float) -> list[Any]:
+        return [self._answer]
+
+
+def group_of(peaks: object, calls: object) -> Any:
+    return SimpleNamespace(memory_peaks=lambda: peaks, call_records=lambda: calls)
+
+
+IDLE = group_of(Idle({"train": Peak(10, 5)}), Idle([CallRecord("train", 8, 1, 0.5, (0.5,))]))
+
+
+def test_busy_components_are_waited_for_once(run: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    busy = group_of(Busy(clock), Busy(clock))
+    run.keep_memory({"env": busy, "rollout": busy, "reward": busy, "actor": IDLE})
+    assert clock.now == 102.0
+    memory, profile = (json.loads(file.read_text()) for file in (run.folder.memory_file, run.folder.profile_file))
+    assert [process["component"] for process in memory["processes"]] == ["actor"]
+    assert [row["component"] for row in profile["rows"]] == ["actor"]
+
+
+@pytest.mark.parametrize("damaged", ["memory_file", "profile_file"])
+def test_memory_and_durations_are_written_each_for_itself(
+    run: RunRecord, damaged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    getattr(run.folder, damaged).mkdir()
+    run.keep_memory({"actor": IDLE})
+    assert "of the run's processes were not saved" in caplog.text
+    other = {"memory_file": "profile_file", "profile_file": "memory_file"}[damaged]
+    assert "actor" in getattr(run.folder, other).read_text()
+
+
+def test_calls_of_an_earlier_run_in_this_process_are_not_those_of_this_one(tmp_path: Path) -> None:
+    add_call("answer", 3, 0.1)
+    folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "math")
+    with RunRecord(folder, MetricsWriter(folder.metrics_file), lambda event: None) as record:
+        add_call("answer", 5, 0.1)
+        record.keep_memory({})
+    rows = json.loads(folder.profile_file.read_text())["rows"]
+    assert [(row["phase"], row["rows"]) for row in rows] == [("answer", 5)]
 
 
 def test_changes_of_the_nodes_are_told_once(run: RunRecord, emitted: list[Event]) -> None:

@@ -228,6 +228,16 @@ def test_the_newest_durations_of_a_bounded_number_are_kept() -> None:
 
 
 @pytest.mark.usefixtures("_none_before")
+def test_the_profile_keeps_the_sizes_apart_that_calls_are_counted_under(tmp_path: Path) -> None:
+    for rows in (1250, 1299, 1300, 1340, 99, 104, 106):
+        add_call("learn", rows, 1.0)
+    write_profile(tmp_path / "profile.json", {"actor": [call_records(), call_records()]})
+    record: Any = json.loads((tmp_path / "profile.json").read_text())
+    rows = {row["rows"]: row["calls"] for row in record["rows"] if row["component"] == "actor"}
+    assert rows == {1274.5: 4, 1320: 4, 99: 2, 105: 4}
+
+
+@pytest.mark.usefixtures("_none_before")
 def test_the_profile_of_a_component_is_over_its_ranks(tmp_path: Path) -> None:
     add_call("answer", 20, 0.0)
     ranks = [[CallRecord("env/step", 8, 2, 0.4, (0.1, 0.3))], [CallRecord("env/step", 8, 1, 0.9, (0.9,))]]

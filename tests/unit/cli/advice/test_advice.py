@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.advice.arrangements import DeviceSpan
+from rlinf_core.config.rules.groups import Site
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -28,6 +30,7 @@ actor: {{global_batch_size: 512, micro_batch_size: 16}}
 algorithm: {{update_epoch: 1}}
 runner: {{max_steps: 5, val_check_interval: -1, save_interval: -1}}
 """
+PLACED = "actor,rollout: {node_group: gpu, placement: 0}\n    env: {node_group: sim, placement: 0}"
 # Seconds of a call: fixed, and for each row.
 LINES = {
     "env/step": ("env", 0.07, 0.0042),
@@ -47,7 +50,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def record_run(job: Path, name: str, ranks: str, *, processes: int, load: float = 0.5, lines: Any = None) -> Path:
     """Record a run in which all components were on the same accelerators, in turns."""
-    overrides = [f"cluster.component_placement.{part}={ranks}" for part in ("actor", "rollout", "env")]
+    overrides = [f"cluster.component_placement.{part}={ranks}" for part in ("actor", "rollout", "env") if ranks]
     loaded = load_job(str(job), overrides)
     loaded.raise_if_bad()
     settings = RunnerConfig.model_validate({"logger": {"log_path": str(job.parent / "runs"), "experiment_name": name}})
@@ -162,9 +165,11 @@ def test_one_size_gives_an_interval_and_says_how_to_decide(cli: Cli, job: Path) 
     assert "rows of env/step (seen: 64)" in text
 
 
-def test_memory_that_nodes_declare_is_a_hard_limit(cli: Cli, job: Path) -> None:
+@pytest.mark.parametrize("whose", ["host", "accelerator"])
+def test_memory_that_nodes_declare_is_a_hard_limit(cli: Cli, job: Path, whose: str) -> None:
     runs = both(job)
-    job.write_text(JOB.format(model="A800", memory=", memory_gib: 1.0e-9"))
+    text = JOB.format(model="A800", memory=", memory_gib: 1.0e-9" if whose == "accelerator" else "")
+    job.write_text(text.replace("label: gpu,", "label: gpu, memory_gib: 1.0e-9,") if whose == "host" else text)
     made = advice(cli, job, runs)
     assert made["best"] == []
     assert made["unfit"] == made["legal"] > 0
@@ -183,15 +188,107 @@ def test_a_component_never_seen_on_an_accelerator_is_refused(cli: Cli, job: Path
     [
         (("--advise", "nowhere"), "there is no run `nowhere`"),
         (("--advise", "RUN", "cluster.component_placement.env=\"0,2\""), "is not on one range of accelerators"),
-        (("--advise", "RUN", "--patch", "job.yaml"), "the advice is not written over another file"),
-        (("--staleness", "1"), "`--staleness` goes with `--advise`"),
+        (("--advise", "RUN", "--patch", "other.yaml"), "the advice is not written over another file"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_advised_on_is_said(cli: Cli, job: Path, words: tuple[str, ...], message: str) -> None:
+    Path("other.yaml").write_text("recipe: embodied\n")
     runs = both(job)
     ended = cli("inspect", "placement", job, *(runs if word == "RUN" else word for word in words))
     assert ended.code
     assert message in ended.err
+
+
+@pytest.mark.parametrize("patch", ["advice.yaml", "link.yaml", "below.yaml", None])
+def test_no_file_of_the_job_is_written_over(cli: Cli, job: Path, patch: str | None) -> None:
+    # An advice that is asked about, and one that it extends.
+    runs = both(job)
+    marked = "# Made by `rlinf inspect placement --advise`\n"
+    below, asked = Path("below.yaml"), Path("advice.yaml")
+    below.write_text(f"{marked}extends: job.yaml\n")
+    asked.write_text(f"{marked}extends: below.yaml\n")
+    Path("link.yaml").symlink_to(asked)
+    before = below.read_text(), asked.read_text()
+    ended = cli("inspect", "placement", asked, "--advise", runs, *(["--patch", patch] if patch else []))
+    assert (ended.code, "is part of the configuration" in ended.err) == (2, True)
+    assert (below.read_text(), asked.read_text(), Path("link.yaml").is_symlink()) == (*before, True)
+
+
+def test_a_patch_is_replaced_as_a_whole(cli: Cli, job: Path) -> None:
+    runs = both(job)
+    advice(cli, job, runs)
+    first = Path("advice.yaml").read_text()
+    with Path("advice.yaml").open() as reader:
+        advice(cli, job, runs, "runner.max_steps=9")
+        assert reader.read() == first != Path("advice.yaml").read_text()
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_what_the_rules_of_the_job_refuse_is_counted_and_never_shown(
+    cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    def refuse(site: Site) -> None:
+        env = site.cluster.component_placement["env"]
+        if env.node_group and any((part.resources or range(1)).stop > most for part in env.rank_map.parts):
+            site.report("too-many", "too many environments", ("cluster", "component_placement", "env"))
+
+    runs = both(job)
+    monkeypatch.setattr("rlinf_cli.job.load.RULES", (refuse,))
+    made, text = advice(cli, job, runs), cli("inspect", "placement", job, "--advise", runs).out
+    assert {fault["code"] for fault in made["faults"]} == {"too-many"}
+    assert f"{len(made['faults'])} refused by `rlinf validate`" in text
+    assert "refused: too many environments [too-many]" in text
+    assert all(int(judged["components"]["env"]["ranks"][-1]) < most for judged in made["best"])
+    if most:
+        assert load_job("advice.yaml").world_sizes["env"] in range(1, most + 1)
+    else:
+        assert "refuses the fastest placements" in text
+        assert (made["best"], made["patch"]) == ([], None)
+
+
+def test_recorded_runs_need_not_be_trainable_any_more(cli: Cli, job: Path) -> None:
+    runs = both(job)
+    for run in runs.split(","):
+        file = Path(run) / "config.yaml"
+        file.write_text(file.read_text().replace("  max_steps: 5", "  max_steps: 5\n  resume_dir: gone"))
+        assert "resume_dir" in file.read_text()
+    assert advice(cli, job, runs)["change_advised"]
+
+
+def test_assumed_accelerators_are_those_of_the_runs_too(cli: Cli, job: Path) -> None:
+    job.write_text(job.read_text().replace("accelerators: {model: A800, per_node: 4}", "hosts: there"))
+    runs = both(job)
+    assert advice(cli, job, runs, "--assume", "gpu=4xA800")["change_advised"]
+
+
+def test_a_component_without_an_accelerator_has_no_ranks_of_one(cli: Cli, job: Path) -> None:
+    text = job.read_text().replace("num_nodes: 1", "num_nodes: 2").replace("actor,rollout,env: 0", PLACED)
+    job.write_text(
+        text.replace("  node_groups:", "  node_groups:\n    - {label: sim, node_ranks: 1, accelerators: {per_node: 0}}")
+    )
+    run = str(record_run(job, "one", "", processes=1))
+    made = advice(cli, job, run)
+    assert made["now"]["components"]["env"] == {"group": None, "ranks": None}
+    assert made["now"]["components"]["actor"] == {"group": "gpu", "ranks": "0"}
+
+
+def test_fewer_accelerators_at_the_same_speed_are_in_the_record(cli: Cli, job: Path) -> None:
+    flat = {phase: (component, 0.1, 0.0) for phase, (component, _, _) in LINES.items()}
+    one, two = (record_run(job, f"{number}", f"0-{number}", processes=number + 1, lines=flat) for number in (0, 1))
+    words = [f"cluster.component_placement.{part}=0-3" for part in ("actor", "rollout", "env")]
+    made = advice(cli, job, f"{one},{two}", *words)
+    assert (made["leaner"]["accelerators"], made["now"]["accelerators"]) == (1, 4)
+    assert made["patch"] == "advice.yaml"
+    assert advice(cli, job, f"{one},{two}")["leaner"] is None
+
+
+def test_commands_that_are_printed_can_be_typed(cli: Cli, job: Path) -> None:
+    run = str(record_run(job, "one", "0", processes=1))
+    odd = job.rename("my job.yaml")
+    text = cli("inspect", "placement", odd, "--advise", run).out
+    words = shlex.split(next(line for line in text.splitlines() if "to decide" in line).split("`")[1])
+    assert words[:3] == ["rlinf", "train", "my job.yaml"]
+    assert load_job(words[2], words[3:]).ok
 
 
 def test_a_run_without_a_record_is_named(cli: Cli, job: Path) -> None:
