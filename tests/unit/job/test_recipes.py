@@ -63,6 +63,20 @@ def load(text: str) -> Job:
     return load_job("-", stdin=text.encode(), environ={})
 
 
+@pytest.mark.parametrize(
+    ("placement", "reason"), [("0", "on node 0, the head"), ("1", "on node 1"), ("0-1", None), ("1-2", None)]
+)
+def test_component_goes_on_with_fewer_processes_where_some_are_left(placement: str, reason: str | None) -> None:
+    job = load(
+        "recipe: embodied\ncluster:\n  num_nodes: 3\n  component_placement:\n"
+        "    actor,rollout: {node_group: node, placement: 0}\n"
+        f"    env: {{node_group: node, placement: {placement}, elastic: true}}\n"
+    )
+    findings = [finding.message for finding in job.diagnostics if finding.code == "component-not-elastic"]
+    assert len(findings) == (reason is not None)
+    assert all(str(reason) in message for message in findings)
+
+
 @pytest.mark.security
 @pytest.mark.usefixtures("forgotten")
 def test_module_of_ones_own_is_a_recipe(write: Write) -> None:

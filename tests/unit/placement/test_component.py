@@ -64,6 +64,10 @@ def test_an_unknown_component_gets_the_nearest() -> None:
         with pytest.raises(PlacementError, match="component `acter` is not placed") as caught:
             ask("acter")
         assert caught.value.help == "did you mean `actor`?"
+    for placed, help in ((components, "the components are `actor`"), (of(ONE_BY_EIGHT), "no component is placed")):
+        with pytest.raises(PlacementError, match="`simulator` is not placed") as caught:
+            placed.get_strategy("simulator")
+        assert caught.value.help == help
 
 
 @pytest.mark.parametrize(

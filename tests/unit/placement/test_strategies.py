@@ -149,8 +149,12 @@ def test_node_counts_within_a_group(make_cluster: Callable[..., ClusterConfig]) 
     placements = NodePlacementStrategy([0, 1], "b").get_placement(topology)
     assert [placement.cluster_node_rank for placement in placements] == [1, 3]
     assert {placement.node_group_label for placement in placements} == {"b"}
-    with pytest.raises(PlacementError, match="process 0 asks for node 3, but `b` has nodes 0-1"):
-        NodePlacementStrategy([3], "b").get_placement(topology)
+    for label, nodes, help in (("b", "0-1", "ranks count the nodes of the groups, from 0"), ("node", "0-3", None)):
+        with pytest.raises(
+            PlacementError, match=f"process 0 asks for node 7, but `{label}` has nodes {nodes}"
+        ) as caught:
+            NodePlacementStrategy([7], label).get_placement(topology)
+        assert caught.value.help == help
 
 
 def test_node_refuses_no_processes() -> None:

@@ -211,7 +211,7 @@ def test_it_hides_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_its_folder_says_how_the_run_ended(
-    tmp_path: Path, error: BaseException | None, status: str, reason: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException | None, status: str, reason: str
 ) -> None:
     record = StandaloneRecord.create(config_of(tmp_path))
     record.step_finished(1, {"env/return": 1.0})
@@ -219,6 +219,7 @@ def test_its_folder_says_how_the_run_ended(
     record.close(RuntimeError("the first end counts"))
     state = json.loads((record.folder.path / "run.json").read_text())
     assert (state["status"], state["reason"], state["step"]) == (status, reason, 1)
+    assert ("finished after step 1" in capsys.readouterr().err) == (status == "finished")
 
 
 class Group:

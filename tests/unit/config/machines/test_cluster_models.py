@@ -288,6 +288,8 @@ class TestMachines:
             ("hosts: trainer[0-1", "host-syntax", ("hosts",), "[0-1"),
             ("hosts: [a, -oProxyCommand=x]", "host-syntax", ("hosts", 1), "-oProxyCommand=x"),
             ("hosts: a,,b", "host-syntax", ("hosts",), ""),
+            ("hosts: 'n[0,ab]'", "host-syntax", ("hosts",), "ab"),
+            ("hosts: 'n[0,,1]'", "host-syntax", ("hosts",), ","),
             ("hosts: {a: 1}", "wrong-type", ("hosts",), None),
             ("head_address: me@head", "host-syntax", ("head_address",), "me@"),
             ("hosts: ['trainer:22']", "host-syntax", ("hosts", 0), "trainer:22"),

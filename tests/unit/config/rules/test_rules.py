@@ -48,28 +48,71 @@ cluster:
 """
 
 
-def test_the_example_of_the_documentation_is_sound() -> None:
-    assert faults_of(SEED) == []
+def ranks(written: str) -> str:
+    return groups(f"label: a, node_ranks: {written}")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [
-        ("0-18", [("node-rank-out-of-range", 4, "0-18")]),
-        ("0-3,18", [("node-rank-out-of-range", 4, "18")]),
-        ('"20-30,  40"', [("node-rank-out-of-range", 4, "20-30"), ("node-rank-out-of-range", 4, "40")]),
-        ("[0, 5-19]", [("node-rank-out-of-range", 4, "5-19")]),
-        ('"1,0"', [("node-ranks-order", 4, "0")]),
-        ('"0-3,3"', [("node-ranks-order", 4, "3")]),
-        ("[2, 2]", [("node-ranks-order", 4, "2")]),
-        ("all", []),
-        ("17", []),
-        ("999999999", [("node-rank-out-of-range", 4, "999999999")]),
-    ],
-)
-def test_node_ranks(ranks: str, expected: Found) -> None:
-    ranks = ranks if ranks.startswith(("[", '"')) else f'"{ranks}"'
-    assert faults_of(groups(f"label: a, node_ranks: {ranks}")) == expected
+def arms(*units: str, label: str = "arms") -> str:
+    configs = ", ".join(f"{{{unit}}}" for unit in units)
+    return f"label: {label}, node_ranks: 0-3, hardware: {{type: Franka, configs: [{configs}]}}"
+
+
+def unit(words: str) -> str:
+    """A file with a sound arm, and another one."""
+    return groups(arms("node_rank: 0, robot_ip: 10.0.0.1, camera_serials: [c0, c1]", f"node_rank: {words}"))
+
+
+# Files, and of each finding the code, the line and the underlined text.
+FINDINGS: list[tuple[str, Found]] = [
+    (SEED, []),
+    (SEED.replace("num_nodes: 18", "num_nodes: 0").replace("label: 4090", "label: a800"),
+     [("bad-value", 3, "0"), ("duplicate-label", 13, "a800")]),
+    (ranks('"0-18"'), [("node-rank-out-of-range", 4, "0-18")]),
+    (ranks('"0-3,18"'), [("node-rank-out-of-range", 4, "18")]),
+    (ranks('"20-30,  40"'), [("node-rank-out-of-range", 4, "20-30"), ("node-rank-out-of-range", 4, "40")]),
+    (ranks("[0, 5-19]"), [("node-rank-out-of-range", 4, "5-19")]),
+    (ranks('"1,0"'), [("node-ranks-order", 4, "0")]),
+    (ranks('"0-3,3"'), [("node-ranks-order", 4, "3")]),
+    (ranks("[2, 2]"), [("node-ranks-order", 4, "2")]),
+    (ranks('"all"'), []),
+    (ranks('"17"'), []),
+    (ranks('"999999999"'), [("node-rank-out-of-range", 4, "999999999")]),
+    # Labels are compared as written.
+    (groups("label: A, node_ranks: 0", "label: a, node_ranks: 1", "label: Node, node_ranks: 2"), []),
+    (groups("label: 4090, node_ranks: 0", 'label: "4090", node_ranks: 1'), [("duplicate-label", 5, '"4090"')]),
+    (groups("label: 1e3, node_ranks: 0", "label: 1000, node_ranks: 1"), []),
+    (env('node_ranks: "0-3", env_vars: [A: 1]', "node_ranks: 4-7, env_vars: [A: 2]"), []),
+    (env("node_ranks: all, env_vars: [A: 1]"), []),
+    (env("node_ranks: 40, env_vars: [A: 1]"), [("node-rank-out-of-range", 4, "40")]),
+    (env("node_ranks: all, env_vars: [A: 1]", "node_ranks: 3, env_vars: [B: 1]"), [("env-config-overlap", 4, "3")]),
+    (env("node_ranks: 0, env_vars: [A: 1]", "node_ranks: 1, env_vars: [A: 2]"), []),
+    (env("node_ranks: 0, env_vars: [A: 1, B: 2, A: 1]"), [("duplicate-env-var", 4, "A")]),
+    # Two groups on a node may differ.
+    (groups("label: a, node_ranks: 0-3, env_configs:"
+            " [{node_ranks: 0-3, env_vars: [A: 1], python_interpreter_path: /a/python}]",
+            "label: b, node_ranks: 3-5, env_configs:"
+            " [{node_ranks: 3-5, env_vars: [A: 2], python_interpreter_path: /b/python}]"), []),
+    (groups(arms("node_rank: 0, robot_ip: 10.0.0.1", "node_rank: 0, robot_ip: 10.0.0.2")), []),
+    (unit("4, robot_ip: 10.0.0.9"), [("hardware-outside-group", 4, "4")]),
+    (unit("18, robot_ip: 10.0.0.9"), [("node-rank-out-of-range", 4, "18")]),
+    (unit("0, robot_ip: 10.0.0.1"), [("hardware-shared", 4, "10.0.0.1")]),
+    (unit("0, robot_ip: 10.0.0.9, camera_serials: [c2, c1]"), [("hardware-shared", 4, "c1")]),
+    (unit("0, robot_ip: 10.0.0.9, camera_serials: [c3, c3]"), [("hardware-shared", 4, "c3")]),
+    # A variable is an address of its own on each node; an address in two spellings is one.
+    (groups(arms("node_rank: 0, robot_ip: $ARM_IP", "node_rank: 1, robot_ip: $ARM_IP")), []),
+    (groups(arms("node_rank: 0, robot_ip: $ARM_IP", "node_rank: 1, robot_ip: $ARM_IP",
+                 "node_rank: 0, robot_ip: $ARM_IP")), [("hardware-shared", 4, "$ARM_IP")]),
+    (groups(arms('node_rank: 0, robot_ip: "fe80::1"', 'node_rank: 1, robot_ip: "fe80:0::1"')),
+     [("hardware-shared", 4, '"fe80:0::1"')]),
+    (groups(arms("node_rank: 1, robot_ip: 10.0.0.1"),
+            arms("node_rank: 1, robot_ip: 10.0.0.2", "node_rank: 2, robot_ip: 10.0.0.1", label="more")),
+     [("hardware-in-two-groups", 5, "1"), ("hardware-shared", 5, "10.0.0.1")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), FINDINGS)
+def test_findings_of_a_file(text: str, expected: Found) -> None:
+    assert faults_of(text) == expected
 
 
 def test_off_by_one_is_guessed() -> None:
@@ -84,42 +127,16 @@ def test_ranks_out_of_order_are_sorted_in_the_help() -> None:
     assert "`0-2,4-5`" in verdict.help
 
 
-def test_labels_are_case_sensitive() -> None:
-    assert faults_of(groups("label: A, node_ranks: 0", "label: a, node_ranks: 1", "label: Node, node_ranks: 2")) == []
-
-
-def test_labels_that_look_like_numbers_are_compared_as_written() -> None:
-    assert faults_of(groups("label: 4090, node_ranks: 0", 'label: "4090", node_ranks: 1')) == [
-        ("duplicate-label", 5, '"4090"')
-    ]
-    assert faults_of(groups("label: 1e3, node_ranks: 0", "label: 1000, node_ranks: 1")) == []
-
-
 def test_three_groups_with_one_label_name_the_first() -> None:
     diagnostics = check(groups(*(f"label: a, node_ranks: {rank}" for rank in range(3))))
     assert [diagnostic.code for diagnostic in diagnostics] == ["duplicate-label", "duplicate-label"]
     assert {span.begin.line for diagnostic in diagnostics for span, _ in diagnostic.related} == {4}
 
 
-def test_env_config_within_its_group() -> None:
-    assert faults_of(env('node_ranks: "0-3", env_vars: [A: 1]', "node_ranks: 4-7, env_vars: [A: 2]")) == []
-    assert faults_of(env("node_ranks: all, env_vars: [A: 1]")) == []
-
-
 def test_env_config_outside_its_group_names_the_strangers() -> None:
     (diagnostic,) = check(env("node_ranks: 4-9, env_vars: [A: 1]"))
     assert (diagnostic.code, diagnostic.span.text) == ("env-config-outside-group", "4-9")
     assert diagnostic.message == "nodes 8-9 are not in group `a`"
-
-
-def test_rank_beyond_the_cluster_is_not_also_outside_the_group() -> None:
-    assert faults_of(env("node_ranks: 40, env_vars: [A: 1]")) == [("node-rank-out-of-range", 4, "40")]
-
-
-def test_all_overlaps_with_every_other_entry() -> None:
-    assert faults_of(env("node_ranks: all, env_vars: [A: 1]", "node_ranks: 3, env_vars: [B: 1]")) == [
-        ("env-config-overlap", 4, "3")
-    ]
 
 
 def test_overlap_is_reported_at_the_later_entry() -> None:
@@ -130,75 +147,6 @@ def test_overlap_is_reported_at_the_later_entry() -> None:
         "node 4 has two `env_configs` in group `a`",
     )
     assert [span.text for span, _ in diagnostic.related] == ["4-6"]
-
-
-def test_same_variable_on_disjoint_nodes_is_fine() -> None:
-    assert faults_of(env("node_ranks: 0, env_vars: [A: 1]", "node_ranks: 1, env_vars: [A: 2]")) == []
-
-
-def test_same_variable_twice_in_one_entry() -> None:
-    assert faults_of(env("node_ranks: 0, env_vars: [A: 1, B: 2, A: 1]")) == [("duplicate-env-var", 4, "A")]
-
-
-def test_two_groups_on_a_node_may_differ() -> None:
-    first, second = (
-        "env_vars: [A: 1], python_interpreter_path: /a/python",
-        "env_vars: [A: 2], python_interpreter_path: /b/python",
-    )
-    assert (
-        faults_of(
-            groups(
-                f"label: a, node_ranks: 0-3, env_configs: [{{node_ranks: 0-3, {first}}}]",
-                f"label: b, node_ranks: 3-5, env_configs: [{{node_ranks: 3-5, {second}}}]",
-            )
-        )
-        == []
-    )
-
-
-def arms(*units: str, ranks: str = "0-3", extra: str = "") -> str:
-    configs = ", ".join(f"{{{unit}}}" for unit in units)
-    return f"label: arms, node_ranks: {ranks}, hardware: {{type: Franka, configs: [{configs}]}}{extra}"
-
-
-def test_several_robots_on_a_node_are_fine() -> None:
-    assert faults_of(groups(arms("node_rank: 0, robot_ip: 10.0.0.1", "node_rank: 0, robot_ip: 10.0.0.2"))) == []
-
-
-@pytest.mark.parametrize(
-    ("unit", "code", "underlined"),
-    [
-        ("node_rank: 4, robot_ip: 10.0.0.9", "hardware-outside-group", "4"),
-        ("node_rank: 18, robot_ip: 10.0.0.9", "node-rank-out-of-range", "18"),
-        ("node_rank: 0, robot_ip: 10.0.0.1", "hardware-shared", "10.0.0.1"),
-        ("node_rank: 0, robot_ip: 10.0.0.9, camera_serials: [c2, c1]", "hardware-shared", "c1"),
-        ("node_rank: 0, robot_ip: 10.0.0.9, camera_serials: [c3, c3]", "hardware-shared", "c3"),
-    ],
-)
-def test_wrong_unit(unit: str, code: str, underlined: str) -> None:
-    sound = "node_rank: 0, robot_ip: 10.0.0.1, camera_serials: [c0, c1]"
-    assert faults_of(groups(arms(sound, unit))) == [(code, 4, underlined)]
-
-
-def test_a_variable_is_an_address_of_its_own_on_each_node() -> None:
-    first, second, again = (f"node_rank: {node}, robot_ip: $ARM_IP" for node in (0, 1, 0))
-    assert faults_of(groups(arms(first, second))) == []
-    assert faults_of(groups(arms(first, second, again))) == [("hardware-shared", 4, "$ARM_IP")]
-
-
-def test_one_address_in_two_spellings_is_one_address() -> None:
-    result = faults_of(groups(arms('node_rank: 0, robot_ip: "fe80::1"', 'node_rank: 1, robot_ip: "fe80:0::1"')))
-    assert result == [("hardware-shared", 4, '"fe80:0::1"')]
-
-
-def test_hardware_of_two_groups_on_one_node() -> None:
-    result = faults_of(
-        groups(
-            arms("node_rank: 1, robot_ip: 10.0.0.1"),
-            arms("node_rank: 1, robot_ip: 10.0.0.2", "node_rank: 2, robot_ip: 10.0.0.1").replace("arms", "more"),
-        )
-    )
-    assert result == [("hardware-in-two-groups", 5, "1"), ("hardware-shared", 5, "10.0.0.1")]
 
 
 def test_units_that_nothing_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,11 +180,6 @@ def test_units_that_nothing_tells_apart(monkeypatch: pytest.MonkeyPatch) -> None
 def test_one_mistake_is_one_finding(text: str) -> None:
     assert text != SEED
     assert len(faults_of(text)) == 1
-
-
-def test_contradictions_are_told_although_num_nodes_is_wrong() -> None:
-    text = SEED.replace("num_nodes: 18", "num_nodes: 0").replace("label: 4090", "label: a800")
-    assert [code for code, _, _ in faults_of(text)] == ["bad-value", "duplicate-label"]
 
 
 ranges = st.builds(lambda start, size: range(start, start + size), st.integers(0, 30), st.integers(1, 10))

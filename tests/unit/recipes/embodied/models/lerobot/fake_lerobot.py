@@ -1,6 +1,6 @@
 """A stand-in for lerobot: the interface that its policies have in common, with one small policy of two kinds.
 
-Its names and signatures are those of lerobot 0.6; tests/integration/recipes/policies/test_lerobot_policies.py runs the
+Its names and signatures are those of lerobot 0.6; tests/integration/recipes/policies/test_policies.py runs the
 real one.
 """
 

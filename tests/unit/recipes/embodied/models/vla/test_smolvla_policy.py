@@ -1,4 +1,4 @@
-"""SmolVLA where lerobot is not installed; tests/integration/recipes/policies/test_smolvla.py runs it where it is."""
+"""SmolVLA where lerobot is not installed; tests/integration/recipes/policies/test_policies.py runs it where it is."""
 
 from __future__ import annotations
 
