@@ -150,9 +150,7 @@ class Ledger:
         self._fetched: dict[str, float] = {}
         # Results and their bytes, by tenant.
         self._counts, self._bytes = Counter[str](), Counter[str]()
-        query = "SELECT tenant, count(*), sum(size) FROM requests WHERE drop_after IS NOT NULL GROUP BY tenant"
-        for tenant, count, size in file.rows(query):
-            self._counts[tenant], self._bytes[tenant] = count, size
+        self._count()
 
     def earlier(self, key: RequestKey, digest: bytes) -> Promise | None:
         """Return the promise of the same request, which is sent again; None: it is new.
@@ -307,7 +305,18 @@ class Ledger:
             pass
         while self._is_beyond(_FOR_NOW):
             amounts = self._bytes if self._bytes.total() > _FOR_NOW * _KEPT_BYTES else self._counts
-            self._drop_oldest("tenant = ?", amounts.most_common(1)[0][0])
+            if not self._drop_oldest("tenant = ?", amounts.most_common(1)[0][0]):
+                # The file has fewer than were counted.
+                self._count()
+                return
+
+    def _count(self) -> None:
+        """Count the results that the file has."""
+        self._counts.clear()
+        self._bytes.clear()
+        query = "SELECT tenant, count(*), sum(size) FROM requests WHERE drop_after IS NOT NULL GROUP BY tenant"
+        for tenant, count, size in self.file.rows(query):
+            self._counts[tenant], self._bytes[tenant] = count, size
 
     def _is_beyond(self, times: int) -> bool:
         return self._counts.total() > times * _KEPT or self._bytes.total() > times * _KEPT_BYTES

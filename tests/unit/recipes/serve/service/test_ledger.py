@@ -149,6 +149,21 @@ def test_old_results_make_room(ledger: Ledger, tmp_path: Path, monkeypatch: pyte
     assert kept(later, [*promises, late]) == [False, False, True, True]
 
 
+@pytest.mark.timeout(30)
+def test_results_that_are_no_longer_in_the_file_are_not_dropped_for_ever(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_KEPT", 1)
+    for number in range(4):
+        key = RequestKey("request", "bob", number)
+        ledger.promise("bob", SESSION, key, b"", "optim_step", {}).settle(RequestResult({}))
+    with ledger.file.writing() as database:
+        database.execute("DELETE FROM requests WHERE tenant = 'bob'")
+    promise = ask(ledger, 1)
+    promise.settle(RequestResult({}))
+    assert kept(ledger, [promise]) == [True]
+
+
 def test_open_results_are_never_dropped(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT", 1)
     monkeypatch.setattr(module, "_UNFETCHED_SECONDS", 0.0)
