@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from rlinf_core.collective.memory import memory_budget
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import Bytes, FileModel, Rank, read_model
 from rlinf_core.job.recipe import DEVICE_PARTS
@@ -143,11 +143,9 @@ class _Peaks(FileModel):
 
 
 def machine_memory() -> int | None:
-    """Return this machine's memory in bytes; None if the system does not report it."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return None
+    """Return the bytes of memory that processes here may have, in a container its limit; None: the system says none."""
+    allowed = memory_budget.allowed_bytes()
+    return allowed if allowed < memory_budget.UNLIMITED else None
 
 
 def read_peaks(file: Path) -> dict[tuple[str, int], dict[str, Peak]]:

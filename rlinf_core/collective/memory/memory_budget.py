@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _RESERVE = 64 << 20
-_UNLIMITED = 1 << 60
+UNLIMITED = 1 << 60
 _LARGEST_DEFAULT = 2 << 30
 
 
@@ -20,13 +20,13 @@ def default_arena_bytes(root: Path = Path("/")) -> int:
 
 def allowed_bytes(root: Path = Path("/")) -> int:
     """Return the memory of the machine, or the tightest limit of the control groups that this process is in."""
-    machine = _meminfo(root).get("MemTotal", _UNLIMITED)
+    machine = _meminfo(root).get("MemTotal", UNLIMITED)
     return min([machine, *(limit for limit, _ in _groups(root))])
 
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Return how many bytes may be allocated now: what machine and control groups have left, less a reserve."""
-    machine = _meminfo(root).get("MemAvailable", _UNLIMITED)
+    machine = _meminfo(root).get("MemAvailable", UNLIMITED)
     return max(0, min([machine, *(limit - used for limit, used in _groups(root))]) - _RESERVE)
 
 
@@ -81,7 +81,7 @@ def _limit_and_use(group: Path, limit: str, used: str, cache: str) -> tuple[int,
         statistics = (group / "memory.stat").read_text()
     except (OSError, ValueError):
         return None  # no such group, or "max"
-    if most >= _UNLIMITED:
+    if most >= UNLIMITED:
         return None
     droppable = next((int(line.split()[1]) for line in statistics.splitlines() if line.startswith(f"{cache} ")), 0)
     return most, max(0, now - droppable)
