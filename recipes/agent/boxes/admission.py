@@ -17,12 +17,18 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_core import ConfigError
+from rlinf_core.collective.memory.memory_budget import allowed_bytes
 
 # Of one process at a time, which waits for memory: large boxes are not overtaken for ever by small ones.
 _GATE: Final = 1 << 40
 _POLL_SECONDS: Final = 0.01
 # Type, whence, start, length, process id: `struct flock` of 64-bit Linux.
 _LOCK: Final = struct.Struct("hhxxxxqqixxxx")
+
+
+def half_of_memory() -> int:
+    """Return half of the memory that processes of this node may have, in MiB; in a container, of its limit."""
+    return allowed_bytes() >> 21
 
 
 class BoxMemory:

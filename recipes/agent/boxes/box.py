@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import os
 import socket
+import tarfile
+import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
 
 from recipes.agent.boxes.groups import BoxGroup
 from recipes.agent.boxes.holder import MESSAGE
@@ -20,6 +24,8 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HEAD: Final = 1 << 10
 _NOT_STARTED: Final = 126
 _REPLY_SECONDS: Final = 60.0
+# Of what goes through all files.
+_FILES_SECONDS: Final = 300.0
 _PUT_BYTES: Final = 1 << 30
 READ_BYTES: Final = 64 << 10
 _leases: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -27,6 +33,10 @@ _leases: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 class BoxError(Exception):
     """The machinery of a box failed: nothing that was run in it."""
+
+
+class BoxBlocked(BoxError):  # noqa: N818 - says what the layers have
+    """A folder that a box needs is something else in its layers: its start always fails."""
 
 
 class BoxEnded(Exception):  # noqa: N818 - what the commands of the box did, and no error of this program
@@ -64,6 +74,19 @@ class Left(NamedTuple):
     dropped_count: int
     running: int
     peak: int
+
+
+class Written(NamedTuple):
+    """A file of a finished box.
+
+    Attributes:
+        data: its first bytes.
+        late: whether it, or a folder on its way, was changed after the last command had ended; layers that are kept
+            change their files.
+    """
+
+    data: bytes
+    late: bool
 
 
 class LiveBox:
@@ -105,6 +128,7 @@ class LiveBox:
         """Return when the box has started.
 
         Raises:
+            BoxBlocked: it cannot be made of these layers.
             BoxError: it could not be made.
         """
         await self._reply(self._started)
@@ -168,25 +192,34 @@ class LiveBox:
             self._send((), do="kill", id=-1, command=number)
         return await self._reply(done), not ended
 
-    async def put(self, archive: bytes, target: str) -> None:
-        """Unpack a tar archive below a folder, as root. Put files where nothing of a policy runs.
+    async def put(self, archive: IO[bytes], target: str) -> None:
+        """Unpack an open tar archive below a folder, as root. Put files where nothing of a policy runs.
 
         Raises:
             BoxError: it cannot be unpacked.
         """
-        reader, writer = os.pipe()
-        try:
-            _, done = self._ask((reader,), do="put", target=target, most=_PUT_BYTES)
-        except BoxError:
-            os.close(writer)
-            raise
-        finally:
-            os.close(reader)
-        await asyncio.to_thread(_write_all, writer, archive)
-        said = await self._reply(done)
+        _, done = self._ask((archive.fileno(),), do="put", target=target, most=_PUT_BYTES)
+        said = await self._reply(done, _FILES_SECONDS)
         if said.get("status") != 0:
             why = said.get("error") or "the process that did it was ended"
             raise BoxError(f"an archive could not be unpacked into {target}: {why}")
+
+    async def put_files(self, members: Iterable[tuple[str, Path]], target: str, mode: int | None = None) -> None:
+        """Write files, folders and links below a folder, as those of root.
+
+        Args:
+            members: each with its name in the folder.
+            mode: that of files; None: as they have it.
+
+        Raises:
+            BoxError: they cannot be read or written, or are larger than 1 GiB together.
+        """
+        with tempfile.TemporaryFile() as archive:
+            try:
+                await asyncio.to_thread(_pack, archive, members, mode)
+            except OSError as error:
+                raise BoxError(f"`{error.filename}` cannot be put into a box: {error.strerror}") from None
+            await self.put(archive, target)
 
     async def finish(self, keep: Sequence[str] | None = None, never: Sequence[str] = (), *, grace: float = 0.0) -> Left:
         """End all processes. What was written below the folders `keep` becomes a layer, `kept`.
@@ -201,13 +234,13 @@ class LiveBox:
         """
         keeping = None if keep is None else list(keep)
         _, done = self._ask((), do="finish", keep=keeping, never=list(never), grace=grace)
-        said = await self._reply(done)
+        said = await self._reply(done, _FILES_SECONDS)
         if "error" in said:
             raise BoxError(f"what the box left could not be kept: {said['error']}")
         peak = max(said["peak"], self._group.peak if self._group is not None else 0)
         return Left(tuple(said["dropped"]), said["dropped_count"], said["left"], peak)
 
-    async def read(self, path: str) -> bytes | None:
+    async def read(self, path: str) -> Written | None:
         """Return the first 64 KiB of a regular file of a finished box; None where there is none, or a link to it.
 
         Raises:
@@ -217,7 +250,7 @@ class LiveBox:
         said = await self._reply(done)
         if "error" in said:
             raise BoxError(said["error"])
-        return None if said["data"] is None else bytes.fromhex(said["data"])
+        return None if said["data"] is None else Written(bytes.fromhex(said["data"]), said["late"])
 
     async def close(self) -> None:
         """Give the lease back, and return when the holder has ended all and removed the box's files."""
@@ -241,11 +274,11 @@ class LiveBox:
         self._waiting[number] = future
         return future
 
-    async def _reply(self, future: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
+    async def _reply(self, future: asyncio.Future[dict[str, Any]], seconds: float = _REPLY_SECONDS) -> dict[str, Any]:
         try:
-            return await asyncio.wait_for(asyncio.shield(future), _REPLY_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(future), seconds)
         except TimeoutError:
-            raise BoxError(f"the holder of the box did not answer within {_REPLY_SECONDS:g} s") from None
+            raise BoxError(f"the holder of the box did not answer within {seconds:g} s") from None
 
     def _ask(self, descriptors: Sequence[int], **request: Any) -> tuple[int, asyncio.Future[dict[str, Any]]]:
         number = next(self._numbers)
@@ -278,16 +311,18 @@ class LiveBox:
             self.over = said["over"]
         elif "failed" in said:
             self._fail(f"the box could not be made: {said['failed']}")
+        elif "blocked" in said:
+            self._fail(f"the box could not be made: {said['blocked']}", BoxBlocked)
         else:
             future = self._waiting.pop(said.get("id", 0), None)
             if future is not None and not future.done():
                 future.set_result(said)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, kind: type[BoxError] = BoxError) -> None:
         self._broke = self._broke or why
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(BoxError(self._broke))
+                future.set_exception(kind(self._broke))
                 # A waiter may have been cancelled.
                 future.exception()
         self._waiting.clear()
@@ -335,10 +370,23 @@ def _written(request: Mapping[str, Any]) -> bytes:
     return json.dumps(request, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    # A reader that has ended says why itself.
-    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+def _pack(archive: IO[bytes], members: Iterable[tuple[str, Path]], mode: int | None) -> None:
+    total = 0
+    with tarfile.open(fileobj=archive, mode="w") as packed:
+        for name, path in members:
+            info = packed.gettarinfo(path, name)
+            total += info.size
+            if total > _PUT_BYTES:
+                raise OSError(errno.EFBIG, f"with it, there are more than {_PUT_BYTES >> 20} MiB", str(path))
+            info.uid = info.gid = 0
+            info.uname = info.gname = ""
+            if info.isreg():
+                info.mode = info.mode if mode is None else mode
+                with path.open("rb") as file:
+                    packed.addfile(info, file)
+            else:
+                packed.addfile(info)
+    archive.seek(0)
 
 
 def _forget_leases() -> None:

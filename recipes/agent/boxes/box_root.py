@@ -6,32 +6,36 @@ Runs in the process that holds the box: standard library only.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Final
 
 from recipes.agent.boxes import kernel
 
+# Files and folders of `/dev` and of `/dev/shm`: empty ones take the kernel's memory, too.
+_DEVICE_FILES, _SHARED_FILES = 1 << 10, 1 << 14
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
 
 
-def mount_root(layers: Sequence[str], shared_memory: int) -> None:
+def mount_root(links: str, layers: int, shared_memory: int) -> None:
     """Mount the box's root in the folder `root` of the current one, and go there.
 
     Args:
-        layers: folders of the image, uppermost first, relative to the current one.
+        links: a folder with links to those of the image, which are named by numbers, from 0 on for the uppermost.
+        layers: how many there are.
         shared_memory: bytes of `/dev/shm`.
 
     Raises:
         OSError: the kernel refuses a mount, or the image has a link where a mount belongs.
     """
     kernel.mount("none", "/", flags=kernel.RECURSIVE | kernel.PRIVATE)
-    kernel.mount("overlay", "root", "overlay", 0, f"lowerdir={':'.join(layers)},upperdir=upper,workdir=work,userxattr")
+    lower = ":".join(f"{links}/{number}" for number in range(layers))
+    kernel.mount("overlay", "root", "overlay", 0, f"lowerdir={lower},upperdir=upper,workdir=work,userxattr")
     for folder in ("dev", "proc"):
         if os.path.islink(f"root/{folder}"):
             # Until the root is changed, it would lead out.
             raise OSError(f"/{folder} of the image is a link")
         os.makedirs(f"root/{folder}", exist_ok=True)
-    kernel.mount("tmpfs", "root/dev", "tmpfs", kernel.NO_SUID | kernel.NO_EXEC, "mode=755,size=64k")
+    devices = f"mode=755,size=64k,nr_inodes={_DEVICE_FILES}"
+    kernel.mount("tmpfs", "root/dev", "tmpfs", kernel.NO_SUID | kernel.NO_EXEC, devices)
     for device in _DEVICES:
         os.close(os.open(f"root/dev/{device}", os.O_CREAT | os.O_WRONLY))
         kernel.mount(f"/dev/{device}", f"root/dev/{device}", flags=kernel.BIND)
@@ -39,7 +43,7 @@ def mount_root(layers: Sequence[str], shared_memory: int) -> None:
         os.mkdir(f"root/dev/{folder}")
     options = "newinstance,ptmxmode=0666,mode=620"
     kernel.mount("devpts", "root/dev/pts", "devpts", kernel.NO_SUID | kernel.NO_EXEC, options)
-    shared = f"mode=1777,size={shared_memory}"
+    shared = f"mode=1777,size={shared_memory},nr_inodes={_SHARED_FILES}"
     kernel.mount("tmpfs", "root/dev/shm", "tmpfs", kernel.NO_SUID | kernel.NO_DEVICES, shared)
     os.symlink("pts/ptmx", "root/dev/ptmx")
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):

@@ -22,22 +22,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.agent.boxes.admission import BoxMemory
-from recipes.agent.boxes.box import BoxError, LiveBox
+from recipes.agent.boxes.box import BoxBlocked, BoxError, LiveBox
 from recipes.agent.boxes.groups import PREFIX, BoxGroup, group_place, remove_left_over
-from recipes.agent.boxes.holder import MESSAGE, BoxSpec
+from recipes.agent.boxes.holder import LAYERS, MESSAGE, BoxSpec
 from recipes.agent.boxes.kernel import Ids
 from recipes.agent.boxes.starter import LOCK
+from recipes.agent.boxes.trees import remove_tree
 from recipes.language.sandbox import seccomp
 from rlinf_core import ConfigError
 
 DEFAULT_FOLDER: Final = Path("~/.rlinf/boxes")
 MIB: Final = 1 << 20
+# The kernel's overlay takes 500.
+MOST_LAYERS: Final = 480
 # Where root runs boxes, their ids are numbers that no system gives to its users; the sandbox of programs has others.
 _FIRST_ID: Final = 1_900_000_000
 _IDS: Final = 65_536
 _START_SECONDS: Final = 60.0
 # Between the making of a folder and that of its lock.
 _BIRTH_SECONDS: Final = 60.0
+# The root of a container, and folders of other machines: the kernel's overlay writes to none of them.
+_NO_UPPER: Final = ("overlay", "nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "fuse", "9p", "vfat", "exfat")
 # Modules of the starter are found without loading the packages above them.
 _STARTER: Final = """
 import sys, types
@@ -57,6 +62,7 @@ class BoxLimits:
         memory: bytes of all processes together.
         processes: how many a user of the box may have at once, threads included.
         disk: bytes that it may write.
+        files: files and folders that it may make.
         cpus: processors, where control groups of version 2 are delegated; 0: all.
         output: bytes that are kept of each output of a command.
     """
@@ -64,6 +70,7 @@ class BoxLimits:
     memory: int = 2048 * MIB
     processes: int = 512
     disk: int = 10240 * MIB
+    files: int = 250_000
     cpus: float = 0.0
     output: int = MIB
 
@@ -75,6 +82,9 @@ class BoxHost:
         folder: the place of all boxes and images of this user on this node; its file system must hold the upper layer
             of an overlay, which network file systems are not.
         memory: MiB for all boxes of the node.
+
+    Raises:
+        ConfigError: the folder cannot be made, or the machine has no filter of system calls.
     """
 
     def __init__(self, folder: Path, memory: int) -> None:
@@ -92,8 +102,12 @@ class BoxHost:
         self._control: socket.socket | None = None
         self._starting = asyncio.Lock()
         self._sweeping: asyncio.Task[list[str]] | None = None
-        for name in ("", "live", "layers"):
-            self._make(self.folder / name)
+        try:
+            for name in ("", "live", "layers"):
+                self._make(self.folder / name)
+        except OSError as error:
+            help = "name another folder by `agent.environment.box_folder` or `rlinf tasks --boxes`"
+            raise ConfigError(f"`{self.folder}` cannot hold boxes", why=error.strerror, help=help) from None
         self.admission = BoxMemory(self.folder / "memory", memory)
 
     def _make(self, folder: Path) -> None:
@@ -128,6 +142,7 @@ class BoxHost:
             folders: made in it where they are missing.
 
         Raises:
+            BoxBlocked: a layer has something else where `workdir` or one of `folders` belongs.
             BoxError: it cannot be made.
         """
         name = f"{PREFIX}{uuid.uuid4().hex[:12]}"
@@ -139,10 +154,25 @@ class BoxHost:
                 group.remove()
             raise
         try:
-            await box.started()
+            await self._started(box)
             yield box
         finally:
             await asyncio.shield(box.close())
+
+    async def _started(self, box: LiveBox) -> None:
+        try:
+            await box.started()
+        except BoxBlocked:
+            raise
+        except BoxError as error:
+            kind = file_system_of(self.folder) if "mount overlay" in str(error) else ""
+            if kind not in _NO_UPPER:
+                raise
+            raise BoxError(
+                f"{error}: `{self.folder}` is on a file system of the kind `{kind}`, which cannot hold what a box"
+                " writes; name a folder on a disk, in a container on a volume, by `agent.environment.box_folder` or"
+                " `rlinf tasks --boxes`"
+            ) from None
 
     def kept(self, box: LiveBox) -> Path:
         """Return the layer that `LiveBox.finish` made; it is there until the box is closed."""
@@ -172,7 +202,7 @@ class BoxHost:
         """Remove a folder whose files have ids of boxes."""
         with contextlib.suppress(BoxError):
             await self._job({"do": "remove", "folder": str(folder)})
-        shutil.rmtree(folder, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, str(folder))
 
     async def sweep(self) -> list[str]:
         """Remove what boxes left whose holders were killed, and return their names."""
@@ -216,9 +246,13 @@ class BoxHost:
         folders: Sequence[str],
     ) -> LiveBox:
         live = self.folder / "live"
+        # The overlay takes no folder twice, and where it is uppermost, it hides the one below.
+        distinct = list(dict.fromkeys(layers))
+        if len(distinct) > MOST_LAYERS:
+            raise BoxError(f"an image of {len(distinct)} layers cannot be started: {MOST_LAYERS} is the most")
         spec: BoxSpec = {
             "ids": self.ids,
-            "layers": [os.path.relpath(layer, live / name) for layer in layers],
+            "layers": [os.path.relpath(layer, live / name / LAYERS) for layer in distinct],
             "folders": [*folders, workdir],
             "limits": {
                 "NPROC": limits.processes,
@@ -228,6 +262,7 @@ class BoxHost:
             },
             "memory": 0 if group is not None else limits.memory,
             "disk": limits.disk,
+            "files": limits.files,
             "shared_memory": min(64 * MIB, limits.memory // 4),
             "filter": self._filter,
         }
@@ -260,15 +295,17 @@ class BoxHost:
     async def _send(self, request: dict[str, Any], *descriptors: int) -> None:
         data = json.dumps(request).encode()
         if len(data) > MESSAGE:
-            raise BoxError("an image with so many layers cannot be started")
+            raise BoxError("what a box is made of is too much for a message")
         for _ in range(2):
             control = await self._running()
             try:
                 socket.send_fds(control, [data], descriptors)
                 return
-            except OSError:
+            except (BrokenPipeError, ConnectionError):
                 # It was killed: another one starts.
                 await self.close()
+            except OSError as error:
+                raise BoxError(f"the process that starts boxes cannot be asked: {error.strerror}") from None
         raise BoxError("the process that starts boxes ends again and again")
 
     async def _running(self) -> socket.socket:
@@ -307,6 +344,17 @@ def _start_starter() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         raise BoxError("the process that starts boxes did not start")
     ours.settimeout(None)
     return ours, process
+
+
+def file_system_of(folder: Path) -> str:
+    """Return the kind of the file system that a folder is on, as the kernel names it; "": it is not known."""
+    with contextlib.suppress(OSError):
+        device = folder.stat().st_dev
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            words = line.split()
+            if words[2] == f"{os.major(device)}:{os.minor(device)}":
+                return words[words.index("-") + 1]
+    return ""
 
 
 def _is_left_over(folder: Path) -> bool:

@@ -7,7 +7,7 @@ killed when the holder is. Standard library only, and nothing is imported once t
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -18,28 +18,35 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import IO, Any, Final, TypedDict, cast
+from typing import Any, Final, TypedDict
 
-from recipes.agent.boxes import box_root, kernel, layer_files
+from recipes.agent.boxes import box_root, kernel, layer_files, trees
 
 MESSAGE: Final = 192 << 10
-FOLDERS: Final = ("upper", "work", "root")
+# Of links to the image's layers: their short names fit into the page of options that a mount has.
+LAYERS: Final = "l"
+FOLDERS: Final = ("upper", "work", "root", LAYERS)
 _TICK_MS: Final = 200
 _DISK_SECONDS: Final = 1.0
 _NO_COMMAND: Final = 126
-# Characters of a path or a reason in a message.
-_SAID: Final = 1000
+# A file, or a link that leads nowhere, is in a folder's place.
+_BLOCKED: Final = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
+
+
+class BlockedFolder(Exception):  # noqa: N818 - says what the layers have
+    """A folder that the box needs is something else in its layers."""
 
 
 class BoxSpec(TypedDict):
     """The description of a box, sent as JSON.
 
     Attributes:
-        layers: folders of the image, uppermost first, relative to the box's own.
+        layers: folders of the image, uppermost first, relative to the box's folder `LAYERS`.
         folders: made in the box if they are missing.
         limits: limits of each command by the names of `resource`, without `RLIMIT_`.
         memory: bytes of all processes together that are looked at here; 0 where a control group bounds them.
         disk: bytes that the box may write.
+        files: files and folders that it may make.
         shared_memory: bytes of `/dev/shm`.
         filter: the filter of system calls, in hexadecimal.
     """
@@ -50,6 +57,7 @@ class BoxSpec(TypedDict):
     limits: dict[str, int]
     memory: int
     disk: int
+    files: int
     shared_memory: int
     filter: str
 
@@ -71,6 +79,8 @@ class Holder:
         self._peak = 0
         self._next_watch = self._next_disk = 0.0
         self._over = ""
+        # When the last command ended, in nanoseconds since 1970.
+        self._last_end = 0
 
     def run(self) -> None:
         """Make the box, serve the lease until it closes, and end the box."""
@@ -79,8 +89,10 @@ class Holder:
             self._make()
             self._say(started=os.getpid())
             self._serve()
+        except BlockedFolder as error:
+            self._say(blocked=str(error))
         except OSError as error:
-            self._say(failed=str(error))
+            self._say(failed=layer_files.why(error))
         finally:
             self._end_init()
             self._remove_files()
@@ -91,7 +103,7 @@ class Holder:
         kernel.enter_namespaces(kernel.NEW_ALL, self._spec["ids"])
         socket.sethostname("box")
         kernel.loopback_up()
-        box_root.mount_root(self._spec["layers"], self._spec["shared_memory"])
+        box_root.mount_root(LAYERS, len(self._spec["layers"]), self._spec["shared_memory"])
         # From here on the files in view are the box's.
         sys.meta_path.clear()
         sys.path.clear()
@@ -99,8 +111,7 @@ class Holder:
         go = self._start_init()
         kernel.change_root()
         for folder in self._spec["folders"]:
-            if not os.path.isdir(folder):
-                os.makedirs(folder)
+            _make_folder(folder)
         os.write(go, b"1")
         os.close(go)
 
@@ -131,6 +142,8 @@ class Holder:
             # No namespaces within, whose root would see more of the kernel.
             with open("proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
                 file.write("0")
+            # Before there is a command that could look at it.
+            said, go = _only(said, go)
             os.write(said, b"1")
         except OSError as error:
             os.write(said, str(error).encode()[:500])
@@ -191,16 +204,19 @@ class Holder:
         try:
             verbs[request.pop("do")](number, descriptors, **request)
         except OSError as error:
-            self._say(id=number, error=str(error))
+            self._say(id=number, error=layer_files.why(error))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         return True
 
     def _say(self, **words: object) -> None:
-        # An owner who is gone has given the lease back.
-        with contextlib.suppress(OSError):
+        try:
             self._lease.send(json.dumps(words).encode())
+        except OSError as error:
+            # An owner who is gone has given the lease back. Of a message that is too long the owner is told.
+            if error.errno == errno.EMSGSIZE:
+                raise
 
     def _reap(self) -> None:
         while True:
@@ -215,6 +231,7 @@ class Holder:
                 self._ended(f"its first process ended with status {os.waitstatus_to_exitcode(status)}")
             number = self._commands.pop(pid, None)
             if number is not None:
+                self._last_end = time.time_ns()
                 cpu = usage.ru_utime + usage.ru_stime
                 self._say(id=number, status=os.waitstatus_to_exitcode(status), cpu=cpu)
 
@@ -233,7 +250,7 @@ class Holder:
             return
         try:
             self._be_command(descriptors, argv, env, cwd, user)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - the command says itself why it does not run
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             os.write(2, f"{argv[0]}: {why}\n".encode())
         finally:
@@ -242,9 +259,7 @@ class Holder:
     def _be_command(self, descriptors: list[int], argv: list[str], env: Mapping[str, str], cwd: str, user: str) -> None:
         os.setsid()
         self._enter_group()
-        for number, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, number)
-        kernel.close_from(3)
+        _only(*descriptors)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -281,11 +296,8 @@ class Holder:
         code = 1
         try:
             # The target may be a link to `/proc/self/fd`: no folder of the host is open here. A socket opens no more.
-            stream, reply = (fcntl.fcntl(number, fcntl.F_DUPFD, 3) for number in (descriptors[0], self._lease.fileno()))
-            os.dup2(stream, 0)
-            os.dup2(reply, 1)
-            kernel.close_from(2)
-            code = _unpack(0, target, most, number)
+            archive, reply = _only(descriptors[0], self._lease.fileno())
+            code = _unpack(archive, reply, target, most, number)
         finally:
             os._exit(code)
 
@@ -298,14 +310,15 @@ class Holder:
             if used > limit:
                 self._end_over(f"its processes took more memory than {limit >> 20} MiB")
         if self._init and time.monotonic() >= self._next_disk:
-            began, most = time.monotonic(), self._spec["disk"]
-            os.fchdir(self._own_folder)
-            used = layer_files.disk_use("upper", most)
-            os.chdir("/")
+            began, most, most_files = time.monotonic(), self._spec["disk"], self._spec["files"]
+            with trees.opened("upper", self._own_folder) as upper:
+                used, files = layer_files.disk_use(upper, most, most_files)
             if used > most:
                 self._end_over(f"it wrote more than {most >> 20} MiB")
-            # Counting takes a hundredth of the time at most.
-            self._next_disk = time.monotonic() + max(_DISK_SECONDS, 100 * (time.monotonic() - began))
+            elif files > most_files:
+                self._end_over(f"it made more than {most_files} files")
+            # Counting takes a tenth of the time at most.
+            self._next_disk = time.monotonic() + max(_DISK_SECONDS, 10 * (time.monotonic() - began))
 
     def _end_over(self, why: str) -> None:
         self._ended(why)
@@ -324,12 +337,13 @@ class Holder:
         while (left := self._running()) and time.monotonic() < until:
             time.sleep(0.01)
         self._end_init()
-        dropped: list[str] = []
+        kept = layer_files.Kept([], 0, whole=True)
         if keep is not None:
-            os.fchdir(self._own_folder)
-            dropped = layer_files.keep_only("upper", "kept", keep, never)
+            kept = layer_files.keep_only(self._own_folder, keep, never, self._spec["files"])
+        if not kept.whole:
+            self._ended(f"it made more than {self._spec['files']} files")
         self._over = self._over or "it was finished"
-        self._say(id=number, dropped=dropped[:200], dropped_count=len(dropped), left=left, peak=self._peak)
+        self._say(id=number, dropped=kept.dropped, dropped_count=kept.number, left=left, peak=self._peak)
 
     def _running(self) -> int:
         """Return the number of processes in the box that are no commands of the owner, and have not ended."""
@@ -338,11 +352,12 @@ class Holder:
         return max(0, sum(_field(f"/proc/{pid}/statm", 1) > 0 for pid in _processes()) - len(self._commands))
 
     def _read(self, number: int, descriptors: list[int], path: str, most: int) -> None:
-        """Send a regular file's first bytes, once all processes have ended."""
+        """Send a regular file's first bytes, once all processes have ended, and whether it is younger than commands."""
         if self._init:
             raise OSError("processes of the box still run")
-        data = layer_files.read_plain(path, most)
-        self._say(id=number, data=None if data is None else data.hex())
+        written = layer_files.read_plain(path, most)
+        data, late = (None, False) if written is None else (written.data.hex(), written.changed > self._last_end > 0)
+        self._say(id=number, data=data, late=late)
 
     def _end_init(self) -> None:
         """Kill all processes of the box, and return when they have ended."""
@@ -361,21 +376,42 @@ class Holder:
                 self._say(id=number, status=os.waitstatus_to_exitcode(status), cpu=0.0)
 
     def _remove_files(self) -> None:
-        os.fchdir(self._own_folder)
         for folder in (*FOLDERS, "kept"):
-            layer_files.remove_tree(folder)
+            trees.remove_tree(folder, self._own_folder)
 
 
-def _unpack(stream: int, target: str, most: int, number: int) -> int:
+def _only(*descriptors: int) -> list[int]:
+    """Close all descriptors but some, which get the first numbers."""
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, len(descriptors)) for descriptor in descriptors]
+    for number, descriptor in enumerate(high):
+        os.dup2(descriptor, number)
+    kernel.close_from(len(high))
+    return list(range(len(high)))
+
+
+def _unpack(archive: int, reply: int, target: str, most: int, number: int) -> int:
     """Unpack an archive, and return an exit status; why it is not 0 is said as the reply to a request."""
     try:
-        with os.fdopen(stream, "rb", closefd=False) as file:
-            layer_files.unpack(cast("IO[bytes]", file), target, most, 1 << 20, layer=False, lent=False)
+        layer_files.unpack(archive, target, most, 1 << 20, layer=False, lent=False)
     except Exception as error:  # noqa: BLE001 - the owner reports whatever it is
-        why = str(error) or type(error).__name__
-        os.write(1, json.dumps({"id": number, "error": why[:_SAID]}).encode())
+        os.write(reply, json.dumps({"id": number, "error": layer_files.why(error)}).encode())
         return 1
     return 0
+
+
+def _make_folder(folder: str) -> None:
+    """Make a folder of a box where it is missing.
+
+    Raises:
+        BlockedFolder: it, or one above it, is something else.
+    """
+    try:
+        if not os.path.isdir(folder):
+            os.makedirs(folder)
+    except OSError as error:
+        if error.errno not in _BLOCKED:
+            raise
+        raise BlockedFolder(f"`{folder}` is no folder: {error.strerror}") from None
 
 
 def _wake_up(_signal: int, _frame: object) -> None:

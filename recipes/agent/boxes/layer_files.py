@@ -6,26 +6,46 @@ what runs in a box has ended, or not begun, where names are looked up twice.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
+import resource
 import shutil
 import stat
 import tarfile
-from typing import IO, Final, cast
+from collections.abc import Iterable
+from typing import IO, Any, Final, NamedTuple, cast
+
+from recipes.agent.boxes import trees
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 # The kernel's overlay has these for names that a layer removes, and for folders that it replaces.
 _OPAQUE_MARK: Final = "user.overlay.opaque"
 _CHUNK: Final = 1 << 20
+# Of a process that unpacks, whose archive says how long its own headers are.
+_MEMORY: Final = 512 << 20
+# Of paths that were dropped, in a message.
+_SAID_BYTES: Final = 64 << 10
+_SAID_CHARACTERS: Final = 1000
 
 
 class TooLarge(Exception):  # noqa: N818 - says what is the matter
     """An archive that unpacks to more than it may."""
 
 
-def unpack(stream: IO[bytes], target: str, most_bytes: int, most_files: int, *, layer: bool, lent: bool) -> int:
+def why(error: BaseException) -> str:
+    """Return the reason of an error in a message's length."""
+    return (str(error) or type(error).__name__)[:_SAID_CHARACTERS]
+
+
+def unpack(archive: int, target: str, most_bytes: int, most_files: int, *, layer: bool, lent: bool) -> int:
     """Unpack a tar archive below a folder, and return the bytes of its files.
 
+    An archive that was made to harm can end it by any exception: `why` says it. The process has little memory then.
+
     Args:
+        archive: an open file.
         target: the folder; the root of this process is this folder, or a box.
         most_bytes, most_files: limits of what is unpacked.
         layer: whether names that begin with `.wh.` remove others, as in layers of images; owners are kept then.
@@ -36,12 +56,16 @@ def unpack(stream: IO[bytes], target: str, most_bytes: int, most_files: int, *, 
         OSError: a path leads out of the folder, a link does not fit, or the disk is full.
         tarfile.TarError: it is no archive.
     """
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     os.makedirs(target, exist_ok=True)
-    total, times = 0, dict[str, int]()
-    with tarfile.open(fileobj=stream, mode="r|*") as archive:
-        for count, member in enumerate(archive, 1):
-            total += member.size if member.isreg() else 0
-            if total > most_bytes or count > most_files:
+    total = count = 0
+    times = dict[str, int]()
+    with os.fdopen(archive, "rb", closefd=False) as file, tarfile.open(fileobj=file, mode="r|*") as packed:
+        while (member := packed.next()) is not None:
+            # It keeps them all otherwise.
+            cast("Any", packed).members.clear()
+            count, total = count + 1, total + (member.size if member.isreg() else 0)
+            if member.size < 0 or total > most_bytes or count > most_files:
                 raise TooLarge(f"it unpacks to more than {most_bytes >> 20} MiB or {most_files} files")
             path = _inside(target, member.name)
             if path == target:
@@ -52,7 +76,7 @@ def unpack(stream: IO[bytes], target: str, most_bytes: int, most_files: int, *, 
             if layer and name.startswith(_WHITEOUT):
                 _mark_removed(folder, name)
                 continue
-            _extract(archive, member, target, path)
+            _extract(packed, member, target, path)
             _own(member, path, kept=layer and lent)
             if member.isdir():
                 times[path] = int(member.mtime)
@@ -87,7 +111,7 @@ def _mark_removed(folder: str, name: str) -> None:
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str, path: str) -> None:
     if os.path.lexists(path) and not (member.isdir() and os.path.isdir(path) and not os.path.islink(path)):
-        _remove(path)
+        trees.remove_tree(path)
     if member.isdir():
         os.makedirs(path, exist_ok=True)
     elif member.issym():
@@ -105,13 +129,6 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: str, pat
     # Devices and pipes are left out: a box has its own `/dev`.
 
 
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
-
-
 def _own(member: tarfile.TarInfo, path: str, *, kept: bool) -> None:
     if not os.path.lexists(path):
         return
@@ -125,120 +142,210 @@ def _own(member: tarfile.TarInfo, path: str, *, kept: bool) -> None:
 
 def pack(folder: str, stream: IO[bytes]) -> None:
     """Pack a layer as images have them: what it removes is a file named `.wh.NAME`. No link is followed."""
-    with tarfile.open(fileobj=stream, mode="w|") as archive:
-        pending = [""]
-        while pending:
-            inner = pending.pop()
-            if inner and _is_opaque(os.path.join(folder, inner)):
-                archive.addfile(tarfile.TarInfo(os.path.join(inner, _OPAQUE)))
-            for name in sorted(os.listdir(os.path.join(folder, inner))):
-                path, place = os.path.join(folder, inner, name), os.path.join(inner, name)
-                info = archive.gettarinfo(path, place)
-                if info.ischr() and (info.devmajor, info.devminor) == (0, 0):
-                    archive.addfile(tarfile.TarInfo(os.path.join(inner, _WHITEOUT + name)))
-                elif info.isreg():
-                    with open(path, "rb") as file:
-                        archive.addfile(info, file)
-                elif not info.ischr() and not info.isblk() and not info.isfifo():
-                    archive.addfile(info)
-                    pending += [place] if info.isdir() else []
+    with trees.opened(folder) as top, tarfile.open(fileobj=stream, mode="w|") as archive:
+        walk = trees.Walk(top)
+        for entry in walk:
+            if not entry.left:
+                _pack_entry(archive, walk, entry)
 
 
-def _is_opaque(folder: str) -> bool:
+def _pack_entry(archive: tarfile.TarFile, walk: trees.Walk, entry: trees.Entry) -> None:
+    status, path = entry.status, walk.path(entry.name)
+    info = tarfile.TarInfo(path)
+    info.mode, info.uid, info.gid = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+    info.mtime = status.st_mtime
+    if stat.S_ISREG(status.st_mode):
+        descriptor = os.open(entry.name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=walk.folder)
+        with os.fdopen(descriptor, "rb") as file:
+            # It knows names of one file as links.
+            archive.addfile(archive.gettarinfo(arcname=path, fileobj=file), file)
+    elif stat.S_ISLNK(status.st_mode):
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(entry.name, dir_fd=walk.folder)
+        archive.addfile(info)
+    elif entry.is_folder:
+        info.type = tarfile.DIRTYPE
+        archive.addfile(info)
+        walk.enter()
+        if _is_opaque(walk.folder):
+            archive.addfile(tarfile.TarInfo(os.path.join(path, _OPAQUE)))
+    elif stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
+        archive.addfile(tarfile.TarInfo(os.path.join(os.path.dirname(path), _WHITEOUT + entry.name)))
+
+
+def _is_opaque(folder: int) -> bool:
     try:
-        return os.getxattr(folder, _OPAQUE_MARK, follow_symlinks=False) == b"y"
+        return os.getxattr(folder, _OPAQUE_MARK) == b"y"
     except OSError:
         return False
 
 
-def keep_only(upper: str, kept: str, keep: list[str], never: list[str]) -> list[str]:
-    """Make a layer of the parts of another that lie below some folders, and return what was dropped.
+class _Rule(NamedTuple):
+    """The part of a tree that is kept, as seen from one folder: `keep` says whether it is below a folder that is.
+
+    The ways lead to other folders that are kept, or never are, by the names that are left.
+    """
+
+    keep: bool
+    wanted: list[list[str]]
+    never: list[list[str]]
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a folder is in the new layer, too."""
+        return self.keep or bool(self.wanted)
+
+    def at(self, name: str) -> _Rule:
+        """Return the rule of an entry."""
+        wanted, never = ([way[1:] for way in ways if way[:1] == [name]] for ways in (self.wanted, self.never))
+        if [] in never:
+            return _Rule(keep=False, wanted=[], never=[])
+        return _Rule(self.keep or [] in wanted, wanted, never)
+
+
+def _ways(paths: Iterable[str]) -> list[list[str]]:
+    return [[part for part in path.split("/") if part] for path in paths]
+
+
+class Kept(NamedTuple):
+    """The result of `keep_only`.
+
+    Attributes:
+        dropped: paths that were dropped, as many as fit into a message, as text.
+        number: how many there were.
+        whole: whether there were no more entries than the limit; what comes after it is dropped, and not counted.
+    """
+
+    dropped: list[str]
+    number: int
+    whole: bool
+
+
+def keep_only(box: int, keep: Iterable[str], never: Iterable[str], most: int) -> Kept:
+    """Make the layer `kept` of the parts of the layer `upper` that lie below some folders. Files are the same ones.
 
     Args:
-        upper: the layer.
-        kept: the new one, on the same file system: files are the same ones.
+        box: a descriptor of the folder that both are in.
         keep: absolute paths of folders and files.
         never: paths that are dropped even there.
+        most: entries that are looked at.
     """
-    wanted, unwanted = ([path.strip("/") for path in paths] for paths in (keep, never))
-    dropped: list[str] = []
-    os.mkdir(kept, 0o755)
+    wanted = _ways(keep)
+    rules = [_Rule([] in wanted, wanted, _ways(never))]
+    os.mkdir("kept", 0o755, dir_fd=box)
+    with trees.opened("upper", box) as source, trees.opened("kept", box) as kept:
+        return _kept_of(trees.Walk(source, most + 1), os.dup(kept), rules, most)
 
-    def walk(path: str) -> None:
-        with os.scandir(f"{upper}/{path}") as entries:
-            listed = sorted(entries, key=lambda entry: entry.name)
-        for entry in listed:
-            inner = f"{path}/{entry.name}".lstrip("/")
-            below = any(not folder or f"{inner}/".startswith(f"{folder}/") for folder in wanted)
-            above = any(folder.startswith(f"{inner}/") for folder in wanted)
-            if any(f"{inner}/".startswith(f"{folder}/") for folder in unwanted):
-                below = above = False
-            if entry.is_dir(follow_symlinks=False) and (below or above):
-                status = entry.stat(follow_symlinks=False)
-                os.mkdir(f"{kept}/{inner}")
-                os.chown(f"{kept}/{inner}", status.st_uid, status.st_gid)
+
+def _kept_of(walk: trees.Walk, target: int, rules: list[_Rule], most: int) -> Kept:
+    dropped, number, room, looked_at = list[str](), 0, _SAID_BYTES, 0
+    for entry in walk:
+        if entry.left:
+            target = _moved(target, "..") if rules.pop().is_made else target
+            continue
+        looked_at += 1
+        if looked_at > most:
+            break
+        rule = rules[-1].at(entry.name)
+        if entry.is_folder:
+            if rule.is_made:
+                os.mkdir(entry.name, dir_fd=target)
+                target = _moved(target, entry.name)
+            walk.enter()
+            rules.append(rule)
+            if rule.is_made:
                 # A folder on the way that replaces the image's hides what the image has there.
-                shutil.copystat(f"{upper}/{inner}", f"{kept}/{inner}")
-                walk(inner)
-            elif below:
-                os.link(f"{upper}/{inner}", f"{kept}/{inner}", follow_symlinks=False)
-            elif entry.is_dir(follow_symlinks=False):
-                below_it = (os.path.join(folder, name) for folder, _, files in os.walk(entry.path) for name in files)
-                dropped.extend(sorted(path.removeprefix(upper) for path in below_it))
-            else:
-                dropped.append(f"/{inner}")
+                _copy_facts(walk.folder, target)
+        elif rule.keep:
+            _link(entry.name, walk.folder, target)
+        else:
+            number += 1
+            if room > 0:
+                path = f"/{walk.path(entry.name)}"[:_SAID_CHARACTERS]
+                dropped.append(path.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
+                room -= len(json.dumps(dropped[-1]))
+    os.close(target)
+    return Kept(dropped, number, whole=looked_at <= most)
 
-    walk("")
-    return dropped
 
-
-def read_plain(path: str, most: int) -> bytes | None:
-    """Return the first bytes of a regular file whose path has no link; None where there is none."""
-    folder = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
-    parts = path.strip("/").split("/")
+def _moved(folder: int, name: str) -> int:
     try:
-        for part in parts[:-1]:
-            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
-            os.close(folder)
-            folder = inner
-        file = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        return os.open(name, trees.FOLDER, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def _copy_facts(source: int, target: int) -> None:
+    status = os.fstat(source)
+    os.fchown(target, status.st_uid, status.st_gid)
+    os.fchmod(target, stat.S_IMODE(status.st_mode))
+    for name in os.listxattr(source):
+        try:
+            os.setxattr(target, name, os.getxattr(source, name))
+        except OSError:
+            # Others are the kernel's own, or not known here.
+            if name == _OPAQUE_MARK:
+                raise
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _link(name: str, source: int, target: int) -> None:
+    try:
+        os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno != errno.EMLINK:
+            raise
+        # It has all the names that a file may have.
+        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+
+
+class Written(NamedTuple):
+    """The first bytes of a file, and when it was last changed, or a folder on its way: nanoseconds since 1970."""
+
+    data: bytes
+    changed: int
+
+
+def read_plain(path: str, most: int) -> Written | None:
+    """Return the first bytes of a regular file whose path has no link; None where there is none."""
+    *folders, name = path.strip("/").split("/")
+    place = os.open("/", trees.FOLDER)
+    changed = 0
+    try:
+        for folder in folders:
+            place = _moved(place, folder)
+            # A folder that was moved here brings its files as they were.
+            changed = max(changed, os.fstat(place).st_ctime_ns)
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place)
     except OSError:
         return None
     finally:
-        os.close(folder)
+        with contextlib.suppress(OSError):
+            os.close(place)
     try:
-        return os.read(file, most) if stat.S_ISREG(os.fstat(file).st_mode) else None
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return Written(os.read(file, most), max(changed, status.st_ctime_ns))
     finally:
         os.close(file)
 
 
-def disk_use(folder: str, most: int) -> int:
-    """Return the bytes that files below a folder take; counting ends above `most`."""
-    total, pending = 0, [folder]
-    while pending and total <= most:
-        try:
-            with os.scandir(pending.pop()) as entries:
-                for entry in entries:
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-        except OSError:
-            continue
-    return total
+def disk_use(folder: int, most_bytes: int, most_files: int) -> tuple[int, int]:
+    """Return the bytes and the number of the files below a folder; counting ends above one of the limits.
 
-
-def remove_tree(folder: str) -> None:
-    """Remove a folder and what is below it; what cannot be removed is left to the sweep. No link is followed."""
-    try:
-        # The overlay leaves a folder without any permission.
-        os.chmod(folder, 0o700)
-        with os.scandir(folder) as entries:
-            listed = list(entries)
-        for entry in listed:
-            if entry.is_dir(follow_symlinks=False):
-                remove_tree(entry.path)
-            else:
-                os.unlink(entry.path)
-        os.rmdir(folder)
-    except OSError:
-        return
+    Args:
+        folder: a descriptor of the folder, in which programs may be at work.
+    """
+    total = files = 0
+    walk = trees.Walk(folder, most_files + 1)
+    for entry in walk:
+        if not entry.left:
+            total, files = total + entry.status.st_blocks * 512, files + 1
+            if entry.is_folder:
+                with contextlib.suppress(OSError):
+                    walk.enter()
+        # A folder is three steps, but for programs that move folders about beneath the walk.
+        files = max(files, walk.steps // 4)
+        if total > most_bytes or files > most_files:
+            break
+    return total, files

@@ -19,7 +19,7 @@ import sys
 import tarfile
 from typing import IO, Any, Final, cast
 
-from recipes.agent.boxes import holder, kernel, layer_files
+from recipes.agent.boxes import holder, kernel, layer_files, trees
 
 LOCK: Final = "lock"
 _NEW_LOCK: Final = "lock.new"
@@ -75,8 +75,8 @@ def _work(request: dict[str, Any], descriptors: list[int]) -> None:
             _pack(request, lease, descriptors[1])
         else:
             _remove(request, lease)
-    except (OSError, layer_files.TooLarge, tarfile.TarError, EOFError) as error:
-        lease.send(json.dumps({"failed": str(error) or type(error).__name__}).encode())
+    except Exception as error:  # noqa: BLE001 - the owner reports whatever it is
+        lease.send(json.dumps({"failed": layer_files.why(error)}).encode())
 
 
 def _hold(request: dict[str, Any], lease: socket.socket, group: int | None) -> None:
@@ -92,6 +92,8 @@ def _hold(request: dict[str, Any], lease: socket.socket, group: int | None) -> N
     for name in holder.FOLDERS:
         os.mkdir(name, 0o755)
         _give(name, spec["ids"])
+    for number, layer in enumerate(spec["layers"]):
+        os.symlink(layer, f"{holder.LAYERS}/{number}")
     _give(".", spec["ids"])
     box = holder.Holder(spec, lease, group)
     box.run()
@@ -118,15 +120,8 @@ def _unpack(request: dict[str, Any], lease: socket.socket, archive: int) -> None
     kernel.enter_namespaces(kernel.NEW_USER | kernel.NEW_MOUNTS, ids)
     os.chroot(".")
     sys.meta_path.clear()
-    with os.fdopen(archive, "rb") as stream:
-        size = layer_files.unpack(
-            cast("IO[bytes]", stream),
-            "/",
-            request["most_bytes"],
-            request["most_files"],
-            layer=True,
-            lent=ids["how"] != "single",
-        )
+    most, lent = (request["most_bytes"], request["most_files"]), ids["how"] != "single"
+    size = layer_files.unpack(archive, "/", *most, layer=True, lent=lent)
     lease.send(json.dumps({"bytes": size}).encode())
 
 
@@ -143,5 +138,5 @@ def _remove(request: dict[str, Any], lease: socket.socket) -> None:
     parent, name = os.path.split(request["folder"])
     os.chdir(parent)
     kernel.enter_namespaces(kernel.NEW_USER | kernel.NEW_MOUNTS, cast("kernel.Ids", request["ids"]))
-    layer_files.remove_tree(name)
+    trees.remove_tree(name)
     lease.send(json.dumps({"gone": not os.path.lexists(name)}).encode())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,17 +19,16 @@ if TYPE_CHECKING:
 CHECK_SCHEMA: Final = "rlinf.tasks-check/1"
 BUILD_SCHEMA: Final = "rlinf.tasks-build/1"
 LOAD_SCHEMA: Final = "rlinf.tasks-load/1"
-_DEFAULT: Final = "~/.rlinf/boxes"
 
 app = group("Check tasks with images, and build their images.", heading="Jobs")
 
 TasksPath = Annotated[Path, arg("PATH")]
-Folder = Annotated[Path, opt("--boxes DIR", "Folder of boxes and images.")]
+Folder = Annotated[Path | None, opt("--boxes DIR", "Folder of boxes and images. Default: ~/.rlinf/boxes.")]
 Memory = Annotated[int | None, opt("--memory MIB", "Memory for all boxes. Default: half of the machine's.", min=64)]
 
 
 @command("rlinf tasks check tasks/terminal", app=app)
-def check(path: TasksPath, boxes: Folder = Path(_DEFAULT), memory: Memory = None) -> Result:
+def check(path: TasksPath, boxes: Folder = None, memory: Memory = None) -> Result:
     """Check that the grades of tasks mean something.
 
     PATH is a task folder of Harbor, or a folder of such. Of each task, the solution must earn 1 and doing nothing 0; a
@@ -63,7 +60,7 @@ def check(path: TasksPath, boxes: Folder = Path(_DEFAULT), memory: Memory = None
     rows += [(name, "-", "-", "-", "-", "-", why) for name, why in failed]
     record = {
         "schema": CHECK_SCHEMA,
-        "tasks": [{**asdict(checked), "fault": fault, "notes": task.notes} for task, checked, fault in done],
+        "tasks": [{**checked.model_dump(), "fault": fault, "notes": task.notes} for task, checked, fault in done],
         "failed": [{"task": name, "why": why} for name, why in failed],
     }
     notes = tuple(f"{task.name}: {note}" for task, _, _ in done for note in task.notes)
@@ -76,7 +73,7 @@ def check(path: TasksPath, boxes: Folder = Path(_DEFAULT), memory: Memory = None
 def build(
     path: TasksPath,
     save: Annotated[bool, opt("--save", "Write each image to `images/` beside the tasks, for other nodes.")] = False,
-    boxes: Folder = Path(_DEFAULT),
+    boxes: Folder = None,
     memory: Memory = None,
 ) -> Result:
     """Build the images of tasks, without a daemon and without root.
@@ -113,7 +110,7 @@ def build(
 def load(
     archive: Annotated[Path, arg("ARCHIVE")],
     name: Annotated[str, arg("NAME")],
-    boxes: Folder = Path(_DEFAULT),
+    boxes: Folder = None,
     memory: Memory = None,
 ) -> Result:
     """Load an image from an archive that `docker save` or `podman save` wrote.
@@ -133,7 +130,7 @@ def load(
 
 
 def _each(
-    path: Path, boxes: Path, memory: int | None, act: Callable[[TaskFolder, ImageStore], Awaitable[None]]
+    path: Path, boxes: Path | None, memory: int | None, act: Callable[[TaskFolder, ImageStore], Awaitable[None]]
 ) -> list[tuple[str, str]]:
     """Do something with each task, and return the names of those that failed, with the reasons."""
     from recipes.agent.boxes.box import BoxError
@@ -148,23 +145,23 @@ def _each(
             for folder in folders:
                 try:
                     await act(read_task(folder), store)
-                except (ConfigError, BoxError) as error:
-                    help = f"; {error.help}" if isinstance(error, ConfigError) and error.help else ""
-                    why = f": {error.why}" if isinstance(error, ConfigError) and error.why else ""
-                    message = error.message if isinstance(error, ConfigError) else str(error)
-                    failed.append((folder.name, f"{message}{why}{help}"))
+                except ConfigError as error:
+                    why, help = f": {error.why}" if error.why else "", f"; {error.help}" if error.help else ""
+                    failed.append((folder.name, f"{error.message}{why}{help}"))
+                except (BoxError, OSError) as error:
+                    failed.append((folder.name, str(error)))
 
     asyncio.run(run())
     return failed
 
 
 @asynccontextmanager
-async def _store(folder: Path, memory: int | None) -> AsyncGenerator[ImageStore]:
-    from recipes.agent.boxes.boxes import BoxHost
+async def _store(folder: Path | None, memory: int | None) -> AsyncGenerator[ImageStore]:
+    from recipes.agent.boxes.admission import half_of_memory
+    from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
     from recipes.agent.images.store import ImageStore
 
-    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 21
-    boxes = BoxHost(folder, memory or half)
+    boxes = BoxHost(folder or DEFAULT_FOLDER, memory or half_of_memory())
     store = ImageStore(boxes)
     try:
         yield store

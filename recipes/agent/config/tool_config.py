@@ -86,5 +86,6 @@ class TextEnvironmentConfig(ConfigModel):
     )
     box_folder: OptionalPath = Field(
         default=None,
-        description="Folder of boxes and images on each node, not on a network file system. Default: ~/.rlinf/boxes.",
+        description="Folder of boxes and images on each node: on a disk, not on a network file system or the root of a"
+        " container. Default: ~/.rlinf/boxes.",
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from recipes.agent.boxes.admission import half_of_memory
 from recipes.agent.boxes.box import BoxError
 from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
 from recipes.agent.config.agent_config import AgentConfig
@@ -16,7 +16,7 @@ from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agen
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.harbor.checking import CheckedTask, load_checked
-from recipes.agent.harbor.grading import LOGS, Grade, finish, grade, limits_of, workdir_of
+from recipes.agent.harbor.grading import Grade, finish, grade, task_box
 from recipes.agent.harbor.task_folder import TaskFolder
 from recipes.agent.images.building import image_of
 from recipes.agent.images.store import Image, ImageStore
@@ -65,10 +65,10 @@ class TaskAgent:
             ToolUnavailable: no box could be made, or its holder was killed.
         """
         folder, checked = self._task(int(task.row.get("seed", 0)))
-        if self._store is None:
-            self._store = ImageStore(BoxHost(self._folder, self._memory))
-        store = self._store
         try:
+            if self._store is None:
+                self._store = ImageStore(BoxHost(self._folder, self._memory))
+            store = self._store
             image = await self._image(store, folder)
             async with store.boxes.admission.admit(folder.memory_mib):
                 return await self._done(store, folder, checked, image, task, llm, tools)
@@ -86,12 +86,7 @@ class TaskAgent:
         tools: Toolbox,
     ) -> AgentOutcome:
         began, figures = time.perf_counter(), tools.figures
-        settings: dict[str, Any] = {
-            "env": {**image.env, **folder.env},
-            "workdir": workdir_of(folder, image),
-            "folders": LOGS,
-        }
-        async with store.boxes.box(store.layers(image), limits_of(folder), **settings) as box:
+        async with task_box(store, folder, image) as box:
             figures["agent/box_seconds/start"] += time.perf_counter() - began
             bash = Bash(box, self._config.tool_timeout, folder.agent_user or image.user)
             time_up = await self._play(folder, bash, task, llm, tools)
@@ -136,9 +131,11 @@ class TaskAgent:
             self._images[folder.digest] = asyncio.create_task(making)
         try:
             return await asyncio.shield(self._images[folder.digest])
-        except (BoxError, ConfigError):
+        except Exception as error:
             # The next run tries again.
             self._images.pop(folder.digest, None)
+            if isinstance(error, OSError):
+                raise BoxError(f"its image cannot be made: {error}") from error
             raise
 
     def _task(self, seed: int) -> tuple[TaskFolder, CheckedTask]:
@@ -146,11 +143,6 @@ class TaskAgent:
         if seed >= MOST_GENERATED:
             return self._tasks[(seed - MOST_GENERATED) % self._held]
         return self._tasks[self._held + seed % (len(self._tasks) - self._held)]
-
-
-def half_of_memory() -> int:
-    """Return half of this machine's memory, in MiB."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 21
 
 
 def _shown(result: Grade, dropped: Sequence[str], count: int) -> Observation:

@@ -6,30 +6,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from pydantic import Field
 
 from recipes.agent.boxes.box import BoxEnded
-from recipes.agent.harbor.grading import (
-    LOGS,
-    MODES,
-    Expected,
-    Grade,
-    Mode,
-    finish,
-    grade,
-    limits_of,
-    packed,
-    workdir_of,
-)
+from recipes.agent.harbor.grading import MODES, Expected, Grade, Mode, files_of, finish, grade, task_box
 from recipes.agent.harbor.task_folder import RECORD, TaskFolder, find_tasks, read_task
 from recipes.agent.images.building import image_of
 from recipes.agent.images.store import Image, ImageStore
 from rlinf_core import ConfigError
+from rlinf_core.foreign.file_models import FileModel, read_model
+from rlinf_core.runners.storage.durable import write_whole
 
 _SCHEMA: Final = "rlinf.tasks-checked/1"
 _TIMES: Final = 3
@@ -43,8 +34,7 @@ _CANARY: Final = (
 _SOLVE: Final = "bash /solution/solve.sh"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedTask:
+class CheckedTask(FileModel):
     """The result of a check.
 
     Attributes:
@@ -64,7 +54,7 @@ class CheckedTask:
     nothing: float
     canary: float | None
     mode: Mode
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...] = Field(strict=False)
     running: int
     seconds: float
     why: str = ""
@@ -99,6 +89,10 @@ class CheckedTask:
                 f" `verifier.timeout_sec` {verifier_seconds:g}"
             )
         return ""
+
+
+class _Record(FileModel):
+    tasks: dict[str, CheckedTask]
 
 
 async def check_task(store: ImageStore, task: TaskFolder) -> CheckedTask:
@@ -146,10 +140,9 @@ async def _tried(
 ) -> tuple[Grade, str]:
     """Return the grade of a script, and what it printed."""
     said = ""
-    settings: dict[str, Any] = {"env": {**image.env, **task.env}, "workdir": workdir_of(task, image), "folders": LOGS}
-    async with store.boxes.box(store.layers(image), limits_of(task), **settings) as box:
+    async with task_box(store, task, image) as box:
         if script:
-            await box.put(packed(task.path / "solution"), "/solution")
+            await box.put_files(files_of(task.path / "solution"), "/solution")
             with contextlib.suppress(BoxEnded):
                 done = await box.run(["bash", "-c", script], timeout=task.agent_seconds)
                 said = done.output.decode(errors="replace").strip()
@@ -164,15 +157,14 @@ def read_checks(path: Path) -> dict[str, CheckedTask]:
         ConfigError: the file cannot be read.
     """
     try:
-        rows: dict[str, dict[str, Any]] = json.loads((path / RECORD).read_text(encoding="utf-8"))["tasks"]
-        for row in rows.values():
-            row["kinds"] = tuple(row["kinds"])
-        return {digest: CheckedTask(**row) for digest, row in rows.items()}
+        return dict(read_model(path / RECORD, _Record).tasks)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
         raise ConfigError(
-            f"`{path / RECORD}` is no record of checks", why=str(error), help="remove it, and run `rlinf tasks check`"
+            f"`{path / RECORD}` is no record of checks",
+            why=error.strerror,
+            help="remove it, and run `rlinf tasks check`",
         ) from None
 
 
@@ -199,8 +191,14 @@ def load_checked(path: Path) -> list[tuple[TaskFolder, CheckedTask]]:
 
 
 def write_checks(path: Path, checks: Iterable[CheckedTask]) -> None:
-    """Write results of checks beside the tasks, in place of earlier ones."""
-    record = {"schema": _SCHEMA, "written": int(time.time()), "tasks": {task.digest: asdict(task) for task in checks}}
-    part = path / f"{RECORD}.{os.getpid()}.part"
-    part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    part.replace(path / RECORD)
+    """Write results of checks beside the tasks, in place of earlier ones.
+
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    tasks = {task.digest: task.model_dump() for task in checks}
+    record = {"schema": _SCHEMA, "written": int(time.time()), "tasks": tasks}
+    try:
+        write_whole(path / RECORD, json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"`{path / RECORD}` cannot be written", why=error.strerror) from None

@@ -7,17 +7,17 @@ file is read that holds the reward, following no link.
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import tarfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal, cast
 
-from recipes.agent.boxes.box import BoxEnded, Left, LiveBox
+from recipes.agent.boxes.box import BoxBlocked, BoxEnded, Left, LiveBox
 from recipes.agent.boxes.boxes import MIB, BoxLimits
 from recipes.agent.harbor.task_folder import TaskFolder
 from recipes.agent.images.store import Image, ImageStore
@@ -25,7 +25,7 @@ from recipes.agent.images.store import Image, ImageStore
 Mode = Literal["work", "files"]
 MODES: Final[tuple[Mode, ...]] = ("work", "files")
 REWARDS: Final = {"json": "/logs/verifier/reward.json", "txt": "/logs/verifier/reward.txt"}
-LOGS: Final = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
+_LOGS: Final = ("/logs/agent", "/logs/verifier", "/logs/artifacts")
 _NEVER: Final = ("/dev", "/proc", "/sys", "/logs", "/tests", "/solution")
 # What programs of the tests are in, or read at their start.
 _SYSTEM: Final = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr", "/etc", "/boot", "/root", "/run", "/opt")
@@ -84,14 +84,22 @@ class Grade:
     running: int
 
 
-def limits_of(task: TaskFolder) -> BoxLimits:
-    """Return the limits of a task's boxes."""
-    return BoxLimits(memory=task.memory_mib * MIB, disk=task.storage_mib * MIB, cpus=task.cpus)
+def task_box(
+    store: ImageStore, task: TaskFolder, image: Image, *above: Path, env: Mapping[str, str] = MappingProxyType({})
+) -> AbstractAsyncContextManager[LiveBox]:
+    """Start a box of a task, and end it afterwards: as `BoxHost.box`.
 
-
-def workdir_of(task: TaskFolder, image: Image) -> str:
-    """Return the folder in which the agent and the tests work."""
-    return task.workdir or image.workdir
+    Args:
+        above: layers over those of its image.
+        env: variables besides those of the image and of the task.
+    """
+    return store.boxes.box(
+        [*above, *store.layers(image)],
+        BoxLimits(memory=task.memory_mib * MIB, disk=task.storage_mib * MIB, cpus=task.cpus),
+        env={**image.env, **task.env, **env},
+        workdir=task.workdir or image.workdir,
+        folders=_LOGS,
+    )
 
 
 async def finish(task: TaskFolder, image: Image, box: LiveBox, mode: Mode) -> Left:
@@ -100,7 +108,7 @@ async def finish(task: TaskFolder, image: Image, box: LiveBox, mode: Mode) -> Le
     Raises:
         BoxError: it could not be kept.
     """
-    workdir = workdir_of(task, image)
+    workdir = task.workdir or image.workdir
     keep = ["/"] if mode == "files" else [*([workdir] if workdir != "/" else []), *task.artifacts]
     return await box.finish(keep, [*_NEVER, *(_SYSTEM if mode == "files" else ())])
 
@@ -120,7 +128,11 @@ async def grade(
     """
     result: Grade | None = None
     for number in range(1, _TRIES + 1):
-        result = await _graded(store, task, image, kept, expected, number, seconds or task.verifier_seconds)
+        try:
+            result = await _graded(store, task, image, kept, expected, number, seconds or task.verifier_seconds)
+        except BoxBlocked as error:
+            # The image alone did not hinder the agent's box: something that the agent left does.
+            return _ungraded(f"what the agent left hinders the tests: {error}", number)
         if not result.why or result.tampered:
             break
     return cast("Grade", result)
@@ -129,10 +141,8 @@ async def grade(
 async def _graded(
     store: ImageStore, task: TaskFolder, image: Image, kept: Path, expected: Expected, number: int, seconds: float
 ) -> Grade:
-    boxes, env = store.boxes, {**image.env, **task.env, **_SAFE_PYTHON}
-    settings: dict[str, Any] = {"env": env, "workdir": workdir_of(task, image), "folders": LOGS}
-    async with boxes.box([kept, *store.layers(image)], limits_of(task), **settings) as box:
-        await box.put(packed(task.path / "tests"), "/tests")
+    async with task_box(store, task, image, kept, env=_SAFE_PYTHON) as box:
+        await box.put_files(files_of(task.path / "tests"), "/tests")
         began, status, timed_out, output = time.perf_counter(), 0, False, b""
         why = ""
         try:
@@ -144,7 +154,7 @@ async def _graded(
             why = str(error)
         took = time.perf_counter() - began
         left = await box.finish(grace=0.0 if timed_out or why else _GRACE_SECONDS)
-        written = {kind: data for kind, path in REWARDS.items() if (data := await box.read(path)) is not None}
+        written = {kind: file for kind, path in REWARDS.items() if (file := await box.read(path)) is not None}
     known = expected.kinds or kinds_in(task)
     reward, tampered = 0.0, ""
     if timed_out:
@@ -155,8 +165,10 @@ async def _graded(
         tampered = f"there is a reward.{min(extra)}, which the tests do not write"
     elif left.running > expected.running:
         tampered = f"{left.running} processes were left that could have written the reward"
+    elif late := [kind for kind, file in written.items() if file.late]:
+        tampered = f"reward.{late[0]} was changed after the tests had ended"
     elif not why:
-        reward, why = read_reward(written)
+        reward, why = read_reward({kind: file.data for kind, file in written.items()})
     return Grade(
         reward=0.0 if why or tampered else reward,
         why=tampered or why,
@@ -168,6 +180,10 @@ async def _graded(
         kinds=tuple(written),
         running=left.running,
     )
+
+
+def _ungraded(why: str, tries: int) -> Grade:
+    return Grade(0.0, why, False, False, tries, output="", seconds=0.0, kinds=(), running=0)
 
 
 def read_reward(files: dict[str, bytes]) -> tuple[float, str]:
@@ -182,7 +198,7 @@ def read_reward(files: dict[str, bytes]) -> tuple[float, str]:
     try:
         value: Any = json.loads(files[kind])["reward"] if kind == "json" else float(files[kind])
         number = float(value)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return 0.0, f"reward.{kind} cannot be read: {files[kind][:80]!r}"
     if isinstance(value, bool | str) or not math.isfinite(number):
         return 0.0, f"the reward is no finite number: {value!r}"
@@ -196,16 +212,6 @@ def kinds_in(task: TaskFolder) -> tuple[str, ...]:
     return named or tuple(REWARDS)
 
 
-def packed(folder: Path, names: Sequence[str] | None = None) -> bytes:
-    """Return a folder's files as an archive, owned by root."""
-    buffer = io.BytesIO()
-
-    def owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
-        member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        return member
-
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for path in sorted(folder.iterdir()) if names is None else [folder / name for name in names]:
-            archive.add(path, path.name, filter=owned)
-    return buffer.getvalue()
+def files_of(folder: Path) -> list[tuple[str, Path]]:
+    """Return what is in a folder, with the names that it has there."""
+    return [(str(path.relative_to(folder)), path) for path in sorted(folder.rglob("*"))]

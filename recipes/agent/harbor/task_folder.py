@@ -29,6 +29,9 @@ _WITHOUT_EFFECT: Final = frozenset(
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG])i?B?", re.IGNORECASE)
 _UNITS: Final = {"K": 2**-10, "M": 1.0, "G": 2.0**10}
 _Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# More is no size of a machine, and no number of the kernel's.
+_MOST_MIB: Final = 2**40
+_Mib = Annotated[float, Field(gt=0, le=_MOST_MIB)]
 _Variables = dict[str, str | int | float | bool]
 
 
@@ -40,8 +43,8 @@ class _Environment(_Section):
     docker_image: str | None = None
     workdir: str | None = None
     cpus: _Amount | None = None
-    memory_mb: _Amount = 2048
-    storage_mb: _Amount = 10240
+    memory_mb: _Mib = 2048
+    storage_mb: _Mib = 10240
     # Of earlier versions of the format.
     memory: str | None = None
     storage: str | None = None
@@ -196,9 +199,10 @@ def _mib(where: Path, text: str | None, mib: float) -> int:
     if text is None:
         return math.ceil(mib)
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    size = float(match[1]) * _UNITS[match[2].upper()] if match is not None else 0.0
+    if not 0 < size <= _MOST_MIB:
         raise ConfigError(f"{where}: `{text}` is no size", help='write it as "2G"')
-    return math.ceil(float(match[1]) * _UNITS[match[2].upper()])
+    return math.ceil(size)
 
 
 def _variables(where: Path, env: _Variables) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import io
@@ -10,17 +11,164 @@ import os
 import re
 import tarfile
 import tempfile
+from collections.abc import Generator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Annotated, Any, Final, NamedTuple, TypeVar, cast
 
-from recipes.agent.boxes.box import BoxError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from recipes.agent.boxes.boxes import MOST_LAYERS
 from recipes.agent.images.store import MOST_BYTES, Image, ImageStore
 from rlinf_core import ConfigError
+from rlinf_core.foreign.file_models import FileModel, first_fault
+from rlinf_core.foreign.files import check_regular
 
 _MOST_MEMBERS: Final = 10_000
 _MOST_JSON: Final = 8 << 20
+# Of all headers of an archive together.
+_MOST_HEADERS: Final = 32 << 20
+_MOST_LINKS: Final = 8
 _CHUNK: Final = 1 << 20
 _BLOB: Final = re.compile(r"blobs/sha256/[0-9a-f]{64}")
+
+
+def _known(digest: str) -> str:
+    if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+        raise ValueError("it is no digest that is known")
+    return digest
+
+
+_Digest = Annotated[str, AfterValidator(_known)]
+
+
+class _Settings(FileModel):
+    env: list[str] | None = Field(None, alias="Env")
+    workdir: str | None = Field(None, alias="WorkingDir")
+    user: str | None = Field(None, alias="User")
+
+
+class _Layers(FileModel):
+    diff_ids: list[_Digest]
+
+
+class _Config(FileModel):
+    os: str = "linux"
+    architecture: str = ""
+    config: _Settings | None = None
+    rootfs: _Layers
+
+
+class _Saved(FileModel):
+    config: str = Field(alias="Config")
+    layers: list[str] = Field(alias="Layers")
+
+
+class _Blob(FileModel):
+    digest: _Digest
+
+    @property
+    def name(self) -> str:
+        return f"blobs/{self.digest.replace(':', '/')}"
+
+
+class _Manifest(FileModel):
+    config: _Blob
+    layers: list[_Blob]
+
+
+class _Index(FileModel):
+    manifests: list[_Blob]
+
+
+_M = TypeVar("_M")
+
+
+class _Bounded(io.FileIO):
+    """The file of an archive, of which no more is read than there is room for, whatever its headers say."""
+
+    room = _MOST_HEADERS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """See `io.FileIO`.
+
+        Raises:
+            ValueError: there is no room.
+        """
+        if size is None or not 0 <= size <= self.room:
+            raise ValueError("its headers are too long")
+        self.room -= size
+        return super().read(size) or b""
+
+
+class _Archive(NamedTuple):
+    """An open archive, and its members by their names."""
+
+    packed: tarfile.TarFile
+    members: dict[str, tarfile.TarInfo]
+
+    def open(self, name: str, most: int) -> IO[bytes]:
+        """Return a file of at most some bytes; links are followed within the archive."""
+        aim = name
+        for _ in range(_MOST_LINKS):
+            member = self.members.get(aim)
+            if member is not None and member.isreg() and not member.issparse():
+                if member.size > most:
+                    raise ValueError(f"`{name}` has {member.size} bytes")
+                return cast("IO[bytes]", self.packed.extractfile(member))
+            if member is None or not member.issym():
+                break
+            aim = os.path.normpath(os.path.join(os.path.dirname(aim), member.linkname))
+        raise ValueError(f"it has no file `{name}`")
+
+    def read(self, name: str, kind: type[_M]) -> _M:
+        """Return the content of a description."""
+        data = self.open(name, _MOST_JSON).read(_MOST_JSON)
+        if _BLOB.fullmatch(name) and hashlib.sha256(data).hexdigest() != name[-64:]:
+            raise ValueError(f"`{name}` is not what its name says")
+        return TypeAdapter(kind).validate_json(data)
+
+    def described(self) -> tuple[str, list[str]]:
+        """Return the names of the configuration and of the layers, lowest first."""
+        if "manifest.json" in self.members:
+            image = _only(self.read("manifest.json", list[_Saved]))
+            return os.path.normpath(image.config), [os.path.normpath(layer) for layer in image.layers]
+        manifest = self.read(_only(self.read("index.json", _Index).manifests).name, _Manifest)
+        return manifest.config.name, [layer.name for layer in manifest.layers]
+
+    def copy(self, name: str, target: IO[bytes]) -> str:
+        """Copy a layer, unpacked where it is compressed by gzip, and return its digest."""
+        source = self.open(name, MOST_BYTES)
+        first = source.read(2)
+        source.seek(0)
+        stream = cast("IO[bytes]", gzip.GzipFile(fileobj=source)) if first == b"\x1f\x8b" else source
+        total, digest = 0, hashlib.sha256()
+        while chunk := stream.read(_CHUNK):
+            total += len(chunk)
+            if total > MOST_BYTES:
+                raise ValueError(f"a layer is larger than {MOST_BYTES >> 30} GiB")
+            digest.update(chunk)
+            target.write(chunk)
+        target.flush()
+        return digest.hexdigest()
+
+
+@contextmanager
+def _reading(archive: Path) -> Generator[_Archive]:
+    """Open an archive; whatever it was made to end its reading by is one error."""
+    try:
+        check_regular(archive)
+        with _Bounded(archive) as file, tarfile.open(fileobj=file, mode="r:") as packed:
+            members = _members(packed)
+            file.room = 1 << 60
+            yield _Archive(packed, members)
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001 - an archive can be made to end its reading by whatever it likes
+        why = first_fault(error) if isinstance(error, ValidationError) else str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            why = error.strerror
+        raise ConfigError(f"`{archive}` is no image that can be loaded", why=why) from None
 
 
 async def load_archive(store: ImageStore, archive: Path, name: str) -> Image:
@@ -29,11 +177,62 @@ async def load_archive(store: ImageStore, archive: Path, name: str) -> Image:
     Raises:
         ConfigError: it is no archive of one image, does not fit its own digests, leads out, or is too large.
     """
-    try:
-        with tarfile.open(archive, mode="r:") as packed:
-            return await _loaded(store, packed, archive, name)
-    except (OSError, tarfile.TarError, ValueError, LookupError, TypeError, AttributeError, BoxError) as error:
-        raise ConfigError(f"`{archive}` is no image that can be loaded", why=str(error)) from None
+    with _reading(archive) as opened:
+        config_name, layer_names = opened.described()
+        config = opened.read(config_name, _Config)
+        if config.os != "linux" or config.architecture != _machine():
+            system = f"{config.os}/{config.architecture}"
+            raise ConfigError(f"`{archive}` is an image for {system}, and this machine is linux/{_machine()}")
+        # A layer's folder is named by its digest, which nothing but the layer decides.
+        digests = [digest.partition(":")[2] for digest in config.rootfs.diff_ids]
+        if len(digests) != len(layer_names):
+            raise ConfigError(f"`{archive}` has {len(layer_names)} layers, and its configuration {len(digests)}")
+        if len(digests) > MOST_LAYERS:
+            raise ConfigError(f"`{archive}` has {len(digests)} layers, and a box can have {MOST_LAYERS}")
+        image = _image(digests, config.config or _Settings.model_validate({}))
+        async with AsyncExitStack() as locks:
+            # No layer is removed before the image has its record.
+            for lock in sorted({*digests, image.digest}):
+                await locks.enter_async_context(store.alone(lock))
+            for layer_name, digest in zip(layer_names, digests, strict=True):
+                await _load_layer(store, opened, layer_name, digest)
+            return store.add(image, name)
+
+
+def _image(digests: list[str], settings: _Settings) -> Image:
+    env = {name: value for name, _, value in (line.partition("=") for line in settings.env or ())}
+    layers = tuple(reversed(digests))
+    identity = hashlib.sha256(json.dumps([layers, env, settings.workdir, settings.user]).encode()).hexdigest()[:24]
+    workdir = os.path.normpath(os.path.join("/", settings.workdir or ""))
+    return Image(digest=identity, layers=layers, env=env, workdir=workdir, user=settings.user or "")
+
+
+async def _load_layer(store: ImageStore, archive: _Archive, name: str, digest: str) -> None:
+    """Unpack a layer once its bytes are what its digest says. The caller is alone."""
+    if (store.boxes.folder / "layers" / digest).exists():
+        return
+    with tempfile.TemporaryFile(dir=store.boxes.folder) as copy:
+        if await asyncio.to_thread(archive.copy, name, copy) != digest:
+            raise ValueError(f"the layer `{name}` is not what its digest says")
+        copy.seek(0)
+        await store.unpack(copy.fileno(), digest)
+
+
+def _members(packed: tarfile.TarFile) -> dict[str, tarfile.TarInfo]:
+    members: dict[str, tarfile.TarInfo] = {}
+    total = 0
+    for count, member in enumerate(packed, 1):
+        total += member.size
+        if member.size < 0 or total > MOST_BYTES or count > _MOST_MEMBERS:
+            raise ValueError(f"it is larger than {MOST_BYTES >> 30} GiB, or has more than {_MOST_MEMBERS} files")
+        members[os.path.normpath(member.name)] = member
+    return members
+
+
+def _only(images: list[_M]) -> _M:
+    if len(images) != 1:
+        raise ValueError(f"it has {len(images)} images, and one is expected")
+    return images[0]
 
 
 async def save_archive(store: ImageStore, image: Image, archive: Path) -> int:
@@ -65,7 +264,8 @@ async def save_archive(store: ImageStore, image: Image, archive: Path) -> int:
 async def _save_layer(store: ImageStore, layer: Path, packed: tarfile.TarFile) -> str:
     with tempfile.TemporaryFile(dir=store.boxes.folder) as copy:
         await store.boxes.pack(layer, copy.fileno())
-        digest = _digest(copy)
+        copy.seek(0)
+        digest = hashlib.file_digest(cast("Any", copy), "sha256").hexdigest()
         info = tarfile.TarInfo(f"blobs/sha256/{digest}")
         info.size = copy.tell()
         copy.seek(0)
@@ -89,115 +289,3 @@ def _add(packed: tarfile.TarFile, name: str, value: object) -> None:
 def _machine() -> str:
     """Return this machine's architecture as images name it."""
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, "")
-
-
-async def _loaded(store: ImageStore, packed: tarfile.TarFile, archive: Path, name: str) -> Image:
-    members = _members(packed)
-    config_name, layer_names = _described(packed, members)
-    config: Any = json.loads(_text(packed, members, config_name))
-    system, machine = config.get("os", "linux"), config.get("architecture", "")
-    if system != "linux" or machine != _machine():
-        raise ConfigError(f"`{archive}` is an image for {system}/{machine}, and this machine is linux/{_machine()}")
-    digests: list[str] = config["rootfs"]["diff_ids"]
-    if len(digests) != len(layer_names):
-        raise ConfigError(f"`{archive}` has {len(layer_names)} layers, and its configuration {len(digests)}")
-    for layer_name, digest in zip(layer_names, digests, strict=True):
-        await _load_layer(store, packed, members[layer_name], digest)
-    settings: dict[str, Any] = config.get("config") or {}
-    lines: list[str] = settings.get("Env") or []
-    env = {name: value for name, _, value in (str(line).partition("=") for line in lines)}
-    layers = tuple(_layer(digest) for digest in reversed(digests))
-    identity = hashlib.sha256(json.dumps([layers, env, settings.get("WorkingDir"), settings.get("User")]).encode())
-    workdir, user = str(settings.get("WorkingDir") or "/"), str(settings.get("User") or "")
-    return store.add(Image(identity.hexdigest()[:24], layers, env, workdir, user), name)
-
-
-def _members(packed: tarfile.TarFile) -> dict[str, tarfile.TarInfo]:
-    members: dict[str, tarfile.TarInfo] = {}
-    total = 0
-    for count, member in enumerate(packed, 1):
-        total += member.size
-        if total > MOST_BYTES or count > _MOST_MEMBERS:
-            raise ValueError(f"it is larger than {MOST_BYTES >> 30} GiB, or has more than {_MOST_MEMBERS} files")
-        members[os.path.normpath(member.name)] = member
-    return members
-
-
-def _described(packed: tarfile.TarFile, members: dict[str, tarfile.TarInfo]) -> tuple[str, list[str]]:
-    """Return the names of the configuration and of the layers, lowest first."""
-    if "manifest.json" in members:
-        images: list[Any] = json.loads(_text(packed, members, "manifest.json"))
-        if len(images) != 1:
-            raise ValueError(f"it has {len(images)} images, and one is expected")
-        return os.path.normpath(images[0]["Config"]), [os.path.normpath(layer) for layer in images[0]["Layers"]]
-    manifests: list[Any] = json.loads(_text(packed, members, "index.json"))["manifests"]
-    if len(manifests) != 1:
-        raise ValueError(f"it has {len(manifests)} images, and one is expected")
-    manifest: Any = json.loads(_text(packed, members, _blob(manifests[0]["digest"])))
-    return _blob(manifest["config"]["digest"]), [_blob(layer["digest"]) for layer in manifest["layers"]]
-
-
-def _blob(digest: str) -> str:
-    name = f"blobs/{digest.replace(':', '/')}"
-    if not _BLOB.fullmatch(name):
-        raise ValueError(f"`{digest}` is no digest that is known")
-    return name
-
-
-def _text(packed: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str) -> bytes:
-    member = members[name]
-    if member.size > _MOST_JSON:
-        raise ValueError(f"`{name}` has {member.size} bytes")
-    data = _stream(packed, member).read()
-    if _BLOB.fullmatch(name) and hashlib.sha256(data).hexdigest() != name[-64:]:
-        raise ValueError(f"`{name}` is not what its name says")
-    return data
-
-
-def _stream(packed: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    stream = packed.extractfile(member) if member.isreg() or member.issym() else None
-    if stream is None:
-        raise ValueError(f"`{member.name}` is no file")
-    return stream
-
-
-def _layer(digest: str) -> str:
-    """Return the name of a layer's folder: its digest, which nothing but the layer decides."""
-    _blob(digest)
-    return digest.partition(":")[2]
-
-
-async def _load_layer(store: ImageStore, packed: tarfile.TarFile, member: tarfile.TarInfo, digest: str) -> None:
-    """Unpack a layer once its bytes are what its digest says."""
-    name = _layer(digest)
-    async with store.alone(name):
-        if (store.boxes.folder / "layers" / name).exists():
-            return
-        with tempfile.TemporaryFile(dir=store.boxes.folder) as copy:
-            _copy(_stream(packed, member), copy)
-            if _digest(copy) != name:
-                raise ValueError(f"the layer `{member.name}` is not what its digest says")
-            copy.seek(0)
-            await store.unpack(copy.fileno(), name)
-
-
-def _copy(source: IO[bytes], target: IO[bytes]) -> None:
-    """Copy a layer, and unpack it where it is compressed by gzip."""
-    first = source.read(2)
-    source.seek(0)
-    stream = cast("IO[bytes]", gzip.GzipFile(fileobj=source)) if first == b"\x1f\x8b" else source
-    total = 0
-    while chunk := stream.read(_CHUNK):
-        total += len(chunk)
-        if total > MOST_BYTES:
-            raise ValueError(f"a layer is larger than {MOST_BYTES >> 30} GiB")
-        target.write(chunk)
-    target.flush()
-
-
-def _digest(file: IO[bytes]) -> str:
-    file.seek(0)
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import fnmatch
-import io
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from recipes.agent.boxes.box import BoxEnded, LiveBox
+from recipes.agent.boxes.box import BoxEnded, BoxError, LiveBox
 from recipes.agent.boxes.boxes import MIB, BoxLimits
 from recipes.agent.images.archives import load_archive
 from recipes.agent.images.dockerfile import Instruction, assignments, expand, read_dockerfile, refuse
 from recipes.agent.images.store import Image, ImageStore, folder_digest
 from rlinf_core import ConfigError
+from rlinf_core.foreign.files import read_fault, read_text
 
 DOCKERFILE: Final = "Dockerfile"
 _IGNORED: Final = ".dockerignore"
 _NOT_KEPT: Final = ("/dev", "/proc")
 _MEMORY_MIB: Final = 4096
+_MOST_FILES: Final = 1 << 20
 _LAST_LINES: Final = 5
 
 
@@ -53,64 +54,83 @@ async def image_of(store: ImageStore, environment: Path, named: str | None, *, s
                 await load_archive(store, archive, name)
         return await store.base(name)
     steps = read_dockerfile(path)
-    arguments: dict[str, str] = {}
-    for step in steps[: next(n for n, step in enumerate(steps) if step.word == "FROM")]:
-        arguments |= assignments(step)
-    first = next(step for step in steps if step.word == "FROM")
-    base = await store.base(expand(first.text.split()[0], arguments))
+    start = next(number for number, step in enumerate(steps) if step.word == "FROM")
+    defaults: dict[str, str] = {}
+    for step in steps[:start]:
+        _declare(step, defaults, {})
+    base = await store.base(expand(steps[start].text.split()[0], defaults))
     digest = folder_digest(environment, base.digest)
     async with store.alone(digest):
         image = store.find(digest)
         if image is None:
-            builder = _Builder(store, environment, digest, base, seconds)
-            image = store.add(await builder.build([step for step in steps if step.line > first.line]))
+            builder = _Builder(store, environment, digest, base, seconds, defaults)
+            image = store.add(await builder.build(steps[start + 1 :]))
         return store.use(image)
+
+
+def _declare(step: Instruction, arguments: dict[str, str], defaults: Mapping[str, str]) -> None:
+    """Set arguments of an `ARG`: those without a value get that of the `ARG` before `FROM`, or keep theirs."""
+    for name, value in assignments(step, arguments).items():
+        known = defaults.get(name) if value is None else value
+        if known is not None:
+            arguments[name] = known
 
 
 class _Builder:
     """Does the steps of one Dockerfile."""
 
-    def __init__(self, store: ImageStore, environment: Path, digest: str, base: Image, seconds: float) -> None:
+    def __init__(
+        self,
+        store: ImageStore,
+        environment: Path,
+        digest: str,
+        base: Image,
+        seconds: float,
+        defaults: Mapping[str, str],
+    ) -> None:
         self._store, self._environment, self._digest, self._base = store, environment, digest, base
         self._seconds = seconds
         self._env, self._workdir, self._user = dict(base.env), base.workdir, base.user
-        self._arguments: dict[str, str] = {}
+        self._arguments, self._defaults = dict[str, str](), defaults
+        self._root, self._ignored = environment.resolve(), _ignored(environment / _IGNORED)
         self._shell = ["/bin/sh", "-c"]
 
     async def build(self, steps: list[Instruction]) -> Image:
         """Return the image; its record is not written yet."""
         boxes, layers = self._store.boxes, self._store.layers(self._base)
-        limits = BoxLimits(memory=_MEMORY_MIB * MIB, processes=4096)
-        async with boxes.admission.admit(min(_MEMORY_MIB, boxes.admission.memory)), boxes.box(layers, limits) as box:
+        mib = min(_MEMORY_MIB, boxes.admission.memory)
+        limits = BoxLimits(memory=mib * MIB, processes=4096, files=_MOST_FILES)
+        async with boxes.admission.admit(mib), boxes.box(layers, limits) as box:
             for step in steps:
                 try:
                     await self._do(box, step)
-                except BoxEnded as error:
+                except (BoxEnded, BoxError) as error:
                     raise self._failed(step, str(error)) from None
             await box.finish(["/"], _NOT_KEPT)
             await self._store.take(boxes.kept(box), self._digest)
         layers_now = tuple(layer for layer in (self._digest, *self._base.layers) if layer != "empty")
-        return Image(self._digest, layers_now, self._env, self._workdir, self._user)
+        return Image(digest=self._digest, layers=layers_now, env=self._env, workdir=self._workdir, user=self._user)
 
     async def _do(self, box: LiveBox, step: Instruction) -> None:
         variables = {**self._arguments, **self._env}
-        text = step._replace(text=expand(step.text, variables))
         match step.word:
             case "RUN":
                 await self._run(box, step)
             case "COPY" | "ADD":
-                await self._copy(box, text)
+                await self._copy(box, step, step.words(variables))
             case "WORKDIR":
-                self._workdir = os.path.normpath(os.path.join(self._workdir, text.text))
-                await box.put(_packed([]), self._workdir)
+                self._workdir = os.path.normpath(os.path.join(self._workdir, expand(step.text, variables)))
+                await box.put_files([], self._workdir)
             case "ENV":
-                self._env |= assignments(text)
+                self._env |= {name: value or "" for name, value in assignments(step, variables).items()}
             case "ARG":
-                self._arguments |= assignments(text)
+                _declare(step, self._arguments, self._defaults)
             case "USER":
-                self._user = text.text
+                self._user = expand(step.text, variables)
             case "SHELL":
-                self._shell = step.words
+                if step.listed is None:
+                    raise self._failed(step, "its words are to be written as JSON")
+                self._shell = step.listed
             case _:
                 return
 
@@ -131,10 +151,10 @@ class _Builder:
             help="a box has no network: what needs one is to be in the image that FROM names",
         )
 
-    async def _copy(self, box: LiveBox, step: Instruction) -> None:
-        *sources, target = step.words
+    async def _copy(self, box: LiveBox, step: Instruction, words: list[str]) -> None:
+        *sources, target = words or [""]
         if not sources:
-            raise ConfigError(f"{self._environment / DOCKERFILE}:{step.line}: {step.word} needs a source and a target")
+            raise self._failed(step, "it needs a source and a target")
         folder = target.endswith("/") or len(sources) > 1 or target in (".", "..")
         target = os.path.normpath(os.path.join(self._workdir, target))
         members: list[tuple[str, Path]] = []
@@ -144,65 +164,58 @@ class _Builder:
                 if path.is_dir():
                     members += [(str(inner.relative_to(path)), inner) for inner in self._below(path)]
                 elif step.word == "ADD" and tarfile.is_tarfile(path):
-                    await box.put(path.read_bytes(), target)
+                    with path.open("rb") as archive:
+                        await box.put(archive, target)
                 elif folder or len(paths) > 1 or await self._is_folder(box, target):
                     members.append((path.name, path))
                 else:
-                    await box.put(_packed([(os.path.basename(target), path)], step), os.path.dirname(target))
-                    await self._own(box, step, target)
+                    await self._put(box, step, [(os.path.basename(target), path)], os.path.dirname(target), target)
         if members:
-            await box.put(_packed(members, step), target)
-            await self._own(box, step, target)
+            await self._put(box, step, members, target, target)
 
     async def _is_folder(self, box: LiveBox, path: str) -> bool:
         return path in ("/", self._workdir) or (await box.run(["test", "-d", path], cwd="/", timeout=60)).status == 0
 
-    async def _own(self, box: LiveBox, step: Instruction, target: str) -> None:
+    async def _put(
+        self, box: LiveBox, step: Instruction, members: list[tuple[str, Path]], folder: str, owned: str
+    ) -> None:
+        mode = step.flags.get("chmod")
+        await box.put_files(members, folder, None if mode is None else int(mode, 8))
         if owner := step.flags.get("chown"):
-            done = await box.run(["chown", "-R", owner, target], cwd="/", timeout=60)
+            owner = expand(owner, {**self._arguments, **self._env})
+            done = await box.run(["chown", "-R", owner, owned], cwd="/", timeout=60)
             if done.status != 0:
                 raise self._failed(step, done.errors.decode(errors="replace").strip())
 
     def _matching(self, source: str, step: Instruction) -> Iterator[Path]:
         """Yield the files that a source names; none outside of the folder."""
-        root = self._environment.resolve()
         pattern = os.path.normpath(source.lstrip("/"))
-        paths = sorted(root.glob(pattern)) if any(sign in pattern for sign in "*?[") else [root / pattern]
-        paths = [path for path in paths if path.exists() and not self._is_ignored(path, root)]
-        if not paths or any(root not in (path.resolve(), *path.resolve().parents) for path in paths):
+        paths = sorted(self._root.glob(pattern)) if any(sign in pattern for sign in "*?[") else [self._root / pattern]
+        paths = [path for path in paths if path.exists() and not self._is_ignored(path)]
+        if not paths or any(self._root not in (path.resolve(), *path.resolve().parents) for path in paths):
             refuse(
                 self._environment / DOCKERFILE, step.line, f"`{source}`, which is no file below the Dockerfile's folder"
             )
         yield from paths
 
     def _below(self, folder: Path) -> Iterator[Path]:
-        root = self._environment.resolve()
-        return (path for path in sorted(folder.rglob("*")) if not self._is_ignored(path, root))
+        return (path for path in sorted(folder.rglob("*")) if not self._is_ignored(path))
 
-    def _is_ignored(self, path: Path, root: Path) -> bool:
-        ignored = self._environment / _IGNORED
-        if not ignored.is_file():
-            return False
-        lines = [line.strip().strip("/") for line in ignored.read_text(encoding="utf-8").splitlines()]
-        if any(line.startswith("!") for line in lines):
-            raise ConfigError(f"`{ignored}`: exceptions (`!`) are not known here")
-        names = [str(part) for part in (path.relative_to(root), *path.relative_to(root).parents)]
-        patterns = [line for line in lines if line and not line.startswith("#")]
-        return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
+    def _is_ignored(self, path: Path) -> bool:
+        inner = path.relative_to(self._root)
+        return any(
+            fnmatch.fnmatchcase(str(name), pattern) for name in (inner, *inner.parents) for pattern in self._ignored
+        )
 
 
-def _packed(members: list[tuple[str, Path]], step: Instruction | None = None) -> bytes:
-    """Return a tar archive of files, folders and links."""
-    buffer = io.BytesIO()
-    mode = step.flags.get("chmod") if step is not None else None
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, path in members:
-            info = archive.gettarinfo(path, name)
-            info.uid = info.gid = 0
-            info.mode = int(mode, 8) if mode and info.isreg() else info.mode
-            if info.isreg():
-                with path.open("rb") as file:
-                    archive.addfile(info, file)
-            else:
-                archive.addfile(info)
-    return buffer.getvalue()
+def _ignored(path: Path) -> list[str]:
+    """Return the patterns of a `.dockerignore`."""
+    try:
+        lines = [line.strip().strip("/") for line in read_text(path).splitlines()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"`{path}` {read_fault(error)}") from None
+    if any(line.startswith("!") for line in lines):
+        raise ConfigError(f"`{path}`: exceptions (`!`) are not known here")
+    return [line for line in lines if line and not line.startswith("#")]

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, cast
 
 from rlinf_core import ConfigError
 
 BUILT: Final = ("FROM", "RUN", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER", "SHELL")
+# Values take the place of variables in them; a shell does so in RUN.
+EXPANDED: Final = ("FROM", "COPY", "ADD", "WORKDIR", "ENV", "ARG", "USER")
 # They say how a container is started, which a box is not by its image.
 WITHOUT_EFFECT: Final = (
     *("CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"),
 )
 _FLAG: Final = re.compile(r"--([a-z-]+)=(\S+)\s*")
-_VARIABLE: Final = re.compile(r"\\\$|\$(?:(\w+)|\{(\w+)(?::([-+])([^}]*))?\})")
+_PIECE: Final = re.compile(
+    r"""(?P<blank>\s+)|'(?P<literal>[^']*)'|"(?P<quoted>(?:[^"\\]|\\.)*)"|\\(?P<escaped>.)"""
+    r"""|(?P<variable>\$\w+|\$\{[^}]*\})|(?P<plain>[^\s'"\\$]+|\$(?!\{))""",
+    re.DOTALL,
+)
+_VARIABLE: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?)([-+])(.*))?\})", re.DOTALL)
+# Escapes and variables between quotes.
+_QUOTED: Final = re.compile(r"""\\(["\\$])|(\$\w+|\$\{[^}]*\})""")
+_MODE: Final = re.compile(r"[0-7]{3,4}")
 _ELSEWHERE: Final = (
     "build it where there is docker or podman, save it by `docker save` or `podman save`, load it by"
     ' `rlinf tasks load ARCHIVE NAME`, and write `docker_image = "NAME"` into the section `[environment]` of task.toml'
@@ -39,11 +48,14 @@ class Instruction(NamedTuple):
     flags: Mapping[str, str]
     line: int
 
-    @property
-    def words(self) -> list[str]:
-        """The words of a command in the form of JSON, or those between blanks."""
+    def words(self, variables: Mapping[str, str]) -> list[str]:
+        """Return the words in the form of JSON, or those between blanks, with the values of variables.
+
+        Raises:
+            ValueError: a quotation has no end, or a variable is written in a way that is not known.
+        """
         listed = self.listed
-        return shlex.split(self.text) if listed is None else listed
+        return _split(self.text, variables) if listed is None else [expand(word, variables) for word in listed]
 
     @property
     def listed(self) -> list[str] | None:
@@ -111,7 +123,15 @@ def _step(path: Path, line: int, words: str) -> Instruction:
             refuse(path, line, "a text within the Dockerfile (`<<`)")
         if word == "ADD" and re.match(r"(https?://|git@)", rest):
             refuse(path, line, "`ADD` of an address: a box has no network")
-    return Instruction(word, rest, flags, line)
+    if not _MODE.fullmatch(flags.get("chmod", "644")):
+        refuse(path, line, f"`{word} --chmod={flags['chmod']}`")
+    step = Instruction(word, rest, flags, line)
+    if word in EXPANDED:
+        try:
+            step.words({})
+        except ValueError as error:
+            refuse(path, line, str(error))
+    return step
 
 
 def refuse(path: Path, line: int, what: str) -> NoReturn:
@@ -120,23 +140,65 @@ def refuse(path: Path, line: int, what: str) -> NoReturn:
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Return a text with the values of `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+value}` in place."""
+    """Return a text without quotes, and with the values of `$NAME`, `${NAME}`, `${NAME:-default}`, `${NAME:+value}`.
 
-    def value(match: re.Match[str]) -> str:
-        if match[0] == "\\$":
-            return "$"
-        known = variables.get(match[1] or match[2], "")
-        if match[3] == "-":
-            return known or match[4]
-        return match[4] if match[3] == "+" and known else "" if match[3] == "+" else known
-
-    return _VARIABLE.sub(value, text)
+    Raises:
+        ValueError: a quotation has no end, or a variable is written in another way.
+    """
+    return "".join(_value(match, variables) for match in _pieces(text))
 
 
-def assignments(step: Instruction) -> dict[str, str]:
-    """Return the variables that an `ENV` or `ARG` sets; those of an `ARG` without a value are empty."""
-    words = shlex.split(step.text)
-    if step.word == "ENV" and words and "=" not in words[0]:
-        name, _, value = step.text.partition(" ")
-        return {name: value.strip()}
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
+def _split(text: str, variables: Mapping[str, str]) -> list[str]:
+    """Return the words of a text: values with blanks are no more words than they were."""
+    words: list[str] = []
+    begun = False
+    for match in _pieces(text):
+        if match.lastgroup == "blank":
+            begun = False
+        else:
+            words += [] if begun else [""]
+            words[-1] += _value(match, variables)
+            begun = True
+    return words
+
+
+def _pieces(text: str) -> Iterator[re.Match[str]]:
+    place = 0
+    while place < len(text):
+        match = _PIECE.match(text, place)
+        if match is None:
+            raise ValueError(f"`{text[place:]}`, which has no end,")
+        place = match.end()
+        yield match
+
+
+def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
+    if match.lastgroup == "quoted":
+        return _QUOTED.sub(lambda inner: inner[1] or _variable(inner[2], variables), match["quoted"])
+    if match.lastgroup == "variable":
+        return _variable(match["variable"], variables)
+    return match[match.lastgroup or 0]
+
+
+def _variable(text: str, variables: Mapping[str, str]) -> str:
+    match = _VARIABLE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"the variable `{text}`")
+    value, other = variables.get(match[1] or match[2]), expand(match[5] or "", variables)
+    is_there = bool(value) if match[3] else value is not None
+    if match[4] == "+":
+        return other if is_there else ""
+    return value if is_there and value is not None else other
+
+
+def assignments(step: Instruction, variables: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the variables that an `ENV` or `ARG` sets; None: that of an `ARG` without a value.
+
+    Raises:
+        ValueError: see `expand`.
+    """
+    name, _, rest = step.text.partition(" ")
+    if step.word == "ENV" and "=" not in name:
+        return {name: expand(rest.strip(), variables)}
+    pairs = (word.partition("=") for word in step.words(variables))
+    return {name: value if sign else None for name, sign, value in pairs}

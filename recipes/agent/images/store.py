@@ -6,32 +6,37 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import tempfile
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
+from pydantic import Field
+
 from recipes.agent.boxes.boxes import BoxHost
+from recipes.agent.boxes.layer_files import disk_use
+from recipes.agent.boxes.trees import opened
 from recipes.agent.images.host_layer import HOST, host_fingerprint, write_host_layer
 from rlinf_core import ConfigError
+from rlinf_core.foreign.file_models import FileModel, read_model
+from rlinf_core.foreign.files import read_fault
+from rlinf_core.runners.storage.durable import write_whole
 
 _POLL_SECONDS: Final = 0.05
 _DIGEST: Final = 24
 _SCRATCH: Final = "scratch"
+_MODE: Final = 0o600
 # Of an image, unpacked.
 MOST_BYTES: Final = 64 << 30
 MOST_FILES: Final = 4_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image on this node.
+class Image(FileModel):
+    """An image on this node, as its record has it.
 
     Attributes:
         digest: changes with each file that it is made of.
@@ -40,8 +45,8 @@ class Image:
     """
 
     digest: str
-    layers: tuple[str, ...]
-    env: dict[str, str] = field(default_factory=dict[str, str])
+    layers: tuple[str, ...] = Field(strict=False)
+    env: dict[str, str] = Field(default_factory=dict[str, str])
     workdir: str = "/"
     user: str = ""
 
@@ -80,13 +85,19 @@ class ImageStore:
         self._uses.clear()
 
     def find(self, digest: str) -> Image | None:
-        """Return an image that is whole; None: it is not here."""
+        """Return an image that is whole; None: it is not here.
+
+        Raises:
+            ConfigError: its record is damaged.
+        """
+        path = self._record(digest)
         try:
-            record: dict[str, Any] = json.loads(self._record(digest).read_text(encoding="utf-8"))
+            return read_model(path, Image)
         except FileNotFoundError:
             return None
-        record["layers"] = tuple(record["layers"])
-        return Image(**record)
+        except OSError as error:
+            help = f"remove `{path}`: the image is made again"
+            raise ConfigError(f"the record `{path}` of an image {read_fault(error)}", help=help) from None
 
     def named(self, name: str) -> Image | None:
         """Return the image of a name; None: there is none."""
@@ -95,10 +106,12 @@ class ImageStore:
         return None
 
     def add(self, image: Image, name: str | None = None) -> Image:
-        """Write the record of an image whose layers are there."""
-        _write(self._record(image.digest), json.dumps(asdict(image), indent=1))
+        """Write the record of an image whose layers are there. The caller holds the locks of both."""
+        if self.find(image.digest) is None:
+            # Processes that use it hold locks on the file.
+            write_whole(self._record(image.digest), image.model_dump_json(indent=1), mode=_MODE)
         if name is not None:
-            _write(self.boxes.folder / "names" / quote(name, safe=""), image.digest)
+            write_whole(self.boxes.folder / "names" / quote(name, safe=""), image.digest, mode=_MODE)
         return image
 
     async def base(self, name: str) -> Image:
@@ -110,7 +123,7 @@ class ImageStore:
         if name == _SCRATCH:
             empty = self.boxes.folder / "layers/empty"
             empty.mkdir(exist_ok=True, mode=0o755)
-            return Image(_SCRATCH, ("empty",))
+            return Image(digest=_SCRATCH, layers=("empty",))
         if name == HOST:
             return await self._host()
         named = self.named(name)
@@ -136,7 +149,7 @@ class ImageStore:
                 await asyncio.to_thread(write_host_layer, archive)
                 archive.seek(0)
                 await self.unpack(archive.fileno(), digest)
-            return self.use(self.add(Image(digest, (digest,), workdir="/app")))
+            return self.use(self.add(Image(digest=digest, layers=(digest,), workdir="/app")))
 
     async def unpack(self, archive: int, layer: str) -> int:
         """Unpack an archive as a layer; one that was begun before is begun again. The caller is alone.
@@ -188,37 +201,36 @@ class ImageStore:
             Their digests and bytes.
         """
         gone: list[tuple[str, int]] = []
-        kept: set[str] = {"empty"}
-        for path in sorted((self.boxes.folder / "images").glob("*.json")):
-            async with self.alone(path.stem), _opened(path) as record:
-                unused = _lock(record, fcntl.LOCK_EX) and time.time() - path.stat().st_mtime > older_than
+        for path in self._records():
+            async with self.alone(path.stem):
                 image = self.find(path.stem)
-                if image is not None and not unused:
-                    kept.update(image.layers)
-                elif image is not None:
+                if image is not None and _is_unused(path, older_than):
                     gone.append((image.digest, _size(self.layers(image)[0])))
                     if delete:
                         path.unlink()
         for folder in sorted((self.boxes.folder / "layers").iterdir()) if delete else ():
             async with self.alone(folder.name.removesuffix(".part")):
-                if folder.name not in kept and not self._has(folder.name):
+                if folder.name != "empty" and not self._has(folder.name):
                     await self.boxes.remove(folder)
         return gone
 
     def _has(self, layer: str) -> bool:
-        """Return whether an image that was made meanwhile has a layer."""
-        records = (self.boxes.folder / "images").glob("*.json")
-        return any(f'"{layer}"' in path.read_text(encoding="utf-8") for path in records)
+        """Return whether an image has a layer, now that nobody makes one of it."""
+        images = (self.find(path.stem) for path in self._records())
+        return any(image is not None and layer in image.layers for image in images)
+
+    def _records(self) -> list[Path]:
+        return sorted((self.boxes.folder / "images").glob("*.json"))
 
     def _record(self, digest: str) -> Path:
         return self.boxes.folder / "images" / f"{digest}.json"
 
 
-@asynccontextmanager
-async def _opened(path: Path) -> AsyncGenerator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _is_unused(record: Path, seconds: float) -> bool:
+    """Return whether no process uses an image, and none has for some time."""
+    descriptor = os.open(record, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        yield descriptor
+        return _lock(descriptor, fcntl.LOCK_EX) and time.time() - os.fstat(descriptor).st_mtime > seconds
     finally:
         os.close(descriptor)
 
@@ -256,16 +268,7 @@ def _lock(descriptor: int, kind: int) -> bool:
     return False
 
 
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
-
-
 def _size(folder: Path) -> int:
-    total = 0
-    for path, _, files in os.walk(folder):
-        for name in files:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(path, name)).st_size
-    return total
+    with contextlib.suppress(OSError), opened(str(folder)) as top:
+        return disk_use(top, MOST_BYTES, MOST_FILES)[0]
+    return 0

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.agent.boxes.admission import BoxMemory
+from recipes.agent.boxes import admission
+from recipes.agent.boxes.admission import BoxMemory, half_of_memory
 
 _HOLD = """
 import asyncio, sys
@@ -50,6 +51,11 @@ def test_a_box_waits_for_memory_and_is_not_overtaken(tmp_path: Path) -> None:
 
     assert asyncio.run(run()) == 1000
     assert order == ["first", "large", "small"]
+
+
+def test_boxes_have_half_of_what_a_container_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "allowed_bytes", lambda: 3 << 30)
+    assert half_of_memory() == 1536
 
 
 def test_memory_in_pieces_is_used(tmp_path: Path) -> None:

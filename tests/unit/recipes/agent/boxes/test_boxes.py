@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recipes.agent.boxes import box_probe, starter
 from recipes.agent.boxes import boxes as boxes_module
-from recipes.agent.boxes import starter
-from recipes.agent.boxes.box import BoxEnded, BoxError, Done, LiveBox
+from recipes.agent.boxes.box import BoxBlocked, BoxEnded, BoxError, Done, LiveBox, Written
 from recipes.agent.boxes.boxes import MIB, BoxHost, BoxLimits, own_ids
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.tools.escapes import ESCAPES, program_of
@@ -63,6 +67,13 @@ def in_box(folder: Path, act: Callable[[LiveBox], Coroutine[Any, Any, Any]], lim
 
 async def sh(box: LiveBox, script: str, timeout: float = 30.0, **settings: Any) -> Done:
     return await box.run(["bash", "-c", script], timeout=timeout, **settings)
+
+
+async def put(box: LiveBox, archive: bytes, target: str) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(archive)
+        file.seek(0)
+        await box.put(file, target)
 
 
 def live(folder: Path) -> list[str]:
@@ -161,7 +172,7 @@ def _command_of(pid: str) -> str:
 
 
 def test_the_next_box_sees_what_was_kept_and_nothing_else(box_folder: Path) -> None:
-    async def act() -> tuple[Any, bytes, bytes | None, bytes | None]:
+    async def act() -> tuple[Any, bytes, Written | None, Written | None]:
         async with one_box(box_folder) as (boxes, box):
             await sh(box, "echo 1 > one; ln -s one link; mkdir deep; echo > deep/x; echo > /etc/mine; rm /usr/bin/cat")
             await sh(box, "mkdir /app/gone; echo > /app/gone/a", cwd="/")
@@ -174,7 +185,8 @@ def test_the_next_box_sees_what_was_kept_and_nothing_else(box_folder: Path) -> N
     left, seen, text, link = asyncio.run(act())
     assert seen == b"gone\nlink\none\n1\nclean\n"
     assert set(left.dropped) == {"/app/deep/x", "/etc/mine", "/usr/bin/cat"}
-    assert (text, link) == (b"1\n", None)
+    assert text is not None
+    assert (text.data, link) == (b"1\n", None)
 
 
 def test_files_that_a_box_removed_are_gone_in_the_next(box_folder: Path) -> None:
@@ -199,10 +211,30 @@ def test_finishing_counts_the_processes_that_were_left(box_folder: Path) -> None
 def test_finishing_waits_for_processes_that_are_about_to_end(box_folder: Path) -> None:
     async def act(box: LiveBox) -> Any:
         await sh(box, "sleep 0.1 && echo 1 > done &")
-        left = await box.finish(["/app"], grace=50.0)
+        left = await box.finish(grace=50.0)
         return left.running, await box.read("/app/done")
 
-    assert in_box(box_folder, act) == (0, b"1\n")
+    assert in_box(box_folder, act) == (0, Written(b"1\n", late=True))
+
+
+@pytest.mark.parametrize(
+    ("late", "way"),
+    [
+        (False, "true"),
+        (True, "echo 2 > /app/in/file"),
+        (True, "mv /app/other /app/in/file"),
+        (True, "mv /app/in /app/out; mv /app/twin /app/in"),
+    ],
+)
+def test_a_file_that_changes_after_the_last_command_is_late(late: bool, way: str, box_folder: Path) -> None:
+    made = "mkdir in twin; echo 1 > in/file; echo 2 > twin/file; echo 2 > other"
+
+    async def act(box: LiveBox) -> Written | None:
+        await sh(box, f"{made}; parent=$$; setsid bash -c 'while [ -e /proc/'$$' ]; do sleep 0.01; done; {way}' &")
+        await box.finish(grace=50.0)
+        return await box.read("/app/in/file")
+
+    assert in_box(box_folder, act) == Written(b"2\n" if late else b"1\n", late)
 
 
 def test_reading_follows_nothing_and_waits_for_nothing(box_folder: Path) -> None:
@@ -212,12 +244,12 @@ def test_reading_follows_nothing_and_waits_for_nothing(box_folder: Path) -> None
     )
     paths = ("fifo", "folder", "device", "link/x", "missing")
 
-    async def act(box: LiveBox) -> tuple[bytes | None, dict[str, bytes | None]]:
+    async def act(box: LiveBox) -> tuple[Written | None, dict[str, Written | None]]:
         await sh(box, make)
         await box.finish()
         return await box.read("/app/real"), {path: await box.read(f"/app/{path}") for path in paths}
 
-    assert in_box(box_folder, act) == (b"1\n", dict.fromkeys(paths))
+    assert in_box(box_folder, act) == (Written(b"1\n", late=False), dict.fromkeys(paths))
 
 
 def test_put_unpacks_an_archive_as_root_of_the_box(box_folder: Path) -> None:
@@ -228,7 +260,7 @@ def test_put_unpacks_an_archive_as_root_of_the_box(box_folder: Path) -> None:
         archive.addfile(info, io.BytesIO(b"echo hi"))
 
     async def act(box: LiveBox) -> Done:
-        await box.put(buffer.getvalue(), "/tests")
+        await put(box, buffer.getvalue(), "/tests")
         return await sh(box, "/tests/deep/run.sh; stat -c %u:%a /tests/deep/run.sh")
 
     assert in_box(box_folder, act).output == b"hi\n0:755\n"
@@ -243,7 +275,7 @@ def test_no_descriptor_leads_an_archive_out_of_its_box(box_folder: Path) -> None
             await sh(box, "for n in {3..39}; do ln -s /proc/self/fd/$n /l$n; done; ln -s /proc/self/cwd /cwd")
             for target in [*(f"/l{number}" for number in numbers), "/cwd/../.."]:
                 with contextlib.suppress(BoxError):
-                    await box.put(_archive(("led-out", "file", "1")), target)
+                    await put(box, _archive(("led-out", "file", "1")), target)
             within = await sh(box, "test -e /led-out && echo in")
             assert within.output == b"in\n"
             own = boxes.folder / "live" / box.name
@@ -262,9 +294,162 @@ def test_an_archive_that_cannot_be_unpacked_says_why(box_folder: Path) -> None:
             (_archive(("x", "file", "1")), "/app/file", "File exists|Not a directory"),
         ):
             with pytest.raises(BoxError, match=why):
-                await box.put(archive, target)
+                await put(box, archive, target)
 
     in_box(box_folder, act)
+
+
+# Files as no honest program makes them
+
+DEEP = 3000
+DIG = (
+    "import os, sys\n"
+    "os.chdir(sys.argv[1])\n"
+    f"for _ in range({DEEP}):\n"
+    "    os.mkdir('folder'), os.chdir('folder')\n"
+    "open('bottom', 'wb').write(b'x' * int(sys.argv[2]))\n"
+)
+
+
+def test_folders_of_any_depth_are_kept_dropped_and_removed(box_folder: Path) -> None:
+    measure = f"import os\nfor _ in range({DEEP}): os.chdir('folder')\nprint(os.listdir())"
+
+    async def act() -> tuple[Any, bytes]:
+        async with one_box(box_folder) as (boxes, box):
+            for folder in ("/app", "/tmp"):
+                dug = await box.run(["python3", "-c", DIG, folder, "1"], timeout=60)
+                assert dug.status == 0, dug.errors
+            left = await box.finish(["/app"])
+            async with boxes.box([boxes.kept(box), box_folder / "layers/host"], LIMITS, workdir="/app") as second:
+                return left, (await second.run(["python3", "-c", measure], timeout=60)).output
+
+    left, seen = asyncio.run(act())
+    assert seen == b"['bottom']\n"
+    assert left.dropped_count == 1
+    assert left.dropped[0].startswith("/tmp/folder/folder/")
+    assert live(box_folder) == []
+
+
+def test_deep_files_fill_the_disk_as_others_do(box_folder: Path) -> None:
+    async def act(box: LiveBox) -> None:
+        for folder in ("/app", "/tmp"):
+            await box.run(["python3", "-c", DIG, folder, "40000000"], timeout=60)
+        await sh(box, "sleep 600")
+
+    with pytest.raises(BoxEnded, match="it wrote more than 64 MiB"):
+        in_box(box_folder, act)
+
+
+def test_a_box_that_makes_too_many_files_ends(box_folder: Path) -> None:
+    async def act(box: LiveBox) -> Any:
+        with pytest.raises(BoxEnded, match="it made more than 2000 files"):
+            await sh(box, "for n in {1..3000}; do : > /app/$n; done; sleep 600")
+        return await box.finish(["/app"])
+
+    in_box(box_folder, act, replace(LIMITS, files=2000))
+
+
+def test_no_more_files_than_allowed_are_kept(box_folder: Path) -> None:
+    async def act() -> tuple[str, bytes]:
+        async with one_box(box_folder, replace(LIMITS, files=2000)) as (boxes, box):
+            with contextlib.suppress(BoxEnded):
+                await sh(box, "for n in {1..3000}; do : > /app/$n; done")
+            await box.finish(["/app"])
+            async with boxes.box([boxes.kept(box), box_folder / "layers/host"], LIMITS) as second:
+                return box.over, (await sh(second, "ls /app | wc -l")).output
+
+    over, seen = asyncio.run(act())
+    assert over == "it made more than 2000 files"
+    assert 1900 < int(seen) <= 2000
+
+
+def test_empty_files_in_memory_are_bounded(box_folder: Path) -> None:
+    fill = (
+        "import itertools, sys\n"
+        "try:\n"
+        "    for n in itertools.count(): open(f'{sys.argv[1]}/{n}', 'w').close()\n"
+        "except OSError: print(n)\n"
+    )
+
+    async def act(box: LiveBox) -> list[int]:
+        return [int((await box.run(["python3", "-c", fill, path], timeout=60)).output) for path in ("/dev", "/dev/shm")]
+
+    assert all(count < 20_000 for count in in_box(box_folder, act))
+
+
+def test_names_of_what_was_dropped_fit_into_a_message(box_folder: Path) -> None:
+    make = (
+        "import os\n"
+        "for _ in range(15):\n"
+        "    os.mkdir(b'\\xff' * 255), os.chdir(b'\\xff' * 255)\n"
+        "for n in range(300): open(str(n), 'w').close()\n"
+    )
+
+    async def act(box: LiveBox) -> Any:
+        await box.run(["python3", "-c", make], cwd="/tmp", timeout=60)
+        return await box.finish(["/app"])
+
+    left = in_box(box_folder, act)
+    assert left.dropped_count == 300
+    assert len(left.dropped) >= 10
+    "".join(left.dropped).encode()
+
+
+def test_a_reply_that_is_too_long_is_an_error(box_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.agent.boxes.box.READ_BYTES", 1 << 20)
+
+    async def act(box: LiveBox) -> None:
+        await sh(box, "head -c 300000 /dev/zero > /app/file")
+        await box.finish()
+        with pytest.raises(BoxError, match="Message too long"):
+            await box.read("/app/file")
+
+    in_box(box_folder, act)
+
+
+@pytest.mark.parametrize("left", ["rm -r /app; echo > /app", "rm -r /app; ln -s /app /app", "rm -r /app; ln -s x /app"])
+def test_a_layer_without_the_work_folder_blocks_a_box(left: str, box_folder: Path) -> None:
+    async def act() -> None:
+        async with one_box(box_folder) as (boxes, box):
+            await sh(box, left, cwd="/")
+            await box.finish(["/app"])
+            with pytest.raises(BoxBlocked, match="`/app` is no folder"):
+                async with boxes.box([boxes.kept(box), box_folder / "layers/host"], LIMITS, workdir="/app"):
+                    pass
+
+    asyncio.run(act())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root sees descriptors of others")
+def test_no_process_of_a_box_has_a_descriptor_of_the_host(box_folder: Path) -> None:
+    async def act() -> dict[str, list[str]]:
+        async with one_box(box_folder) as (_, box):
+            running = asyncio.ensure_future(sh(box, f": {box.name}; sleep 600; true"))
+            while not (pids := _mentioning([box.name])):
+                await asyncio.sleep(0.01)
+            space = _space_of(pids[0])
+            seen = {_name_of(pid): _descriptors(pid) for pid in os.listdir("/proc") if _space_of(pid) == space}
+            running.cancel()
+            return seen
+
+    seen = asyncio.run(act())
+    assert seen.pop("rlinf-box-init") == []
+    for places in seen.values():
+        assert [place.partition(":")[0] for place in places] == ["/dev/null", "pipe", "pipe"]
+
+
+def _space_of(pid: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    return ""
+
+
+def _name_of(pid: str) -> str:
+    return Path("/proc", pid, "comm").read_text(encoding="utf-8").strip()
+
+
+def _descriptors(pid: str) -> list[str]:
+    return [os.readlink(f"/proc/{pid}/fd/{number}") for number in sorted(os.listdir(f"/proc/{pid}/fd"), key=int)]
 
 
 # Archives that lead out
@@ -322,17 +507,17 @@ def test_an_archive_that_leads_out_or_is_too_large_is_refused(
 def test_a_box_over_its_memory_ends_and_can_be_read(box_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boxes_module, "group_place", lambda: None)
 
-    async def act(box: LiveBox) -> tuple[str, Any]:
+    async def act(box: LiveBox) -> tuple[Any, Any]:
         await sh(box, "echo 7 > kept")
         eaters = "for n in 1 2 3 4; do python3 -c 'import time; x = bytearray(90 << 20); time.sleep(600)' & done; wait"
         with pytest.raises(BoxEnded, match="more memory than 256 MiB"):
             await sh(box, eaters)
         with pytest.raises(BoxEnded):
             await sh(box, "true")
-        left = await box.finish(["/app"])
-        return str(await box.read("/app/kept")), left.peak
+        left = await box.finish()
+        return await box.read("/app/kept"), left.peak
 
-    assert in_box(box_folder, act)[0] == "b'7\\n'"
+    assert in_box(box_folder, act)[0].data == b"7\n"
 
 
 def test_one_process_gets_no_more_memory_than_its_box(box_folder: Path) -> None:
@@ -349,15 +534,15 @@ def test_a_box_that_fills_the_disk_ends(box_folder: Path) -> None:
 
 
 def test_a_fork_bomb_and_removed_programs_leave_a_box_to_read(box_folder: Path) -> None:
-    async def act(box: LiveBox) -> bytes | None:
+    async def act(box: LiveBox) -> Written | None:
         await sh(box, "echo 7 > /app/kept")
         await sh(box, "python3 -c 'import os\nwhile True:\n  try: os.fork()\n  except OSError: pass'", timeout=0.5)
         await sh(box, "rm -rf /usr/lib /lib /lib64 /bin /usr/bin 2>/dev/null")
         assert (await sh(box, "true")).status == 126
-        await box.finish(["/app"])
+        await box.finish()
         return await box.read("/app/kept")
 
-    assert in_box(box_folder, act) == b"7\n"
+    assert in_box(box_folder, act) == Written(b"7\n", late=False)
 
 
 def test_nothing_gets_out_of_a_box(box_folder: Path, tmp_path: Path) -> None:
@@ -386,7 +571,7 @@ def test_nothing_gets_out_of_a_box(box_folder: Path, tmp_path: Path) -> None:
             archive.addfile(info, io.BytesIO(text.encode()))
 
     async def act(box: LiveBox) -> Done:
-        await box.put(buffer.getvalue(), "/app")
+        await put(box, buffer.getvalue(), "/app")
         return await box.run(["python3", "/app/runner.py"], timeout=60)
 
     lines = dict(line.split(": ", 1) for line in in_box(box_folder, act).output.decode().splitlines() if ": " in line)
@@ -490,6 +675,23 @@ def test_another_starter_starts_where_one_was_killed(box_folder: Path) -> None:
     assert asyncio.run(act()) == b"1\n2\n"
 
 
+def test_a_request_that_cannot_be_sent_ends_no_starter(box_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def act() -> None:
+        async with one_box(box_folder) as (boxes, _):
+            before = boxes._starter
+            with monkeypatch.context() as patch:
+                patch.setattr("socket.send_fds", full)
+                with pytest.raises(BoxError, match="Too many open files"):
+                    async with boxes.box([box_folder / "layers/host"], LIMITS):
+                        pass
+            assert boxes._starter is before
+
+    asyncio.run(act())
+
+
 def test_a_fork_of_the_owner_does_not_keep_its_boxes(box_folder: Path) -> None:
     async def act() -> None:
         async with one_box(box_folder) as (_, box):
@@ -516,6 +718,27 @@ def test_a_box_that_cannot_be_made_says_why(box_folder: Path) -> None:
     with pytest.raises(BoxError, match="overlay"):
         asyncio.run(act())
     assert live(box_folder) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="mounts an overlay")
+def test_a_machine_whose_folders_are_an_overlay_says_what_to_do(tmp_path: Path) -> None:
+    for name in ("lower", "upper", "work", "home"):
+        (tmp_path / name).mkdir()
+    mount = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    program = f"mount -t overlay overlay -o {mount} {tmp_path}/home && exec {sys.executable} -m {box_probe.__name__}"
+    env = {**os.environ, "HOME": f"{tmp_path}/home"}
+    done = subprocess.run(["unshare", "-m", "sh", "-c", program], env=env, capture_output=True, text=True, timeout=100)
+    result = json.loads(done.stdout)
+    assert result["verdict"] == "fault"
+    assert "is on a file system of the kind `overlay`" in result["what"]
+    assert "`agent.environment.box_folder`" in result["what"]
+
+
+def test_a_folder_that_cannot_hold_boxes_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot hold boxes") as error:
+        BoxHost(tmp_path / "file/boxes", 1024)
+    assert error.value.why == "Not a directory"
 
 
 def test_a_box_may_not_need_more_than_its_node_has(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,16 @@ from recipes.agent.config.tool_config import TextEnvironmentConfig
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.environments import harbor_agent
 from recipes.agent.environments.harbor_agent import TaskAgent
-from recipes.agent.harbor.checking import CheckedTask, load_checked, write_checks
+from recipes.agent.harbor.checking import load_checked, write_checks
 from recipes.agent.harbor.task_folder import find_tasks, read_task
+from recipes.agent.images.store import Image
 from recipes.agent.tools.bash import Bash
 from recipes.agent.tools.tool import ToolError, ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from rlinf_core import ConfigError
-from tests.unit.recipes.agent.harbor.made_tasks import double_task, greeting_task
+from tests.unit.recipes.agent.harbor.made_tasks import double_task, fit, greeting_task
 from tests.unit.recipes.agent.test_llm import SETTINGS, Script
 
 pytestmark = pytest.mark.security
@@ -34,11 +37,7 @@ def tasks(tmp_path: Path) -> Path:
     """Two tasks, of which the one named `greeting` is trained on."""
     for folder in (greeting_task(tmp_path), double_task(tmp_path)):
         folder.rename(tmp_path / f"{'b' if folder.name == 'greeting' else 'a'}-{folder.name}")
-    checks = [
-        CheckedTask(task.name, task.digest, 1.0, 0.0, 0.0, "work", ("txt",), 0, 0.1)
-        for task in map(read_task, find_tasks(tmp_path))
-    ]
-    write_checks(tmp_path, checks)
+    write_checks(tmp_path, [fit(read_task(folder)) for folder in find_tasks(tmp_path)])
     return tmp_path
 
 
@@ -131,6 +130,34 @@ def test_a_holder_that_was_killed_is_no_sample(tasks: Path, box_folder: Path, mo
         played(config_of(tasks, box_folder), SOLVED, "done")
 
 
+def test_an_image_that_cannot_be_made_is_tried_again(
+    tasks: Path, box_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [OSError(errno.ENOSPC, "No space left on device")]
+    made = harbor_agent.image_of
+
+    async def once(*args: Any, **settings: Any) -> Image:
+        if faults:
+            raise faults.pop()
+        return await made(*args, **settings)
+
+    monkeypatch.setattr(harbor_agent, "image_of", once)
+
+    async def act() -> AgentOutcome:
+        agent, settings = TaskAgent(config_of(tasks, box_folder)), SETTINGS._replace(max_tokens=2000)
+        task = AgentTask("episode 0", (ChatMessage("user", "episode 0"),), "", {"seed": 0})
+        try:
+            with pytest.raises(ToolUnavailable, match="No space left on device"):
+                await agent(task, LanguageModel(Script("done"), settings), Toolbox((), 30.0))
+            return await agent(task, LanguageModel(Script(SOLVED, "done"), settings), Toolbox((), 30.0))
+        finally:
+            assert agent._store is not None
+            agent._store.close()
+            await agent._store.boxes.close()
+
+    assert asyncio.run(act()).reward == 1.0
+
+
 def test_tasks_that_are_not_checked_as_they_are_are_refused(tasks: Path) -> None:
     assert [task.name for task, _ in load_checked(tasks)] == ["made/double", "made/greeting"]
     (tasks / "b-greeting/tests/more").write_text("")
@@ -142,8 +169,7 @@ def test_tasks_that_are_not_checked_as_they_are_are_refused(tasks: Path) -> None
 
 def test_one_task_is_too_few(tasks: Path, box_folder: Path) -> None:
     one = tasks / "a-double"
-    check = CheckedTask("double", read_task(one).digest, 1.0, 0.0, 0.0, "work", ("txt",), 0, 0.1)
-    write_checks(one, [check])
+    write_checks(one, [fit(read_task(one))])
     with pytest.raises(ConfigError, match="only 1 task"):
         TaskAgent(config_of(one, box_folder))
 

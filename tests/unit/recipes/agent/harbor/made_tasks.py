@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from recipes.agent.harbor.checking import CheckedTask
+from recipes.agent.harbor.task_folder import TaskFolder
+
 TOML: Final = """
 schema_version = "1.4"
 [task]
@@ -85,6 +88,21 @@ def double_task(folder: Path, *, seconds: float = 30.0, **files: str) -> Path:
     )
 
 
+def fit(task: TaskFolder, *, seconds: float = 0.1) -> CheckedTask:
+    """Return the result of a check that found nothing."""
+    return CheckedTask(
+        name=task.name,
+        digest=task.digest,
+        solution=1.0,
+        nothing=0.0,
+        canary=0.0,
+        mode="work",
+        kinds=("txt",),
+        running=0,
+        seconds=seconds,
+    )
+
+
 _WRITE: Final = "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json"
 # Each with the task that it is tried on.
 FORGERIES: Final[dict[str, tuple[str, str]]] = {
@@ -124,6 +142,14 @@ FORGERIES: Final[dict[str, tuple[str, str]]] = {
         '        open("/logs/verifier/reward.txt", "w").write("1")\\n        time.sleep(0.005)\\n'
         "def double(n): return 7\\n' > /app/double.py",
     ),
+    "code under test that leaves a process which writes the reward after the tests, and ends": (
+        "double",
+        "printf 'import os, time\\ntests = os.getppid()\\nif os.fork() == 0:\\n    os.setsid()\\n"
+        '    while os.path.exists(f"/proc/{tests}"):\\n        time.sleep(0.005)\\n    time.sleep(0.01)\\n'
+        '    open("/logs/verifier/reward.txt", "w").write("1")\\n    os._exit(0)\\n'
+        "def double(n): return 7\\n' > /app/double.py",
+    ),
+    "a file in place of the work folder": ("greeting", "rm -r /app; echo 'good morning' > /app"),
     "links in the work folder to the reward": (
         "greeting",
         "echo 1 > one; rm -rf /logs/verifier; ln -s /app /logs/verifier; ln -s /app/one /app/reward.txt",

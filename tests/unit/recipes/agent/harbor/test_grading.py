@@ -6,19 +6,18 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from recipes.agent.boxes.box import BoxEnded
 from recipes.agent.boxes.boxes import BoxHost
 from recipes.agent.harbor.checking import CheckedTask, check_task, read_checks, write_checks
-from recipes.agent.harbor.grading import LOGS, Expected, Grade, finish, grade, limits_of, read_reward, workdir_of
+from recipes.agent.harbor.grading import Expected, Grade, finish, grade, read_reward, task_box
 from recipes.agent.harbor.task_folder import read_task
 from recipes.agent.images.building import image_of
 from recipes.agent.images.store import ImageStore
 from rlinf_core import ConfigError
-from tests.unit.recipes.agent.harbor.made_tasks import FORGERIES, FROM_WITHIN, double_task, greeting_task
+from tests.unit.recipes.agent.harbor.made_tasks import FORGERIES, FROM_WITHIN, double_task, fit, greeting_task
 
 pytestmark = pytest.mark.security
 
@@ -42,8 +41,7 @@ def graded(
     async def one(store: ImageStore) -> Grade:
         task = read_task(task_folder)
         image = await image_of(store, task.environment, task.docker_image, seconds=60)
-        settings: dict[str, Any] = {"env": image.env, "workdir": workdir_of(task, image), "folders": LOGS}
-        async with store.boxes.box(store.layers(image), limits_of(task), **settings) as box:
+        async with task_box(store, task, image) as box:
             with contextlib.suppress(BoxEnded):
                 await box.run(["bash", "-c", script], timeout=10)
             await finish(task, image, box, expected.mode)
@@ -83,6 +81,20 @@ def test_a_forged_reward_says_so_and_is_not_tried_again(box_folder: Path, tmp_pa
     assert "reward.json" in forged.why
 
 
+def test_a_reward_that_is_written_after_the_tests_says_so(box_folder: Path, tmp_path: Path) -> None:
+    late = "code under test that leaves a process which writes the reward after the tests, and ends"
+    forged = graded(box_folder, double_task(tmp_path), FORGERIES[late][1])
+    assert (forged.tampered, forged.tries, forged.running) == (True, 1, 0)
+    assert forged.why == "reward.txt was changed after the tests had ended"
+
+
+def test_what_hinders_the_box_of_the_tests_is_the_policys(box_folder: Path, tmp_path: Path) -> None:
+    name, script = FORGERIES["a file in place of the work folder"]
+    hindered = graded(box_folder, TASKS[name](tmp_path), script)
+    assert (hindered.reward, hindered.tries) == (0.0, 1)
+    assert "what the agent left hinders the tests: the box could not be made: `/app` is no folder" in hindered.why
+
+
 def test_a_box_over_its_memory_in_the_tests_is_the_policys(box_folder: Path, tmp_path: Path) -> None:
     eater = "printf 'x = [bytearray(20 << 20) for _ in range(100)]\\n' > /app/double.py"
     assert graded(box_folder, double_task(tmp_path), eater).reward == 0.0
@@ -109,6 +121,7 @@ def test_what_a_task_declares_is_kept_and_the_rest_is_not(box_folder: Path, tmp_
         ({"json": b'{"reward": "1"}'}, 0.0, "no finite number"),
         ({"json": b'{"reward": Infinity}'}, 0.0, "no finite number"),
         ({"json": b"[1]"}, 0.0, "cannot be read"),
+        ({"json": b'{"reward": 1' + b"0" * 400 + b"}"}, 0.0, "cannot be read"),
         ({"json": b"[" * 60_000}, 0.0, "cannot be read"),
         ({}, 0.0, "wrote no reward"),
     ],
@@ -179,10 +192,17 @@ def test_a_task_whose_grades_mean_nothing_is_not_fit(
 
 def test_checks_are_kept_by_the_digest_of_the_task(tmp_path: Path) -> None:
     task = read_task(greeting_task(tmp_path))
-    result = CheckedTask("greeting", task.digest, 1.0, 0.0, None, "work", ("txt",), 0, 11.0)
+    result = fit(task, seconds=11.0)
     write_checks(tmp_path, [result])
     assert read_checks(tmp_path) == {task.digest: result}
     assert "slow" in result.fault(30.0)
     (tmp_path / "checked.json").write_text('{"tasks": {"a": {}}}')
     with pytest.raises(ConfigError, match="no record of checks"):
         read_checks(tmp_path)
+
+
+def test_checks_that_cannot_be_written_say_why(tmp_path: Path) -> None:
+    task = read_task(greeting_task(tmp_path))
+    with pytest.raises(ConfigError, match=r"checked.json` cannot be written") as error:
+        write_checks(tmp_path / "missing", [fit(task)])
+    assert error.value.why == "No such file or directory"

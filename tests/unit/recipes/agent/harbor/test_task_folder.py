@@ -30,6 +30,11 @@ def test_sizes_of_earlier_versions_are_read(tmp_path: Path) -> None:
     assert task.memory_mib == 1536
 
 
+def test_a_size_that_no_machine_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"`environment.storage_mb`: Input should be less than"):
+        read_task(with_toml(tmp_path, "storage_mb = 1e300\n", "storage_mb = 64\n"))
+
+
 def test_the_digest_changes_with_each_file(tmp_path: Path) -> None:
     task = greeting_task(tmp_path)
     first = read_task(task).digest
@@ -49,6 +54,7 @@ def test_the_digest_changes_with_each_file(tmp_path: Path) -> None:
         ('[environment]\nworkdir = "/app/../etc"\n', "no absolute path"),
         ('[environment]\nenv = {KEY = "${HOME}"}\n', "asks for a variable of this machine"),
         ('[environment]\nmemory = "much"\n', "no size"),
+        (f'[environment]\nmemory = "{"9" * 400}G"\n', "no size"),
     ],
 )
 def test_what_boxes_do_not_have_is_refused_by_name(text: str, why: str, tmp_path: Path) -> None:

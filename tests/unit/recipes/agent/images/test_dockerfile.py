@@ -36,6 +36,9 @@ def test_lines_are_joined_and_comments_left_out(tmp_path: Path) -> None:
         ("RUN <<EOF", "a text within the Dockerfile"),
         ("ONBUILD RUN true", "ONBUILD"),
         ("INSTALL x", "INSTALL"),
+        ("ENV A='one two", "`'one two`, which has no end,"),
+        ("ENV A=${B%%.*}", "the variable"),
+        ("COPY --chmod=u+x a /a", r"COPY --chmod=u\+x"),
     ],
 )
 def test_what_is_not_built_here_is_refused_by_its_line(line: str, what: str, tmp_path: Path) -> None:
@@ -50,14 +53,27 @@ def test_a_file_without_from_is_refused(tmp_path: Path) -> None:
         steps_of(tmp_path, "RUN true\n")
 
 
-def test_variables_are_expanded_as_docker_does(tmp_path: Path) -> None:
+def test_variables_are_expanded_as_docker_does() -> None:
     known = {"A": "1", "EMPTY": ""}
     text = "$A ${A} ${B:-two} ${EMPTY:-three} ${A:+four} ${B:+five} \\$A $B"
     assert expand(text, known) == "1 1 two three four  $A "
+    assert expand("${EMPTY-a}${B-b}${EMPTY+c}${B+d}$", known) == "bc$"
+    assert expand("""'$A'"$A \\$A \\n"x\\ y""", known) == "$A1 $A \\nx y"
+
+
+def test_values_with_blanks_are_one_word(tmp_path: Path) -> None:
     path = tmp_path / "Dockerfile"
-    path.write_text('FROM base\nENV A=1 B="two words"\nENV C three four\nARG D\n')
-    assert [assignments(step) for step in read_dockerfile(path)[1:]] == [
+    path.write_text(
+        "FROM base\nENV A=1 B=\"two words\"\nENV C three 'f our'\nARG D E=\nENV F=$X G=a\\ b H='$X'\n"
+        'COPY $X [$X] /$X/\nCOPY ["$X", "a b"]\n'
+    )
+    known = {"X": "x y"}
+    *variables, copy, listed = read_dockerfile(path)[1:]
+    assert [assignments(step, known) for step in variables] == [
         {"A": "1", "B": "two words"},
-        {"C": "three four"},
-        {"D": ""},
+        {"C": "three f our"},
+        {"D": None, "E": ""},
+        {"F": "x y", "G": "a b", "H": "$X"},
     ]
+    assert copy.words(known) == ["x y", "[x y]", "/x y/"]
+    assert listed.words(known) == ["x y", "a b"]

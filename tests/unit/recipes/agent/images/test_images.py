@@ -10,12 +10,12 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recipes.agent.boxes.box import BoxError
 from recipes.agent.boxes.boxes import BoxHost, BoxLimits
 from recipes.agent.images.archives import load_archive, save_archive
 from recipes.agent.images.building import archive_of, image_of
@@ -49,8 +49,9 @@ async def said(store: ImageStore, image: Image, script: str) -> bytes:
 
 def test_a_dockerfile_is_built_with_files_and_variables(box_folder: Path, tmp_path: Path) -> None:
     dockerfile = (
-        "ARG BASE=host\nFROM rlinf/$BASE\nENV WHO=me\nARG HOW=well\nWORKDIR /work/deep\nCOPY --chmod=700 a.sh /bin/a\n"
-        "COPY folder/ more/\nCOPY b.txt c.txt ./\nADD packed.tar /from\nRUN echo $WHO $HOW > said && rm b.txt\n"
+        "ARG BASE=host\nARG BOTH\nFROM rlinf/$BASE\nARG BASE\nENV WHO=me\nARG HOW='very well'\n"
+        "ENV ALL=$HOW OF=$BASE\nWORKDIR /work/deep\nCOPY --chmod=700 a.sh /bin/a\nCOPY folder/ more/\n"
+        "COPY b.txt c.txt ./\nADD packed.tar /from\nRUN echo $WHO $HOW, $ALL of $OF ${BOTH-no} > said && rm b.txt\n"
         'RUN ["touch", "listed"]\nCMD ["bash"]\n'
     )
     files = {
@@ -71,7 +72,7 @@ def test_a_dockerfile_is_built_with_files_and_variables(box_folder: Path, tmp_pa
         return await said(store, image, "a; pwd; cat said; find . -type f | sort; ls /from/inner")
 
     assert with_store(box_folder, act) == (
-        b"a\n/work/deep\nme well\n./c.txt\n./listed\n./more/in/y\n./more/x\n./said\nb\n"
+        b"a\n/work/deep\nme very well, very well of host no\n./c.txt\n./listed\n./more/in/y\n./more/x\n./said\nb\n"
     )
 
 
@@ -97,6 +98,8 @@ def test_an_image_is_built_once_by_ten_that_ask_at_once(box_folder: Path, tmp_pa
         ("FROM rlinf/host\nCOPY missing /\n", "no file below"),
         ("FROM rlinf/host\nCOPY link /\n", "no file below"),
         ("FROM rlinf/host\nRUN sleep 600\n", "took longer than"),
+        ("FROM rlinf/host\nRUN touch /x\nCOPY Dockerfile /x/\n", "Dockerfile:3: `COPY Dockerfile /x/` failed"),
+        ("FROM rlinf/host\nSHELL bash\n", "written as JSON"),
     ],
 )
 def test_what_cannot_be_built_says_where(dockerfile: str, why: str, box_folder: Path, tmp_path: Path) -> None:
@@ -193,10 +196,75 @@ def test_an_archive_is_loaded_with_its_layers_in_order(
         image = await load_archive(store, path, "loaded:1")
         assert store.named("loaded:1") == image
         assert (image.env, image.workdir, len(image.layers)) == ({"A": "b"}, "/w", 2)
-        over = Image("both", (*image.layers, (await store.base("rlinf/host")).layers[0]))
+        over = Image(digest="both", layers=(*image.layers, (await store.base("rlinf/host")).layers[0]))
         return await said(store, over, "cat /two; ls /one /d 2>/dev/null")
 
     assert with_store(box_folder, act) == b"second/d:\nz\n"
+
+
+def test_an_image_with_many_layers_and_some_of_them_twice_starts(box_folder: Path, tmp_path: Path) -> None:
+    layers = [layer_of((f"at/{number}", str(number)), ("top", str(number))) for number in range(120)]
+    path = write_archive(tmp_path / "a.tar", [*layers, layers[3]], oci=False)
+
+    async def act(store: ImageStore) -> bytes:
+        image = await load_archive(store, path, "many:1")
+        host = (await store.base("rlinf/host")).layers
+        over = Image(digest="over", layers=(*image.layers, *host))
+        return await said(store, over, "ls /at | wc -l; cat /top")
+
+    assert with_store(box_folder, act) == b"120\n3"
+
+
+def test_an_image_with_too_many_layers_is_refused(box_folder: Path, tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.tar", [b""] * 500, oci=False)
+    with pytest.raises(ConfigError, match="500 layers, and a box can have 480"):
+        with_store(box_folder, lambda store: load_archive(store, path, "many:1"))
+
+
+def test_no_layer_is_removed_before_its_image_has_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_archive(tmp_path / "a.tar", [layer_of(("one", "1")), layer_of(("two", "2"))], oci=False)
+    unpack = ImageStore.unpack
+    pruning: list[asyncio.Task[Any]] = []
+
+    async def act(store: ImageStore) -> list[str]:
+        other = ImageStore(store.boxes)
+
+        async def unpacked(self: ImageStore, archive: int, layer: str) -> int:
+            size = await unpack(self, archive, layer)
+            # Of the first layer, before the second.
+            pruning.append(asyncio.create_task(other.prune(-1.0, delete=True)))
+            await asyncio.wait(pruning, timeout=0.3)
+            return size
+
+        monkeypatch.setattr(ImageStore, "unpack", unpacked)
+        image = store.use(await load_archive(store, path, "two:1"))
+        await asyncio.gather(*pruning)
+        return [(layer / name).read_text() for layer, name in zip(store.layers(image), ("two", "one"), strict=True)]
+
+    assert with_store(tmp_path / "node", act) == ["2", "1"]
+
+
+def test_an_image_that_is_loaded_again_is_kept_for_those_that_use_it(tmp_path: Path) -> None:
+    path = write_archive(tmp_path / "a.tar", [layer_of(("one", "1"))], oci=False)
+
+    async def act(store: ImageStore) -> None:
+        image = store.use(await load_archive(store, path, "one:1"))
+        other = ImageStore(store.boxes)
+        await load_archive(other, path, "another:1")
+        assert await other.prune(-1.0, delete=True) == []
+        assert other.named("another:1") == image
+
+    with_store(tmp_path / "node", act)
+
+
+def test_a_damaged_record_says_what_to_do(tmp_path: Path) -> None:
+    async def act(store: ImageStore) -> None:
+        (store.boxes.folder / "images/a.json").write_text('{"digest": 3}')
+        with pytest.raises(ConfigError, match="has an invalid value: `digest` is `3`") as error:
+            store.find("a")
+        assert "remove" in (error.value.help or "")
+
+    with_store(tmp_path / "node", act)
 
 
 def test_a_dockerfile_begins_from_a_loaded_image(box_folder: Path, tmp_path: Path) -> None:
@@ -226,7 +294,9 @@ def test_an_image_is_sent_to_a_node_that_loads_it_once(box_folder: Path, tmp_pat
         images = await asyncio.gather(*(image_of(one, folder, None, seconds=60) for one in (store, *others)))
         for other in others:
             other.close()
-        text = await said(store, replace(images[0], user=""), "ls /etc/group; cat /app/one; echo $A; stat -c %a one")
+        text = await said(
+            store, images[0].model_copy(update={"user": ""}), "ls /etc/group; cat /app/one; echo $A; stat -c %a one"
+        )
         layers = [path.name for path in (store.boxes.folder / "layers").iterdir()]
         for layer in layers:
             await store.boxes.remove(store.boxes.folder / "layers" / layer)
@@ -291,3 +361,106 @@ def test_what_is_no_archive_is_refused(text: bytes, box_folder: Path, tmp_path: 
     path.write_bytes(text)
     with pytest.raises(ConfigError, match="no image that can be loaded"):
         with_store(box_folder, lambda store: load_archive(store, path, "bad"))
+
+
+def hostile(name: str, path: Path) -> None:
+    """Write an archive that was made to harm whoever reads it."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+
+        def add(name: str, data: bytes = b"", **facts: Any) -> None:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            for fact, value in facts.items():
+                setattr(info, fact, value)
+            archive.addfile(info, io.BytesIO(data))
+
+        match name:
+            case "a link to a description of 9 MiB":
+                add("large", b"[" * (9 << 20))
+                add("manifest.json", type=tarfile.SYMTYPE, linkname="large")
+            case "links in a circle":
+                add("manifest.json", type=tarfile.SYMTYPE, linkname="other")
+                add("other", type=tarfile.SYMTYPE, linkname="manifest.json")
+            case "a description that is nested deep":
+                add("manifest.json", b"[" * 100_000)
+            case "no list of images":
+                add("manifest.json", b'{"a": 1}')
+            case "a layer that is not there":
+                add("manifest.json", b'[{"Config": "c.json", "Layers": ["gone"]}]')
+                layers = {"diff_ids": [f"sha256:{'0' * 64}"]}
+                add("c.json", json.dumps({"os": "linux", "architecture": MACHINE, "rootfs": layers}).encode())
+            case "no description":
+                add("other", b"1")
+            case _:
+                pass
+    if name == "headers of 33 MiB":
+        write_long_header(path, 33 << 20)
+
+
+def write_long_header(path: Path, size: int) -> None:
+    """Write an archive, which takes no room, with a header of some size."""
+    info = tarfile.TarInfo("header")
+    info.type, info.size = tarfile.XHDTYPE, size
+    with path.open("wb") as file:
+        file.write(info.tobuf(tarfile.USTAR_FORMAT))
+        file.truncate(size + (8 << 10))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("a link to a description of 9 MiB", "`manifest.json` has 9437184 bytes"),
+        ("links in a circle", "no file `manifest.json`"),
+        ("a description that is nested deep", ""),
+        ("no list of images", "it should be a valid array"),
+        ("a layer that is not there", "no file `gone`"),
+        ("no description", "no file `index.json`"),
+        ("headers of 33 MiB", "headers are too long"),
+    ],
+)
+def test_an_archive_that_was_made_to_harm_is_refused(name: str, why: str, box_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    hostile(name, path)
+    with pytest.raises(ConfigError, match="no image that can be loaded") as error:
+        with_store(box_folder, lambda store: load_archive(store, path, "bad"))
+    assert why in (error.value.why or "")
+
+
+@pytest.mark.parametrize("harm", ["cut", "changed"])
+def test_a_compressed_layer_that_is_damaged_is_refused(harm: str, box_folder: Path, tmp_path: Path) -> None:
+    layer = layer_of(("a", os.urandom(20_000).hex()))
+    packed = gzip.compress(layer)
+    damaged = packed[:9000] if harm == "cut" else packed[:9000] + b"\xff" * 40 + packed[9040:]
+    path = write_archive(tmp_path / "a.tar", [damaged], oci=False)
+    with pytest.raises(ConfigError, match="no image that can be loaded"):
+        with_store(box_folder, lambda store: load_archive(store, path, "bad"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [({"mtime": "inf"}, "timestamp out of range"), ({"size": "-5"}, "more than|backwards"), ({}, "MemoryError")],
+)
+def test_a_layer_whose_headers_were_made_to_harm_is_refused(
+    facts: dict[str, str], why: str, box_folder: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "layer.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("a")
+        info.pax_headers = facts
+        archive.addfile(info)
+    if not facts:
+        write_long_header(path, 600 << 20)
+
+    async def act(store: ImageStore) -> None:
+        with path.open("rb") as file, pytest.raises(BoxError, match=why) as error:
+            await store.unpack(file.fileno(), "bad")
+        assert "was ended" not in str(error.value)
+
+    with_store(box_folder, act)
+    assert not list((box_folder / "layers").glob("bad*"))
+
+
+def test_what_is_not_there_is_said_without_numbers(box_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        with_store(box_folder, lambda store: load_archive(store, tmp_path / "missing", "bad"))
+    assert error.value.why == "No such file or directory"
