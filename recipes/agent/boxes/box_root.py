@@ -5,6 +5,7 @@ Runs in the process that holds the box: standard library only.
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Final
 
@@ -12,7 +13,13 @@ from recipes.agent.boxes import kernel
 
 # Files and folders of `/dev` and of `/dev/shm`: empty ones take the kernel's memory, too.
 _DEVICE_FILES, _SHARED_FILES = 1 << 10, 1 << 14
+# A file, or a link that leads nowhere, is in a folder's place.
+_BLOCKED: Final = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
 _DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
+
+
+class BlockedFolder(Exception):  # noqa: N818 - says what the layers have
+    """A folder that the box needs is something else in its layers."""
 
 
 def mount_root(links: str, layers: int, shared_memory: int) -> None:
@@ -49,6 +56,21 @@ def mount_root(links: str, layers: int, shared_memory: int) -> None:
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{target}", f"root/dev/{name}")
     os.chdir("root")
+
+
+def make_folder(folder: str) -> None:
+    """Make a folder of a box where it is missing.
+
+    Raises:
+        BlockedFolder: it, or one above it, is something else.
+    """
+    try:
+        if not os.path.isdir(folder):
+            os.makedirs(folder)
+    except OSError as error:
+        if error.errno not in _BLOCKED:
+            raise
+        raise BlockedFolder(f"`{folder}` is no folder: {error.strerror}") from None
 
 
 def find_user(user: str) -> tuple[int, int, list[int]]:

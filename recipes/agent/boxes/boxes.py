@@ -33,8 +33,8 @@ from rlinf_core import ConfigError
 
 DEFAULT_FOLDER: Final = Path("~/.rlinf/boxes")
 MIB: Final = 1 << 20
-# The kernel's overlay takes 500.
-MOST_LAYERS: Final = 480
+# Of the kernel's overlay, and of an archive: a box and builds add some.
+_MOST_LOWER, MOST_LAYERS = 500, 480
 # Where root runs boxes, their ids are numbers that no system gives to its users; the sandbox of programs has others.
 _FIRST_ID: Final = 1_900_000_000
 _IDS: Final = 65_536
@@ -248,8 +248,8 @@ class BoxHost:
         live = self.folder / "live"
         # The overlay takes no folder twice, and where it is uppermost, it hides the one below.
         distinct = list(dict.fromkeys(layers))
-        if len(distinct) > MOST_LAYERS:
-            raise BoxError(f"an image of {len(distinct)} layers cannot be started: {MOST_LAYERS} is the most")
+        if len(distinct) > _MOST_LOWER:
+            raise BoxError(f"a box of {len(distinct)} layers cannot be started: {_MOST_LOWER} is the most")
         spec: BoxSpec = {
             "ids": self.ids,
             "layers": [os.path.relpath(layer, live / name / LAYERS) for layer in distinct],

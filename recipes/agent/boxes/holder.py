@@ -8,7 +8,6 @@ killed when the holder is. Standard library only, and nothing is imported once t
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -29,12 +28,6 @@ FOLDERS: Final = ("upper", "work", "root", LAYERS)
 _TICK_MS: Final = 200
 _DISK_SECONDS: Final = 1.0
 _NO_COMMAND: Final = 126
-# A file, or a link that leads nowhere, is in a folder's place.
-_BLOCKED: Final = (errno.EEXIST, errno.ENOTDIR, errno.ELOOP, errno.ENOENT)
-
-
-class BlockedFolder(Exception):  # noqa: N818 - says what the layers have
-    """A folder that the box needs is something else in its layers."""
 
 
 class BoxSpec(TypedDict):
@@ -89,7 +82,7 @@ class Holder:
             self._make()
             self._say(started=os.getpid())
             self._serve()
-        except BlockedFolder as error:
+        except box_root.BlockedFolder as error:
             self._say(blocked=str(error))
         except OSError as error:
             self._say(failed=layer_files.why(error))
@@ -111,7 +104,7 @@ class Holder:
         go = self._start_init()
         kernel.change_root()
         for folder in self._spec["folders"]:
-            _make_folder(folder)
+            box_root.make_folder(folder)
         os.write(go, b"1")
         os.close(go)
 
@@ -143,7 +136,7 @@ class Holder:
             with open("proc/sys/user/max_user_namespaces", "w", encoding="ascii") as file:
                 file.write("0")
             # Before there is a command that could look at it.
-            said, go = _only(said, go)
+            said, go = kernel.close_others(said, go)
             os.write(said, b"1")
         except OSError as error:
             os.write(said, str(error).encode()[:500])
@@ -259,7 +252,7 @@ class Holder:
     def _be_command(self, descriptors: list[int], argv: list[str], env: Mapping[str, str], cwd: str, user: str) -> None:
         os.setsid()
         self._enter_group()
-        _only(*descriptors)
+        kernel.close_others(*descriptors)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -296,7 +289,7 @@ class Holder:
         code = 1
         try:
             # The target may be a link to `/proc/self/fd`: no folder of the host is open here. A socket opens no more.
-            archive, reply = _only(descriptors[0], self._lease.fileno())
+            archive, reply = kernel.close_others(descriptors[0], self._lease.fileno())
             code = _unpack(archive, reply, target, most, number)
         finally:
             os._exit(code)
@@ -380,15 +373,6 @@ class Holder:
             trees.remove_tree(folder, self._own_folder)
 
 
-def _only(*descriptors: int) -> list[int]:
-    """Close all descriptors but some, which get the first numbers."""
-    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, len(descriptors)) for descriptor in descriptors]
-    for number, descriptor in enumerate(high):
-        os.dup2(descriptor, number)
-    kernel.close_from(len(high))
-    return list(range(len(high)))
-
-
 def _unpack(archive: int, reply: int, target: str, most: int, number: int) -> int:
     """Unpack an archive, and return an exit status; why it is not 0 is said as the reply to a request."""
     try:
@@ -397,21 +381,6 @@ def _unpack(archive: int, reply: int, target: str, most: int, number: int) -> in
         os.write(reply, json.dumps({"id": number, "error": layer_files.why(error)}).encode())
         return 1
     return 0
-
-
-def _make_folder(folder: str) -> None:
-    """Make a folder of a box where it is missing.
-
-    Raises:
-        BlockedFolder: it, or one above it, is something else.
-    """
-    try:
-        if not os.path.isdir(folder):
-            os.makedirs(folder)
-    except OSError as error:
-        if error.errno not in _BLOCKED:
-            raise
-        raise BlockedFolder(f"`{folder}` is no folder: {error.strerror}") from None
 
 
 def _wake_up(_signal: int, _frame: object) -> None:

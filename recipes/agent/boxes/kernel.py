@@ -101,6 +101,15 @@ def close_from(first: int) -> None:
         os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
+def close_others(*descriptors: int) -> list[int]:
+    """Close all descriptors but some, which get the first numbers, and return these."""
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, len(descriptors)) for descriptor in descriptors]
+    for number, descriptor in enumerate(high):
+        os.dup2(descriptor, number)
+    close_from(len(high))
+    return list(range(len(high)))
+
+
 class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("steps", ctypes.c_char_p))
 

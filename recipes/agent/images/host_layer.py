@@ -21,24 +21,8 @@ HOST: Final = "rlinf/host"
 _NEEDED: Final = ("bash", "cat")
 _PROGRAMS: Final = (
     *("bash", "cat", "chmod", "chown", "cp", "cut", "date", "dirname", "echo", "env", "false", "find", "grep", "head"),
-    *(
-        "id",
-        "kill",
-        "ln",
-        "ls",
-        "mkdir",
-        "mktemp",
-        "mv",
-        "nproc",
-        "printf",
-        "pwd",
-        "rm",
-        "rmdir",
-        "sed",
-        "seq",
-        "setsid",
-    ),
-    *("sleep", "sort", "stat", "tail", "tee", "test", "touch", "tr", "true", "uniq", "wc", "yes"),
+    *("id", "kill", "ln", "ls", "mkdir", "mktemp", "mv", "nproc", "printf", "pwd", "rm", "rmdir", "sed", "seq"),
+    *("setsid", "sleep", "sort", "stat", "tail", "tee", "test", "touch", "tr", "true", "uniq", "wc", "yes"),
 )
 _PASSWD: Final = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n"
 _GROUP: Final = "root:x:0:\nnogroup:x:65534:\n"
@@ -66,22 +50,18 @@ def write_host_layer(target: IO[bytes]) -> None:
     library = Path(os.__file__).resolve().parent
     with tarfile.open(fileobj=target, mode="w|") as archive:
         for folder in _FOLDERS:
-            _add_folder(archive, folder, 0o1777 if folder.endswith("tmp") else 0o755)
-        for name, aim in (("bin", "usr/bin"), ("sbin", "usr/bin"), ("usr/bin/sh", "bash")):
-            _add_link(archive, name, aim)
-        for name, path in programs.items():
-            _add_file(archive, f"usr/bin/{name}", Path(path))
-        _add_file(archive, f"usr/bin/{version}", Path(python))
-        for name in ("python3", "python"):
-            _add_link(archive, f"usr/bin/{name}", version)
-        modules = dict(_modules(library))
-        for name, path in modules.items():
-            _add_file(archive, f"usr/lib/{version}/{name}", path)
-        extensions = [str(path) for path in modules.values() if path.suffix == ".so"]
-        for path in _libraries([*programs.values(), python, *extensions]):
-            _add_file(archive, path.lstrip("/"), Path(path))
+            _add(archive, folder, tarfile.DIRTYPE, 0o1777 if folder.endswith("tmp") else 0o755)
         for name, text in (("etc/passwd", _PASSWD), ("etc/group", _GROUP)):
-            _add_text(archive, name, text)
+            _add(archive, name, tarfile.REGTYPE, 0o644, data=text.encode())
+        links = {"bin": "usr/bin", "sbin": "usr/bin", "usr/bin/sh": "bash"}
+        for name, aim in {**links, "usr/bin/python3": version, "usr/bin/python": version}.items():
+            _add(archive, name, tarfile.SYMTYPE, 0o777, aim)
+        modules = {f"usr/lib/{version}/{name}": path for name, path in _modules(library)}
+        extensions = [str(path) for path in modules.values() if path.suffix == ".so"]
+        libraries = _libraries([*programs.values(), python, *extensions])
+        files = {f"usr/bin/{name}": path for name, path in {**programs, version: python}.items()}
+        for name, path in {**files, **modules, **{path.lstrip("/"): path for path in libraries}}.items():
+            _add_file(archive, name, Path(path))
 
 
 def _modules(library: Path) -> Iterator[tuple[str, Path]]:
@@ -101,22 +81,10 @@ def _libraries(paths: list[str]) -> list[str]:
     return sorted({word for word in words if word.startswith("/") and os.path.isfile(word)})
 
 
-def _add_folder(archive: tarfile.TarFile, name: str, mode: int) -> None:
+def _add(archive: tarfile.TarFile, name: str, kind: bytes, mode: int, aim: str = "", data: bytes = b"") -> None:
     info = tarfile.TarInfo(name)
-    info.type, info.mode = tarfile.DIRTYPE, mode
-    archive.addfile(info)
-
-
-def _add_link(archive: tarfile.TarFile, name: str, aim: str) -> None:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.mode = tarfile.SYMTYPE, aim, 0o777
-    archive.addfile(info)
-
-
-def _add_text(archive: tarfile.TarFile, name: str, text: str) -> None:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode = len(text.encode()), 0o644
-    archive.addfile(info, io.BytesIO(text.encode()))
+    info.type, info.mode, info.linkname, info.size = kind, mode, aim, len(data)
+    archive.addfile(info, io.BytesIO(data))
 
 
 def _add_file(archive: tarfile.TarFile, name: str, path: Path) -> None:
