@@ -1,18 +1,20 @@
-"""What remains of a channel's promises when processes are killed."""
+"""What remains of a channel's promises when processes are killed, and when it is closed."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlinf_core.channel.broker.broker_clients import LostItem
 from rlinf_core.channel.channel import Channel
-from rlinf_core.errors import CancelledOperationError, WorkerDiedError
+from rlinf_core.errors import CancelledOperationError, ChannelClosed, InvalidNameError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.process.proc import peer_credentials
 
@@ -66,27 +68,6 @@ def test_item_of_a_dead_consumer_goes_to_the_next(troupe: Any, channel: Channel,
     os.kill(victim, signal.SIGKILL)
     until(lambda: channel.qsize() == 3)
     assert [actors.call(1, get_one, channel) for _ in range(3)] == [0, 1, 2]
-
-
-def test_what_a_dead_batch_had_reserved_goes_back_in_order(troupe: Any, channel: Channel, until: Until) -> None:
-    actors = troupe(2)
-    victim = actors.call(0, pid)
-    actors(0, get_batch, channel, 5)
-    until(waiting(channel, 1))
-    put_some(None, channel, 3)
-    behind = actors(1, get_batch, channel, 3)
-    until(waiting(channel, 2))
-    os.kill(victim, signal.SIGKILL)
-    assert behind.wait(20) == [[0, 1, 2]]
-
-
-def test_an_item_that_was_taken_is_not_given_out_again(troupe: Any, channel: Channel) -> None:
-    actors = troupe(2)
-    put_some(None, channel, 2)
-    assert actors.call(0, get_one, channel) == 0
-    os.kill(actors.call(0, pid), signal.SIGKILL)
-    assert actors.call(1, get_one, channel) == 1
-    assert channel.empty()
 
 
 def die_while_sending(worker: Any, channel: Channel, size: int) -> None:
@@ -200,3 +181,65 @@ def test_a_call_that_is_given_up_ends_at_its_next_wait(troupe: Any, channel: Cha
     with pytest.raises(WorkerGroupError) as info:
         call.wait(20)
     assert isinstance(info.value.exceptions[0], CancelledOperationError)
+
+
+_names = itertools.count()
+
+
+def process_behind(channel: Channel) -> int:
+    backend: Any = channel._backend
+    backend.connect()
+    return peer_credentials(backend.stream.outgoing.connection.sock)[0]
+
+
+def is_gone(process: int) -> Callable[[], bool]:
+    return lambda: not Path(f"/proc/{process}").exists()
+
+
+def get_all(worker: Any, channel: Channel) -> list[Any]:
+    return list(channel)
+
+
+def try_all(worker: Any, channel: Channel) -> list[str]:
+    """Return what each operation raises."""
+    said: list[str] = []
+    for operation in (
+        lambda: channel.put(1),
+        lambda: channel.put_nowait(1),
+        lambda: channel.put(1, async_op=True).wait(),
+        lambda: channel.put(bytes(8 << 20)),
+        lambda: channel.get(),
+        lambda: channel.get_nowait(),
+        lambda: channel.get_batch(3),
+        lambda: channel.get(async_op=True).wait(),
+    ):
+        try:
+            operation()
+        except ChannelClosed as error:
+            said.append(error.message.rpartition(", ")[2])
+    return said
+
+
+SAID = ["the item was not accepted"] * 4 + ["and nothing is left in it"] * 4
+
+
+def test_ended_process_reports_closed_to_later_calls(troupe: Any, until: Until) -> None:
+    channel = Channel.create(f"ends{next(_names)}")
+    actors = troupe(2)
+    for item in range(3):
+        channel.put(item)
+    process = process_behind(channel)
+    channel.close()
+    assert actors.call(0, get_all, channel) == [0, 1, 2]
+    until(is_gone(process))
+    # Those who were connected, and one who comes only now.
+    assert try_all(None, channel) == SAID
+    assert actors.call(0, try_all, channel) == SAID
+    assert actors.call(1, try_all, channel) == SAID
+    assert list(channel) == list(Channel.connect(channel.name)) == []
+    channel.close()
+    assert (channel.qsize(), channel.full(), channel.peek_all(), channel.losses()) == (0, False, [], [])
+    figures = channel.statistics()["default"]
+    assert (figures.puts, figures.gets) == (3, 3)
+    with pytest.raises(InvalidNameError, match=f"a channel named `{channel.name}` existed and is closed"):
+        Channel.create(channel.name)

@@ -1,14 +1,17 @@
-"""How channels are created and found."""
+"""Channels between processes: how they are created and found, and what crosses."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 
 from rlinf_core.channel.channel import Channel
+from rlinf_core.channel.operation import ChannelFull
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.errors import ChannelError, ClusterError, DeadlockError, InvalidNameError, PeerNotFoundError
 from rlinf_core.failures import WorkerGroupError
@@ -139,3 +142,68 @@ def test_mutual_waits_for_items_are_reported_as_deadlock(players: Any, end_chann
         assert "its only producer" in str(info.value)
     end_channel("knot_one")
     end_channel("knot_two")
+
+
+Until = Callable[[Callable[[], object]], None]
+
+
+def put_all(worker: Any, channel: Channel, items: list[Any], key: str = "default", weight: float = 1) -> None:
+    for item in items:
+        channel.put(item, weight=weight, key=key)
+
+
+def get_some(worker: Any, channel: Channel, count: int, key: str = "default") -> list[Any]:
+    return [channel.get(key=key) for _ in range(count)]
+
+
+def waiting(channel: Channel, count: int, key: str = "default", *, puts: bool = False) -> Callable[[], bool]:
+    def check() -> bool:
+        figures = channel.statistics().get(key)
+        return figures is not None and (figures.waiting_puts if puts else figures.waiting_gets) == count
+
+    return check
+
+
+def test_items_of_a_key_come_in_order_and_keys_are_apart(players: Any, channel: Channel) -> None:
+    first = players(0, put_all, channel, [("a", i) for i in range(50)], "a")
+    second = players(1, put_all, channel, [("b", i) for i in range(50)], "b")
+    assert players.call(2, get_some, channel, 50, "b") == [("b", i) for i in range(50)]
+    assert players.call(2, get_some, channel, 50, "a") == [("a", i) for i in range(50)]
+    first.wait()
+    second.wait()
+
+
+def test_a_full_key_holds_its_producer_back_and_nobody_else(players: Any, bounded: Channel, until: Until) -> None:
+    held = players(0, put_all, bounded, list(range(6)))
+    until(waiting(bounded, 1, puts=True))
+    assert (bounded.full(), bounded.qsize(), bounded.maxsize) == (True, 4, 4)
+    with pytest.raises(ChannelFull):
+        bounded.put_nowait("no room")
+    bounded.put_nowait("elsewhere", key="other")
+    assert bounded.get_nowait(key="other") == "elsewhere"
+    assert not held.done()
+    assert [bounded.get() for _ in range(6)] == list(range(6))
+    held.wait()
+
+
+def test_asynchronous_iteration_leaves_the_loop_free(channel: Channel, until: Until) -> None:
+    async def produce() -> None:
+        for index in range(5):
+            # The consumer waits already, and yet this task of its loop goes on.
+            await asyncio.to_thread(until, waiting(channel, 1))
+            channel.put(index)
+        await asyncio.to_thread(until, waiting(channel, 1))
+        channel.close()
+
+    async def consume() -> list[Any]:
+        producer = asyncio.create_task(produce())
+        got = [item async for item in channel]
+        await producer
+        return got
+
+    assert asyncio.run(consume()) == list(range(5))
+
+
+def test_a_local_channel_cannot_leave_its_process(players: Any) -> None:
+    with pytest.raises(ChannelError, match="cannot leave its process"):
+        players(0, get_some, Channel.create("local", local=True), 1)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import array
 import importlib.util
 import inspect
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,46 @@ def _side_type() -> Any:
     return module.Side
 
 
+def _started(pipe: socket.socket, *command: str, server: bool = False) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*command, str(_SCRIPT), *(["--server"] if server else []), str(pipe.fileno())],
+        pass_fds=[pipe.fileno()],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+    )
+
+
+@cache
+def _server() -> socket.socket:
+    """Start the process that has imported torch, and forks peers; it ends with this one."""
+    ours, theirs = socket.socketpair()
+    _started(theirs, sys.executable, server=True)
+    theirs.close()
+    return ours
+
+
+class Forked:
+    """A process that the server forked, as `subprocess.Popen` has one."""
+
+    def __init__(self, pipe: socket.socket) -> None:
+        socket.send_fds(_server(), [b"f"], [pipe.fileno()])
+        (self.pid,) = array.array("q", _server().recv(8))
+        self._end = os.pidfd_open(self.pid)
+
+    def send_signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._end, number)
+
+    def poll(self) -> int | None:
+        return 0 if select.select([self._end], [], [], 0)[0] else None
+
+    def wait(self, timeout: float | None = None) -> None:
+        if not select.select([self._end], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+
+    def close(self) -> None:
+        os.close(self._end)
+
+
 class Peer:
     """A process of its own that runs functions of the test: `peer.call(function, *args)` calls `function(side, *args)`.
 
@@ -52,11 +96,8 @@ class Peer:
     ) -> None:
         self.name = name
         ours, theirs = socket.socketpair()
-        self.process = subprocess.Popen(
-            [*prefix, interpreter, str(_SCRIPT), str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        )
+        own = prefix or interpreter != sys.executable
+        self.process = _started(theirs, *prefix, interpreter) if own else Forked(theirs)
         theirs.close()
         self._pipe = Connection(ours.detach())
         self._pipe.send((name, secret.key, ip, settings))
@@ -87,13 +128,19 @@ class Peer:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
+    def dismiss(self) -> None:
+        """Let it end by itself."""
+        with suppress(OSError):
+            self._pipe.send(None)
+
     def stop(self) -> None:
         if self.process.poll() is None:
             try:
-                self._pipe.send(None)
                 self.process.wait(10)
-            except (OSError, subprocess.TimeoutExpired):
+            except subprocess.TimeoutExpired:
                 self.kill()
+        if isinstance(self.process, Forked):
+            self.process.close()
         self._pipe.close()
 
 
@@ -118,6 +165,8 @@ class Cast:
         return peer
 
     def stop(self) -> None:
+        for peer in self.peers.values():
+            peer.dismiss()
         for peer in self.peers.values():
             peer.stop()
         if self.here is not None:

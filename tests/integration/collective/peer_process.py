@@ -1,7 +1,14 @@
-"""The other process of a test: holds an endpoint, and runs functions whose source it is sent."""
+"""The other process of a test: holds an endpoint, and runs functions whose source it is sent.
+
+Started with `--server` it imports torch once, and forks such a process for each descriptor that it is sent.
+"""
 
 from __future__ import annotations
 
+import array
+import os
+import signal
+import socket
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -62,5 +69,29 @@ def serve(pipe: Connection) -> None:
     side.endpoint.close()
 
 
+def fork_for_all(control: socket.socket) -> None:
+    """Fork a process for each descriptor, and answer with its number; end with who asks."""
+    import torch  # noqa: F401
+
+    # Nobody waits for them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        word, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not word:
+            return
+        pid = os.fork()
+        if not pid:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            control.close()
+            serve(Connection(descriptors[0]))
+            # Taking torch down takes seconds.
+            os._exit(0)
+        os.close(descriptors[0])
+        control.sendall(array.array("q", [pid]).tobytes())
+
+
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    if sys.argv[1] == "--server":
+        fork_for_all(socket.socket(fileno=int(sys.argv[2])))
+    else:
+        serve(Connection(int(sys.argv[1])))

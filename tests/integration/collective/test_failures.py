@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,7 @@ import torch
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import (
-    CommunicationTimeoutError,
     DeadlockError,
-    PeerNotFoundError,
-    RuntimeFailure,
     WorkerDiedError,
 )
 from tests.waiting import until
@@ -32,11 +28,6 @@ def echo(side: Any, times: int) -> None:
     here = WorkerAddress("here", 0)
     for _ in range(times):
         group.send(group.recv(here), here)
-
-
-def sleep(side: Any, seconds: float) -> None:
-
-    time.sleep(seconds)
 
 
 def in_thread(function: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
@@ -157,77 +148,6 @@ def test_what_a_peer_sent_before_its_death_is_received(make_cast: Any) -> None:
         group.recv(THERE, timeout=5)
 
 
-def test_a_relaunched_peer_is_another_one(make_cast: Any) -> None:
-    cast = make_cast()
-    there = cast.add("there:0")
-
-    def send_old(side: Any) -> None:
-        side.group().send("of the old one", WorkerAddress("here", 0))
-
-    there.call(send_old)
-    until(lambda: cast.here.endpoint.stream(cast.here.me, THERE).incoming.arrived() == 1)
-    there.kill()
-    there = cast.add("there:0")
-    group = cast.here.group()
-    there.begin(echo, 1)
-    group.send("to the new one", THERE)
-    assert group.recv(THERE) == "to the new one"
-    there.result()
-
-
-def test_a_peer_that_never_was_is_named(make_cast: Any) -> None:
-    cast = make_cast()
-    with pytest.raises(PeerNotFoundError, match="nobody:0"):
-        cast.here.group("nobody:0").send(1, WorkerAddress("nobody", 0))
-    with pytest.raises(PeerNotFoundError, match="nobody:0"):
-        cast.here.group("nobody:0").recv(WorkerAddress("nobody", 0))
-    work = cast.here.group("nobody:0").recv(WorkerAddress("nobody", 0), async_op=True)
-    with pytest.raises(PeerNotFoundError, match="nobody:0"):
-        work.wait()
-
-
-def test_blocked_operations_can_be_failed_from_outside(make_cast: Any) -> None:
-    cast = make_cast(inbox_messages=10, arena_bytes=1 << 20)
-    there = cast.add("there:0")
-    group = cast.here.group()
-    there.begin(echo, 1)
-    group.send(1, THERE)
-    group.recv(THERE)
-    there.result()
-    there.begin(sleep, 8.0)
-
-    def flood() -> None:
-        while True:
-            group.send(b"x" * 30_000, THERE)
-
-    receiver, received = in_thread(group.recv, THERE)
-    sender, sent = in_thread(flood)
-    until(lambda: len(cast.here.endpoint.waits.waiting()) == 2, seconds=20)
-    titles = {work.title for work in cast.here.endpoint.waits.waiting()}
-    assert titles == {"recv from there:0", "send to there:0"}
-    error = DeadlockError(("here:0", "there:0"), "a picture")
-    until(lambda: cast.here.endpoint.fail(error, THERE) or (received and sent))
-    receiver.join(5)
-    until(lambda: sent or not cast.here.endpoint.fail(error, THERE))
-    sender.join(5)
-    assert received == [error]
-    assert sent == [error]
-
-
-def test_a_send_to_a_process_that_hangs_ends_at_its_deadline(make_cast: Any) -> None:
-    cast = make_cast(inbox_messages=10)
-    there = cast.add("there:0")
-    group = cast.here.group()
-    group.send(1, THERE)
-    os.kill(there.process.pid, signal.SIGSTOP)
-    try:
-        with pytest.raises(CommunicationTimeoutError, match="send to there:0"):  # noqa: PT012 - one of many sends
-            for _ in range(1000):
-                group.send(b"x" * 30_000, THERE, timeout=0.5)
-    finally:
-        os.kill(there.process.pid, signal.SIGCONT)
-
-
 def test_views_that_are_kept_never_block_the_sender(make_cast: Any) -> None:
     cast = make_cast(arena_bytes=8 << 20)
     there = cast.add("there:0")
@@ -243,23 +163,6 @@ def test_views_that_are_kept_never_block_the_sender(make_cast: Any) -> None:
     kept = [group.recv(THERE) for _ in range(60)]
     there.result()
     assert all(bool((tensor == number).all()) for number, tensor in enumerate(kept))
-
-
-def test_two_large_senders_before_receiving_do_not_deadlock(make_cast: Any) -> None:
-    cast = make_cast(arena_bytes=4 << 20, spill_after=0.05)
-    there = cast.add("there:0")
-
-    def exchange(side: Any, peer: Any) -> float:
-        import torch
-
-        group = side.group()
-        for _ in range(6):
-            group.send(torch.ones(1_000_000), peer)
-        return sum(float(group.recv(peer).sum()) for _ in range(6))
-
-    there.begin(exchange, cast.here.me)
-    assert exchange(cast.here, THERE) == 6_000_000
-    assert there.result() == 6_000_000
 
 
 def test_a_message_larger_than_the_arena_arrives(make_cast: Any) -> None:
@@ -328,13 +231,6 @@ def test_a_forked_child_neither_uses_nor_holds_the_connections(make_cast: Any) -
         assert isinstance(outcome[0], WorkerDiedError)
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-def test_a_closed_endpoint_says_so(make_cast: Any) -> None:
-    cast = make_cast()
-    cast.here.endpoint.close()
-    with pytest.raises(RuntimeFailure, match="closed"):
-        cast.here.group("there:0").send(1, THERE)
 
 
 def count_descriptors() -> int:

@@ -116,7 +116,7 @@ def collect_garbage(side: Any) -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 6))])
 def test_operation_after_a_mismatch_behaves_as_if_alone(duo: Any, seed: int) -> None:
     here, there = duo
     steps = random_steps(seed)
