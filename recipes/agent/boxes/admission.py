@@ -90,15 +90,17 @@ class BoxMemory:
 
 def _free(descriptor: int, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges that are locked by nobody else, ascending."""
-    if start >= end:
-        return
-    asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
-    kind, _, first, length, _ = _LOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
-    if kind == fcntl.F_UNLCK:
-        yield start, end
-        return
-    yield from _free(descriptor, start, first)
-    yield from _free(descriptor, first + length, end)
+    pending = [(start, end)]
+    while pending:
+        start, end = pending.pop()
+        if start >= end:
+            continue
+        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, end - start, 0)
+        kind, _, first, length, _ = _LOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))
+        if kind == fcntl.F_UNLCK:
+            yield start, end
+        else:
+            pending += [(first + length, end), (start, first)]
 
 
 def _take(descriptor: int, start: int, length: int) -> bool:

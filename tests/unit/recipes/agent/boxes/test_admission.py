@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import random
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +74,14 @@ def test_memory_in_pieces_is_used(tmp_path: Path) -> None:
         return left
 
     assert asyncio.run(run()) == 0
+
+
+def test_memory_in_very_many_pieces_is_counted(tmp_path: Path) -> None:
+    with (tmp_path / "memory").open("w+") as other:
+        for mib in range(0, 4000, 2):
+            lock = struct.pack("hhxxxxqqixxxx", fcntl.F_WRLCK, os.SEEK_SET, mib, 1, 0)
+            fcntl.fcntl(other, fcntl.F_OFD_SETLK, lock)
+        assert BoxMemory(tmp_path / "memory", 4000).free() == 2000
 
 
 def test_memory_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
