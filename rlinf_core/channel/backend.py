@@ -7,12 +7,13 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 from rlinf_core import env_vars
-from rlinf_core.channel.handle import PutOperation, reaper
+from rlinf_core.channel.handle import REAPER, PutOperation
 from rlinf_core.channel.keyed_queue import KeyedQueue
-from rlinf_core.channel.operation import ChannelOperation, LocalItem, ResultKind
+from rlinf_core.channel.operation import ChannelOperation, Decode
 from rlinf_core.channel.queue_state import Accepted, Delivered, Effect, Refused
 from rlinf_core.channel.wire import Query
 from rlinf_core.waiting import OperationKind
@@ -75,7 +76,7 @@ class LocalBackend(ChannelBackend):
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
     ) -> ChannelOperation[None]:
-        operation = self._begin(OperationKind.PUT, key, timeout, ResultKind.NOTHING, detached=detached)
+        operation = self._begin(OperationKind.PUT, key, timeout, None, detached=detached)
         self._run(
             lambda: self._queue.put(operation.op_id, item, weight=weight, key=key, now=time.monotonic(), wait=wait)
         )
@@ -84,13 +85,10 @@ class LocalBackend(ChannelBackend):
     def get(
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
     ) -> ChannelOperation[Any]:
-        now = time.monotonic()
-        if batch_weight is None:
-            operation = self._begin(OperationKind.GET, key, timeout, ResultKind.ONE, detached=detached)
-            self._run(lambda: self._queue.get(operation.op_id, key=key, now=now, wait=wait))
-        else:
-            operation = self._begin(OperationKind.GET_BATCH, key, timeout, ResultKind.LIST, detached=detached)
-            self._run(lambda: self._queue.get_batch(operation.op_id, batch_weight, key=key, now=now, wait=wait))
+        one = batch_weight is None
+        kind, decode = (OperationKind.GET, itemgetter(0)) if one else (OperationKind.GET_BATCH, list)
+        operation = self._begin(kind, key, timeout, decode, detached=detached)
+        self._run(lambda: self._queue.get(operation.op_id, batch_weight, key=key, now=time.monotonic(), wait=wait))
         return operation
 
     def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
@@ -111,19 +109,22 @@ class LocalBackend(ChannelBackend):
         self._run(lambda: self._queue.close(time.monotonic()))
 
     def _begin(
-        self, kind: OperationKind, key: str, timeout: float | None, shape: ResultKind, *, detached: bool
+        self,
+        kind: OperationKind,
+        key: str,
+        timeout: float | None,
+        decode: Decode | None,
+        *,
+        detached: bool,
     ) -> ChannelOperation[Any]:
         seconds = env_vars.TIMEOUT.get() if timeout is None else timeout
-        make: type[ChannelOperation[Any]] = ChannelOperation
-        if detached:
-            reaper().start()
-            make = PutOperation if kind is OperationKind.PUT else ChannelOperation
+        make: type[ChannelOperation[Any]] = PutOperation if detached and kind is OperationKind.PUT else ChannelOperation
         operation: ChannelOperation[Any] = make(
-            next(self._op_ids), kind, self.name, key, seconds, shape, self._withdraw, detached=detached
+            next(self._op_ids), kind, self.name, key, seconds, decode, self._withdraw, detached=detached
         )
         self._open[operation.op_id] = operation
         if detached:
-            reaper().watch(self._pending)
+            REAPER.watch(self._pending)
         return operation
 
     def _withdraw(self, operation: ChannelOperation[object]) -> bool:
@@ -148,7 +149,7 @@ class LocalBackend(ChannelBackend):
                         todo += self._queue.cancel(op_id, time.monotonic())
                         continue
                     del self._open[op_id]
-                    pieces = [LocalItem(item.payload) for item in effect.items]
+                    pieces = [item.payload for item in effect.items]
                     endings.append(lambda operation=operation, pieces=pieces: operation.arrive(pieces))
                     todo += self._queue.taken(op_id, time.monotonic())
                 elif isinstance(effect, Refused):

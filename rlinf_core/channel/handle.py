@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.collective.work import Work
@@ -100,7 +100,7 @@ class GetHandle(Work[T]):
     def __del__(self) -> None:
         if not self._bound:
             self._operation.mark_dropped()
-            _reaper.dropped.put(self._operation)
+            REAPER.dropped.put(self._operation)
 
 
 class PutOperation(ChannelOperation[None]):
@@ -124,7 +124,7 @@ class PutOperation(ChannelOperation[None]):
 
     def __del__(self) -> None:
         if self._error is not None and not hasattr(self, "_heard"):
-            _reaper.dropped.put(_FailedPut(self.target, self.key, self._error))
+            REAPER.dropped.put(_FailedPut(self.target, self.key, self._error))
 
 
 class Reaper:
@@ -143,14 +143,6 @@ class Reaper:
         self._started = False
         self._tables: dict[int, Callable[[], dict[int, ChannelOperation[Any]]]] = {}
 
-    def start(self) -> None:
-        if self._started:
-            return
-        with self._lock:
-            if not self._started:
-                threading.Thread(target=self._run, name="rlinf-channel-reaper", daemon=True).start()
-                self._started = True
-
     def watch(self, table: Callable[[], dict[int, ChannelOperation[Any]]]) -> None:
         """Expire the operations of a table at their deadlines, until it is empty.
 
@@ -158,8 +150,10 @@ class Reaper:
         """
         if id(table) in self._tables:
             return
-        self.start()
         with self._lock:
+            if not self._started:
+                threading.Thread(target=self._run, name="rlinf-channel-reaper", daemon=True).start()
+                self._started = True
             self._tables[id(table)] = table
         self.dropped.put(None)  # wakes the thread, which may wait without a time limit
 
@@ -231,18 +225,7 @@ def _expire(operations: dict[int, ChannelOperation[Any]]) -> None:
             operation.expire(CommunicationTimeoutError(operation.title, operation.seconds), wait=False)
 
 
-_reaper = Reaper()
-
-
-def reaper() -> Reaper:
-    return _reaper
-
-
-def _begin_anew() -> None:
-    """Start over in a forked child: the handles of its parent's callers are not its own."""
-    global _reaper
-    _reaper = Reaper()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
-atexit.register(lambda: _reaper.handle_dropped())
+REAPER: Final = Reaper()
+# In a forked child it starts over: the handles of its parent's callers are not its own.
+os.register_at_fork(after_in_child=REAPER.__init__)
+atexit.register(REAPER.handle_dropped)

@@ -118,31 +118,37 @@ class KeyedQueue(Generic[T]):
     # Commands of consumers
 
     def get(
-        self, op_id: OpId, *, key: str = DEFAULT_KEY, consumer: OwnerId = None, now: float = 0.0, wait: bool = True
-    ) -> list[Effect[T]]:
-        """Request one item; the reply is `Delivered`, now or later, or `Refused`."""
-        return self._ask(op_id, None, key, consumer, now, wait)
-
-    def get_batch(
         self,
         op_id: OpId,
-        batch_weight: float,
+        need: float | None = None,
         *,
         key: str = DEFAULT_KEY,
         consumer: OwnerId = None,
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """Ask for items until their weights reach or exceed `batch_weight`.
+        """Ask for one item, or for items until their weights reach or exceed `need`: `Delivered`, now or later.
 
-        Once the channel is closed, the remaining items are delivered even below that weight.
+        Once the channel is closed, the remaining items are delivered even below that weight. Without `wait` it is
+        `Refused` where it is not delivered now.
 
         Raises:
-            ValueError: `batch_weight` is not a finite number above 0.
+            ValueError: `need` is not a finite number above 0.
         """
-        if not 0 < batch_weight < math.inf:
-            raise ValueError(f"`batch_weight` is {batch_weight}, expected a finite number above 0")
-        return self._ask(op_id, batch_weight, key, consumer, now, wait)
+        if need is not None and not 0 < need < math.inf:
+            raise ValueError(f"`batch_weight` is {need}, expected a finite number above 0")
+        queue = self._queue(key)
+        get: Get[T] = Get(queue, consumer, need, now, [])
+        self._enter(op_id, consumer, get)
+        queue.gets[op_id] = get
+        effects: list[Effect[T]] = []
+        self._settle(queue, now, effects)
+        if not wait and self._entries.get(op_id) is get:
+            why = get.shortfall()
+            returned = self._withdraw(op_id, get, now)
+            effects.append(Refused(op_id, Reason.EMPTY, None, why))
+            self._give_back(queue, returned, now, effects)
+        return effects
 
     def taken(self, op_id: OpId, now: float = 0.0) -> list[Effect[T]]:
         """Acknowledge the delivery of a get, as soon as the consumer has it: on a closed channel, others wait for that.
@@ -304,22 +310,6 @@ class KeyedQueue(Generic[T]):
         queue.tally.puts += 1
         queue.tally.bytes += item.size
         effects.append(Accepted(op_id))
-
-    def _ask(
-        self, op_id: OpId, need: float | None, key: str, consumer: OwnerId, now: float, wait: bool
-    ) -> list[Effect[T]]:
-        queue = self._queue(key)
-        get: Get[T] = Get(queue, consumer, need, now, [])
-        self._enter(op_id, consumer, get)
-        queue.gets[op_id] = get
-        effects: list[Effect[T]] = []
-        self._settle(queue, now, effects)
-        if not wait and self._entries.get(op_id) is get:
-            why = get.shortfall()
-            returned = self._withdraw(op_id, get, now)
-            effects.append(Refused(op_id, Reason.EMPTY, None, why))
-            self._give_back(queue, returned, now, effects)
-        return effects
 
     def _settle(self, queue: Queue[T], now: float, effects: list[Effect[T]]) -> None:
         """Make all possible progress: serve gets, accept puts, refuse what can no longer succeed."""

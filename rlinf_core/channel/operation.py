@@ -7,15 +7,12 @@ import pickle
 import time
 from asyncio import QueueEmpty, QueueFull
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout
 from rlinf_core.channel.mailbox import AnswerSlots
 from rlinf_core.channel.queue_state import Reason
-from rlinf_core.collective.decoded_work import DecodedWork
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, ChannelError, CommunicationTimeoutError
@@ -31,26 +28,12 @@ class ChannelEmpty(ChannelError, QueueEmpty):  # noqa: N818 - named like queue.E
 
 
 T = TypeVar("T")
-# A packed item, a received message, or a `LocalItem`.
+# A packed item, a received message, or an item of a local channel.
 Piece: TypeAlias = object
+# Makes the result of an operation of its pieces.
+Decode: TypeAlias = Callable[[Sequence[Piece]], Any]
 # Seconds after its deadline that an operation still waits for the channel's answer.
 _GRACE = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class LocalItem:
-    """An item of a local channel."""
-
-    item: object
-
-
-class ResultKind(Enum):
-    """The kind of an operation's result."""
-
-    NOTHING = 0
-    ONE = 1  # the one item
-    LIST = 2  # the items
-    ANSWER = 3  # a pickled value
 
 
 class Pipeline(Protocol):
@@ -60,7 +43,7 @@ class Pipeline(Protocol):
         """Record that these puts have ended."""
 
 
-class ChannelOperation(DecodedWork[T], Generic[T]):
+class ChannelOperation(Work[T], Generic[T]):
     """An issued put, get or query. Items are unpickled on the first read of the result.
 
     Attributes:
@@ -74,7 +57,6 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         "_claimed",
         "_given_up",
         "_late",
-        "_shape",
         "_withdraw",
         "missing",
         "op_id",
@@ -91,7 +73,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         channel: str,
         key: str,
         seconds: float,
-        shape: ResultKind,
+        decode: Callable[[Sequence[Piece]], T] | None,
         withdraw: Callable[[ChannelOperation[object]], bool],
         waits: WaitTable | None = None,
         *,
@@ -99,8 +81,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         slots: AnswerSlots | None = None,
     ) -> None:
         """`withdraw` cancels it at the channel, and returns whether the channel will report its outcome."""
-        encoded = shape is not ResultKind.NOTHING
-        super().__init__(kind, channel, seconds, waits, key=key, detached=detached, encoded=encoded)
+        super().__init__(kind, channel, seconds, waits, key=key, detached=detached, decode=decode)
         self.op_id = op_id
         self.pieces: list[Piece] = []
         self.missing = -1
@@ -110,7 +91,6 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
         self._claimed = False
         self._given_up = False
         self._late: CommunicationTimeoutError | None = None
-        self._shape = shape
         self._withdraw = withdraw
 
     @property
@@ -121,19 +101,21 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
 
     def claim(self) -> bool:
         """Claim the result before its acknowledgement; return False if it is no longer wanted."""
-        if self._opening is None:
+        if self._decoding is None:
             return True
-        with self._opening:
+        with self._decoding:
             self._claimed = not self._given_up
             return self._claimed
 
-    def arrive(self, pieces: Sequence[Piece]) -> bool:
+    def arrive(self, encoded: object) -> bool:
         self._end_in_slot()
-        return self._settle(pieces, None)
+        # They are all in `encoded`.
+        self.pieces = []
+        return super().arrive(encoded)
 
     def finish(self, value: T) -> bool:
         self._end_in_slot()
-        return self._settle(value, None)
+        return super().finish(value)
 
     def add(self, place: int, total: int, pieces: Sequence[Piece]) -> bool:
         """Add received items; return whether all have arrived."""
@@ -179,9 +161,9 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
             # Drop what the channel still keeps of it.
             self._withdraw(cast("ChannelOperation[object]", self))
             return False
-        if self._opening is not None:
+        if self._decoding is not None:
             # An acknowledged item cannot go to another consumer: then the operation has not failed.
-            with self._opening:
+            with self._decoding:
                 if self._claimed:
                     self._end_in_slot()
                     return False
@@ -191,8 +173,8 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
             self._withdraw(cast("ChannelOperation[object]", self))
             if self.sending is not None:
                 self.sending.fail(error)
-            if self._opening is not None:
-                with self._opening:
+            if self._decoding is not None:
+                with self._decoding:
                     self._drop_encoded()
             # Only now: the next owner of the box asks after this one was withdrawn.
             self._end_in_slot()
@@ -212,7 +194,7 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
             if timeout is not None and time.monotonic() + timeout < self.deadline:
                 return super().wait(timeout)
             try:
-                if not self.wait_within(self.deadline, self.seconds):
+                if not self.wait_until(self.deadline, self.seconds, extended=True):
                     self.expire(self._too_late(self.seconds))
             except BaseException:
                 # Interrupted: its result will not be read.
@@ -245,12 +227,12 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
 
     def discard(self) -> bool:
         """Drop an unread result; return whether there was one."""
-        if self._opening is None or not self._done or self._error is not None:
+        if self._decoding is None or not self._done or self._error is not None:
             return False
-        with self._opening:
-            if not self._opened:
+        with self._decoding:
+            if self._decode is not None:
                 let_go(cast("Sequence[Piece]", self._value))
-                self._value, self.pieces, self._opened = None, [], True
+                self._value = self._decode = None
         return True
 
     def expire(self, late: CommunicationTimeoutError, *, wait: bool = True) -> None:
@@ -270,14 +252,20 @@ class ChannelOperation(DecodedWork[T], Generic[T]):
             # Its result arrives at this very moment.
             self.wait_until(time.monotonic() + _GRACE)
 
-    def _decode(self, value: Sequence[Piece]) -> object:
-        # They are all in `value`.
-        self.pieces = []
-        if self._shape is ResultKind.ANSWER:
-            return pickle.loads(cast("bytes", value[0]))  # noqa: S301 - the peer is authenticated
-        if self._shape is ResultKind.ONE:
-            return _object(value[0])
-        return [_object(piece) for piece in value]
+
+def one_item(pieces: Sequence[Piece]) -> object:
+    """Return the item of a get."""
+    return _object(pieces[0])
+
+
+def all_items(pieces: Sequence[Piece]) -> list[object]:
+    """Return the items of a batch."""
+    return [_object(piece) for piece in pieces]
+
+
+def answer(pieces: Sequence[Piece]) -> object:
+    """Return the answer to a question."""
+    return pickle.loads(cast("bytes", pieces[0]))  # noqa: S301 - the peer is authenticated
 
 
 def let_go(pieces: Sequence[Piece]) -> None:
@@ -288,11 +276,7 @@ def let_go(pieces: Sequence[Piece]) -> None:
 
 
 def _object(piece: Piece) -> object:
-    if isinstance(piece, ReceivedMessage):
-        return piece.load()
-    if isinstance(piece, LocalItem):
-        return piece.item
-    return wire.unpack_item(cast("bytes", piece))
+    return piece.load() if isinstance(piece, ReceivedMessage) else wire.unpack_item(cast("bytes", piece))
 
 
 def _hint(why: str) -> str | None:

@@ -41,12 +41,11 @@ class RequestKind(IntEnum):
     PUT = 2  # head: a packed item, or the body is the item; weight: the item's
     PUT_MANY = 3  # head: packed items with their op_ids and weights
     ANNOUNCE = 4  # a put of this op_id is under way
-    GET = 5
-    GET_BATCH = 6  # weight: what the batch shall weigh
-    TAKEN = 7  # the items of this op_id are here, for which there was no place to sign
-    CANCEL = 8  # the operation of this op_id shall end
-    CLOSE = 9
-    QUERY = 10  # weight: which
+    GET = 5  # weight: what the batch shall weigh, or 0 for one item
+    TAKEN = 6  # the items of this op_id are here, for which there was no place to sign
+    CANCEL = 7  # the operation of this op_id shall end
+    CLOSE = 8
+    QUERY = 9  # weight: which
 
 
 class ReplyKind(IntEnum):

@@ -13,8 +13,8 @@ from rlinf_core.collective.endpoint_info import Resolver
 from rlinf_core.collective.messages.frame import Flag
 from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.messages.torch_payload import TensorTarget, tensor_parts
-from rlinf_core.collective.transfer.peer_stream import AnyReceive, PeerStream
-from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.received_message import PostedReceive
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.process import tracing
@@ -88,9 +88,9 @@ class CollectiveGroup:
         stream = self._stream(dst)
         seconds = self._endpoint.seconds(timeout)
         words, part = tensor_parts(tensor)
-        message = Message(words, [part], Flag.TENSOR)
         waits = self._endpoint.waits
         fitted: Work[None] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits, detached=async_op)
+        message = Message(words, [part], Flag.TENSOR, acknowledgement=fitted)
         # Not one with `fitted`: a refusal that comes before the send has ended would be raised by it, and reported
         # again.
         sent: Work[object] = Work(OperationKind.SEND_TENSOR, stream.peer, seconds, waits)
@@ -102,9 +102,9 @@ class CollectiveGroup:
 
         sent.add_done_callback(hand_down)
         if not async_op:
-            self._endpoint.send(stream, message, sent, fitted)
+            self._endpoint.send(stream, message, sent)
             return None
-        self._endpoint.send_async(stream, message, sent, fitted)
+        self._endpoint.send_async(stream, message, sent)
         return fitted
 
     def recv_tensor(
@@ -155,10 +155,10 @@ class CollectiveGroup:
         """
         deadline = time.monotonic() + timeout
         for stream in list(self._streams.values()):
-            for work in list(stream.outgoing.unacknowledged.values()):
+            for work in list(stream.unacknowledged.values()):
                 if not work.wait_until(deadline):
                     return False
-            for error in stream.outgoing.take_mismatches():
+            for error in stream.take_mismatches():
                 raise error
         return True
 
@@ -192,25 +192,11 @@ class CollectiveGroup:
         detached: bool,
         timeout: float | None,
         target: TensorTarget | None,
-    ) -> AnyReceive:
-        def open_received(received: ReceivedMessage, filled: bool) -> object:
-            if target is None:
-                return received.load()
-            if not filled:
-                received.fill(target)
-            return target.buffer
+    ) -> PostedReceive:
+        seconds = self._endpoint.seconds(timeout)
+        return PostedReceive(kind, src.get_name(), seconds, self._endpoint.waits, detached=detached, target=target)
 
-        return PostedReceive(
-            kind,
-            src.get_name(),
-            self._endpoint.seconds(timeout),
-            open_received,
-            self._endpoint.waits,
-            detached=detached,
-            target=target,
-        )
-
-    def _receive(self, stream: PeerStream, posted: AnyReceive, async_op: bool) -> object:
+    def _receive(self, stream: PeerStream, posted: PostedReceive, async_op: bool) -> object:
         self._endpoint.receive(stream, posted)
         if async_op:
             return posted
@@ -219,7 +205,7 @@ class CollectiveGroup:
         except BaseException as error:
             # Withdrawn, so that the next receive takes the message that may still come.
             if not posted.settled or isinstance(error, CommunicationTimeoutError):
-                stream.incoming.withdraw(posted)
+                stream.withdraw(posted)
             raise
 
     def _broadcast(

@@ -26,8 +26,8 @@ from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.forwarder import Forwarder, ForwardMode
-from rlinf_core.collective.transfer.peer_stream import AnyReceive, Explain, PeerStream, PeerStreams, died
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.peer_stream import Explain, PeerStream, PeerStreams, died
+from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Handler, Receiver
 from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import WaitTable, Work, plain_seconds
@@ -130,19 +130,15 @@ class Endpoint:
         """Return `obj` as a pickle stream and the parts beside it, see `message`."""
         return encode(obj, self._fallback)
 
-    def send(
-        self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
-    ) -> None:
+    def send(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
         """Send, and return when the message's memory may be changed, which may be before it is received."""
         self._check_open()
-        self._sender.send(stream, message, work, acknowledgement=acknowledgement)
+        self._sender.send(stream, message, work)
 
-    def send_async(
-        self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None = None
-    ) -> None:
+    def send_async(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
         """Send in the background; `work` finishes when the message's memory may be changed."""
         self._check_open()
-        self._sender.send_async(stream, message, work, acknowledgement)
+        self._sender.send_async(stream, message, work)
 
     def broadcast(self, streams: Sequence[PeerStream], message: Message, works: Sequence[Work[object]]) -> None:
         """Send one message to several peers; each one's outcome is that of its work."""
@@ -191,7 +187,7 @@ class Endpoint:
     def serve(self, tag: int, handler: Handler) -> None:
         """Pass messages with this tag (from 1) to `handler` as they arrive, in the reading thread: it must not block.
 
-        They arrive in order for each stream. The handler owns the message in the `ServiceMessage` that it gets.
+        They arrive in order for each stream. The handler owns the message that it gets.
         """
         self._receiver.serve(tag, handler)
 
@@ -208,12 +204,12 @@ class Endpoint:
         """
         return self.settings.timeout if timeout is None else plain_seconds(timeout)
 
-    def receive(self, stream: PeerStream, posted: AnyReceive) -> None:
+    def receive(self, stream: PeerStream, posted: PostedReceive) -> None:
         """Issue a receive. The connection is made in the background: the peer may dial as well."""
         self._check_open()
         if self._receiver.post(stream, posted):
             return
-        connection = stream.outgoing.connection
+        connection = stream.connection
         if connection is not None and not connection.closed:
             return
 
@@ -253,12 +249,12 @@ class Endpoint:
 
     def take_mismatches(self) -> list[MismatchError]:
         """Return the mismatches that peers reported and that no operation raised, and forget them."""
-        return [error for stream in self._streams.all() for error in stream.outgoing.take_mismatches()]
+        return [error for stream in self._streams.all() for error in stream.take_mismatches()]
 
     def disregard_mismatches(self) -> None:
         """Forget the mismatches of all messages sent so far, including those that peers report later."""
         for stream in self._streams.all():
-            stream.outgoing.disregard_mismatches()
+            stream.disregard_mismatches()
 
     def shared_memory(self) -> ArenaUse:
         return self._arena.use()
@@ -288,10 +284,6 @@ class Endpoint:
         """Call `then` in a new thread with the error for operations with a lost peer."""
         self._streams.explain_later(stream.peer, reason, then)
 
-    def explain(self, stream: PeerStream, reason: str) -> Exception:
-        """Return the error for operations with a lost peer; may block for a moment."""
-        return self._streams.explain(stream.peer, reason)
-
     # The end
 
     def close(self, *, linger: float = 1.0) -> None:
@@ -306,7 +298,7 @@ class Endpoint:
             self._closed = True
         until = time.monotonic() + linger
         for stream in self._streams.all():
-            stream.outgoing.drain(until - time.monotonic())
+            stream.drain(until - time.monotonic())
         self._listener.close()
         for connection in self._connections.all():
             connection.post(Frame(FrameKind.GOODBYE).pack())

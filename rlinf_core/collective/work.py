@@ -122,6 +122,9 @@ def _go_on() -> None:
 class Work(Generic[T]):
     """The future outcome of one operation. Any thread may wait for it, any number of times.
 
+    What arrives is decoded once, by the first thread that asks for it, so that a large copy or slow unpickling never
+    holds up the thread that reads.
+
     Attributes:
         target: its peer: an address, or the name of a channel.
         since: when it was issued, on the monotonic clock.
@@ -131,6 +134,8 @@ class Work(Generic[T]):
 
     __slots__ = (
         "_callbacks",
+        "_decode",
+        "_decoding",
         "_done",
         "_error",
         "_value",
@@ -152,8 +157,16 @@ class Work(Generic[T]):
         *,
         key: str | None = None,
         detached: bool = False,
+        decode: Callable[[Any], T] | None = None,
     ) -> None:
-        """`seconds`: what it may take in all, from now. `detached`: its process continues meanwhile."""
+        """Make the handle of an operation.
+
+        Args:
+            seconds: what it may take in all, from now.
+            detached: its process continues meanwhile.
+            decode: makes the result of what arrives. It must not refer to this handle: in a cycle, a large message
+                would stay until the next garbage collection.
+        """
         self.kind = kind
         self.target = target
         self.key = key
@@ -167,6 +180,8 @@ class Work(Generic[T]):
         self._value: object = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] | None = None
+        self._decode = decode
+        self._decoding = None if decode is None else threading.Lock()
 
     @property
     def title(self) -> str:
@@ -183,6 +198,9 @@ class Work(Generic[T]):
         return self._done
 
     def done(self) -> bool:
+        """Return whether it has finished; a result that has arrived is decoded for that."""
+        if self._done:
+            self._decode_once()
         return self._done
 
     def wait(self, timeout: float | None = None) -> T:
@@ -203,7 +221,7 @@ class Work(Generic[T]):
             else:
                 seconds = plain_seconds(timeout)
                 deadline = time.monotonic() + seconds
-            if not self.wait_within(deadline, seconds):
+            if not self.wait_until(deadline, seconds, extended=True):
                 raise self._too_late(seconds)
         return self.result()
 
@@ -254,12 +272,16 @@ class Work(Generic[T]):
 
     def result(self) -> T:
         """Return the result of a finished operation; raises what it failed with."""
+        if self._done:
+            self._decode_once()
         if self._error is not None:
             raise self._error
         return cast("T", self._value)
 
     def exception(self) -> BaseException | None:
         """Return what a finished operation failed with, or None."""
+        if self._done:
+            self._decode_once()
         return self._error
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
@@ -275,38 +297,34 @@ class Work(Generic[T]):
     def finish(self, value: T) -> bool:
         return self._settle(value, None)
 
+    def arrive(self, encoded: object) -> bool:
+        """Finish with what `decode` takes."""
+        return self._settle(encoded, None)
+
     def fail(self, error: BaseException) -> bool:
         return self._settle(None, error)
 
-    def wait_until(self, deadline: float, seconds: float | None = None) -> bool:
-        """Return whether it is done, at `deadline` (monotonic) at the latest, `seconds` from when it was wanted."""
-        if self._done:
-            return True
-        waits = self._waits
-        if waits is None:
-            return self._sleep_until(deadline)
-        serial = waits.enter(cast("Work[object]", self), None, seconds)
-        try:
-            return self._sleep_until(deadline)
-        finally:
-            waits.leave(cast("Work[object]", self), serial)
+    def wait_until(self, deadline: float, seconds: float | None = None, *, extended: bool = False) -> bool:
+        """Return whether it is done, at `deadline` (monotonic) at the latest, `seconds` from when it was wanted.
 
-    def wait_within(self, deadline: float, seconds: float) -> bool:
-        """Return whether it is done at `deadline`, `seconds` after its start, or at the later one of a debugged job."""
+        `extended`: while somebody debugs a process of the job, the time does not count.
+        """
         waits = self._waits
         if self._done or waits is None:
             return self._done or self._sleep_until(deadline)
-        began = deadline - seconds
-        serial = waits.enter(cast("Work[object]", self), None, seconds)
+        work = cast("Work[object]", self)
+        serial = waits.enter(work, None, seconds)
+        limit = self.seconds if seconds is None else seconds
+        began = deadline - limit
         try:
             while not self._sleep_until(deadline):
-                later = self.later(began, seconds)
+                later = self.later(began, limit) if extended else None
                 if later is None:
                     return False
                 deadline = later
             return True
         finally:
-            waits.leave(cast("Work[object]", self), serial)
+            waits.leave(work, serial)
 
     def later(self, began: float, seconds: float) -> float | None:
         """Return the next deadline of an expired wait of `seconds` from `began`; None if it has none.
@@ -324,6 +342,24 @@ class Work(Generic[T]):
         self.add_done_callback(sleeper.release)
         # A very long timeout overflows the platform's clock.
         return sleeper.acquire(timeout=min(1e6, max(0.0, deadline - time.monotonic())))
+
+    def _decode_once(self) -> None:
+        if self._decoding is None or self._decode is None:
+            return
+        with self._decoding:
+            if self._decode is None:
+                return
+            if self._error is not None:
+                self._drop_encoded()
+            else:
+                try:
+                    self._value = self._decode(self._value)
+                except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
+                    self._value, self._error = None, error
+            self._decode = None
+
+    def _drop_encoded(self) -> None:
+        """Drop what had arrived of a result, since the operation has failed."""
 
     def _settle(self, value: object, error: BaseException | None) -> bool:
         with _state.lock:
@@ -377,7 +413,7 @@ class ChainedWork(Work[U]):
 
     def wait(self, timeout: float | None = None) -> U:
         if timeout is None:
-            self._after.wait_within(self._after.deadline, self._after.seconds)
+            self._after.wait_until(self._after.deadline, self._after.seconds, extended=True)
         return super().wait(timeout)
 
     async def async_wait(self) -> U:

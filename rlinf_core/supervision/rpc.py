@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.transfer.peer_stream import PeerStream
-from rlinf_core.collective.transfer.receiver import ServiceMessage
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.errors import RLinfError
 from rlinf_core.failures import PackedError
 from rlinf_core.waiting import OperationKind, stretched
@@ -151,8 +151,8 @@ class Rpc:
             if value is not LATER:
                 self.answer(caller, value)
 
-    def _deliver(self, delivery: ServiceMessage) -> None:
-        self.received(delivery.stream, cast("ManagerCall | Reply", delivery.received.load()))
+    def _deliver(self, stream: PeerStream, received: ReceivedMessage) -> None:
+        self.received(stream, cast("ManagerCall | Reply", received.load()))
 
     def send(self, stream: PeerStream, message: ManagerCall | Reply) -> None:
         """Send a message without waiting."""

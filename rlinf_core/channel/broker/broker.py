@@ -26,7 +26,6 @@ from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.transfer.forwarder import ForwardMode
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
-from rlinf_core.collective.transfer.receiver import ServiceMessage
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import PackedError
 from rlinf_core.supervision.waits import ChannelView
@@ -55,13 +54,12 @@ class Broker:
         self._dead_producers: deque[WorkerDiedError] = deque(maxlen=REMEMBERED)
         self._losses: deque[LostItem] = deque(maxlen=REMEMBERED)
         self._closed_notice: bytes | None = None
-        self._asks: dict[int, Callable[[BrokerClient, RequestHeader, ServiceMessage], None]] = {
+        self._asks: dict[int, Callable[[BrokerClient, RequestHeader, ReceivedMessage], None]] = {
             RequestKind.HELLO: self._hello,
             RequestKind.PUT: self._put,
             RequestKind.PUT_MANY: self._put_many,
             RequestKind.ANNOUNCE: self._announce,
             RequestKind.GET: self._get,
-            RequestKind.GET_BATCH: self._get_batch,
             RequestKind.TAKEN: self._taken,
             RequestKind.CANCEL: self._cancel,
             RequestKind.CLOSE: self._close,
@@ -84,15 +82,14 @@ class Broker:
 
     # Requests of clients
 
-    def _request(self, delivery: ServiceMessage) -> None:
-        stream = delivery.stream
-        request = wire.unpack_request(delivery.key)
+    def _request(self, stream: PeerStream, received: ReceivedMessage) -> None:
+        request = wire.unpack_request(received.frame.key)
         with self._lock:
             client = self._clients.get(stream.peer)
             if client is None or client.incarnation != stream.incarnation:
                 client = self._admit(stream)
             self._collect_receipts(client)
-            self._asks[request.ask](client, request, delivery)
+            self._asks[request.ask](client, request, received)
 
     def _admit(self, stream: PeerStream) -> BrokerClient:
         if stream.peer in self._clients:
@@ -103,16 +100,15 @@ class Broker:
         client = self._clients[stream.peer] = BrokerClient(stream)
         return client
 
-    def _hello(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
-        shared = delivery.received.lease is not None
-        client.mailbox = BrokerMailbox(delivery.received, request.op_id) if shared else None
+    def _hello(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
+        shared = received.lease is not None
+        client.mailbox = BrokerMailbox(received, request.op_id) if shared else None
         self._answer(client, ReplyKind.WELCOME, request.op_id, self._queue.maxsize)
         if self._closed_notice is not None:
             self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
 
-    def _put(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+    def _put(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         client.produces = True
-        received = delivery.received
         if client.cancelled and request.op_id in client.cancelled:
             received.release()
             return
@@ -122,7 +118,7 @@ class Broker:
             self._queue.put(
                 (client, request.op_id),
                 payload,
-                weight=delivery.weight,
+                weight=received.frame.weight,
                 key=request.key,
                 size=received.size,
                 producer=client,
@@ -131,11 +127,11 @@ class Broker:
             )
         )
 
-    def _put_many(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+    def _put_many(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         client.produces = True
         now = time.monotonic()
         effects: list[Effect[Payload]] = []
-        for op_id, weight, payload in wire.unpack_puts(delivery.received.frame.head):
+        for op_id, weight, payload in wire.unpack_puts(received.frame.head):
             if client.cancelled and op_id in client.cancelled:
                 continue
             self._hold(len(payload))
@@ -144,29 +140,21 @@ class Broker:
             )
         self._carry_out(effects)
 
-    def _announce(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+    def _announce(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         client.produces = True
         self._queue.announce((client, request.op_id), key=request.key, producer=client)
 
-    def _get(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
-        op_id, now = (client, request.op_id), time.monotonic()
-        self._consume(client, self._queue.get(op_id, key=request.key, consumer=client, now=now, wait=request.wait))
-
-    def _get_batch(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
-        op_id, key, now = (client, request.op_id), request.key, time.monotonic()
-        got = self._queue.get_batch(op_id, delivery.weight, key=key, consumer=client, now=now, wait=request.wait)
-        self._consume(client, got)
-
-    def _consume(self, client: BrokerClient, effects: Sequence[Effect[Payload]]) -> None:
+    def _get(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         client.consumes = True
-        self._carry_out(effects)
+        op_id, need, now = (client, request.op_id), received.frame.weight or None, time.monotonic()
+        self._carry_out(self._queue.get(op_id, need, key=request.key, consumer=client, now=now, wait=request.wait))
         if self._dead_producers:
             self._fail_orphans()
 
-    def _taken(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+    def _taken(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         self._carry_out(self._queue.taken((client, request.op_id), time.monotonic()))
 
-    def _cancel(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+    def _cancel(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         effects = self._queue.cancel((client, request.op_id), time.monotonic())
         if client.mailbox is not None:
             client.mailbox.acks.drop(request.op_id)
@@ -190,15 +178,15 @@ class Broker:
             for op_id in client.mailbox.acks.collect():
                 self._carry_out(self._queue.taken((client, op_id), time.monotonic()))
 
-    def _close(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+    def _close(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         for other in list(self._clients.values()):
             self._collect_receipts(other)
         self._carry_out(self._queue.close(time.monotonic()))
         self._answer(client, ReplyKind.ANSWER, request.op_id, None)
 
-    def _question(self, client: BrokerClient, request: RequestHeader, delivery: ServiceMessage) -> None:
+    def _question(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         answer: object
-        match delivery.weight:
+        match received.frame.weight:
             case Query.DEPTH:
                 answer = self._queue.depth(request.key)
             case Query.FULL:

@@ -12,9 +12,9 @@ from rlinf_core.channel import wire
 from rlinf_core.channel.backend import ChannelBackend
 from rlinf_core.channel.client.pending import AnyOperation, Pending
 from rlinf_core.channel.client.put_pipeline import PutPipeline, QueuedPut
-from rlinf_core.channel.handle import PutOperation, reaper
+from rlinf_core.channel.handle import PutOperation
 from rlinf_core.channel.mailbox import SIZE, ClientMailbox, slot_of
-from rlinf_core.channel.operation import ChannelOperation, ResultKind
+from rlinf_core.channel.operation import ChannelOperation, Decode, all_items, answer, one_item
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.channel.wire import Query, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
@@ -63,14 +63,14 @@ class ChannelClient(ChannelBackend):
             self._pending.mailboxes.pop(self.stream, None)
             # By default, as long for the contact and again for the answer.
             seconds = 2 * self._endpoint.settings.connect_timeout if timeout is None else timeout
-            hello = self._begin(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, ResultKind.ANSWER, detached=False)
+            hello = self._begin(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, answer, detached=False)
             try:
                 self._greet(hello)
                 self._maxsize = cast("int", hello.wait())
             except (WorkerDiedError, ChannelClosed) as error:
                 if not self._ended(error):
                     raise
-            self._greeted = self.stream.outgoing.connection
+            self._greeted = self.stream.connection
 
     def _greet(self, hello: AnyOperation) -> None:
         message = Message(b"", tag=wire.REQUESTS, key=wire.pack_request(RequestKind.HELLO, hello.op_id))
@@ -84,7 +84,7 @@ class ChannelClient(ChannelBackend):
             self._pending.mailboxes[self.stream] = ClientMailbox(mailbox)
 
     def _is_greeted(self) -> bool:
-        connection = self.stream.outgoing.connection
+        connection = self.stream.connection
         if connection is not None and self._greeted is connection and not connection.closed:
             return True
         return self._closed_notice is not None
@@ -97,7 +97,7 @@ class ChannelClient(ChannelBackend):
         encoded = self._endpoint.encode(item)
         self.connect(timeout)
         operation = self._begin(
-            OperationKind.PUT, key, timeout, ResultKind.NOTHING, detached=detached, use_slot=wait and not detached
+            OperationKind.PUT, key, timeout, None, detached=detached, use_slot=wait and not detached
         )
         if self._closed_notice is not None:
             self._fail(operation, None)
@@ -120,20 +120,17 @@ class ChannelClient(ChannelBackend):
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
     ) -> ChannelOperation[Any]:
         self.connect(timeout)
-        if batch_weight is None:
-            operation = self._begin(
-                OperationKind.GET, key, timeout, ResultKind.ONE, detached=detached, use_slot=wait and not detached
-            )
-            self._issue(operation, lambda: self._ask(RequestKind.GET, operation, wait=wait))
-        else:
-            operation = self._begin(OperationKind.GET_BATCH, key, timeout, ResultKind.LIST, detached=detached)
-            self._issue(operation, lambda: self._ask(RequestKind.GET_BATCH, operation, batch_weight, wait=wait))
+        one = batch_weight is None
+        kind, decode = (OperationKind.GET, one_item) if one else (OperationKind.GET_BATCH, all_items)
+        use_slot = one and wait and not detached
+        operation = self._begin(kind, key, timeout, decode, detached=detached, use_slot=use_slot)
+        self._issue(operation, lambda: self._ask(RequestKind.GET, operation, batch_weight or 0.0, wait=wait))
         return operation
 
     def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
         self.connect(timeout)
-        shape = ResultKind.LIST if question is Query.PEEK else ResultKind.ANSWER
-        operation = self._begin(OperationKind.QUERY, key, timeout, shape, detached=False)
+        decode = all_items if question is Query.PEEK else answer
+        operation = self._begin(OperationKind.QUERY, key, timeout, decode, detached=False)
         self._ask(RequestKind.QUERY, operation, question)
         try:
             return operation.wait()
@@ -142,7 +139,7 @@ class ChannelClient(ChannelBackend):
 
     def close(self, timeout: float | None = None) -> None:
         self.connect(timeout)
-        operation = self._begin(OperationKind.CLOSE, wire.DEFAULT_KEY, timeout, ResultKind.ANSWER, detached=False)
+        operation = self._begin(OperationKind.CLOSE, wire.DEFAULT_KEY, timeout, answer, detached=False)
         self._ask(RequestKind.CLOSE, operation)
         # It was closed before and has ended since.
         with suppress(ChannelClosed):
@@ -218,7 +215,7 @@ class ChannelClient(ChannelBackend):
         kind: OperationKind,
         key: str,
         timeout: float | None,
-        shape: ResultKind,
+        decode: Decode | None,
         *,
         detached: bool,
         use_slot: bool = False,
@@ -230,17 +227,14 @@ class ChannelClient(ChannelBackend):
         if mailbox is not None and (mailbox.small or kind is OperationKind.PUT):
             op_id = mailbox.slots.reserve(op_id)
             slots = mailbox.slots if slot_of(op_id) else None
-        make: type[ChannelOperation[Any]] = ChannelOperation
-        if detached:
-            reaper().start()
-            make = PutOperation if kind is OperationKind.PUT else ChannelOperation
+        make: type[ChannelOperation[Any]] = PutOperation if detached and kind is OperationKind.PUT else ChannelOperation
         operation: AnyOperation = make(
             op_id,
             kind,
             self.name,
             key,
             seconds,
-            shape,
+            decode,
             self._withdraw,
             self._endpoint.waits,
             # A put pipeline publishes all of its puts as one operation.

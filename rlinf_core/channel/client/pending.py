@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pickle
 import time
-from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.handle import reaper
+from rlinf_core.channel.handle import REAPER
 from rlinf_core.channel.mailbox import ID_STEP, LARGEST, NO_ACK_SLOT, ClientMailbox
 from rlinf_core.channel.operation import ChannelOperation, Pipeline, let_go
 from rlinf_core.channel.wire import ClosedNotice, ReplyHeader, ReplyKind, RequestKind
-from rlinf_core.collective.connections.spin import spin
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
-from rlinf_core.collective.transfer.receiver import ServiceMessage
 from rlinf_core.failures import PackedError
 from rlinf_core.process import tracing
 from rlinf_core.waiting import OperationKind
 
+T = TypeVar("T")
 AnyOperation: TypeAlias = ChannelOperation[Any]
 # Long after this many seconds, a store of one processor is visible to all others.
 _VISIBLE_AFTER = 1e-3
+# A core that was yielded for longer was needed by another process, perhaps the one that we wait for.
+_NEEDED_BY_OTHERS = 15e-6
 
 
 class Pending:
@@ -51,7 +53,7 @@ class Pending:
         """Register an operation for replies; a `detached` one expires at its deadline although nobody waits for it."""
         self._open[operation.op_id] = operation
         if detached:
-            reaper().watch(self._table)
+            REAPER.watch(self._table)
 
     def watch(self, stream: PeerStream, operation: AnyOperation) -> None:
         """Look into the operation's answer slot for a moment, then request a message for its answer."""
@@ -105,28 +107,28 @@ class Pending:
 
     # Replies of brokers, in the reading thread
 
-    def _reply(self, delivery: ServiceMessage) -> None:
-        reply = wire.unpack_reply(delivery.key)
+    def _reply(self, stream: PeerStream, received: ReceivedMessage) -> None:
+        reply = wire.unpack_reply(received.frame.key)
         say, op_id = reply.say, reply.op_id
-        head = delivery.received.frame.head
+        head = received.frame.head
         if say == ReplyKind.ACCEPTED:
             self._accepted(wire.unpack_op_ids(head) if head else (op_id,))
         elif say == ReplyKind.ITEM:
             operation = self._open.pop(op_id, None)
             if operation is not None:
-                self._note_size(delivery.stream, len(head) <= LARGEST)
-                self._taken(delivery.stream, operation, reply.ack_slot, (head,))
+                self._note_size(stream, len(head) <= LARGEST)
+                self._taken(stream, operation, reply.ack_slot, (head,))
         elif say == ReplyKind.MAIL:
             operation = self._open.get(op_id)
             if operation is not None:
-                self._unpack(delivery.stream, operation)
+                self._unpack(stream, operation)
         elif say == ReplyKind.LARGE:
-            self._note_size(delivery.stream, False)
-            self._some(delivery, reply, [delivery.received])
+            self._note_size(stream, False)
+            self._some(stream, reply, [received])
         elif say == ReplyKind.ITEMS:
-            self._some(delivery, reply, wire.unpack_items(head))
+            self._some(stream, reply, wire.unpack_items(head))
         elif say == ReplyKind.ENDED:
-            self.closed_notices[delivery.stream] = cast("ClosedNotice", pickle.loads(head))  # noqa: S301 - the peer is authenticated
+            self.closed_notices[stream] = cast("ClosedNotice", pickle.loads(head))  # noqa: S301 - the peer is authenticated
         else:
             operation = self._take(op_id)
             if operation is not None:
@@ -148,7 +150,7 @@ class Pending:
         operation = self._open.pop(op_id, None)
         return self._withdrawn.pop(op_id, None) if operation is None else operation
 
-    def _some(self, delivery: ServiceMessage, reply: ReplyHeader, pieces: list[bytes] | list[ReceivedMessage]) -> None:
+    def _some(self, stream: PeerStream, reply: ReplyHeader, pieces: list[bytes] | list[ReceivedMessage]) -> None:
         operation = self._open.get(reply.op_id)
         if operation is None:
             let_go(pieces)  # it was withdrawn
@@ -156,7 +158,7 @@ class Pending:
             if self._open.pop(reply.op_id, None) is None:
                 let_go(pieces)
             else:
-                self._taken(delivery.stream, operation, reply.ack_slot, operation.pieces)
+                self._taken(stream, operation, reply.ack_slot, operation.pieces)
 
     def _note_size(self, stream: PeerStream, small: bool) -> None:
         mailbox = self.mailboxes.get(stream)
@@ -200,3 +202,18 @@ def _end(operation: AnyOperation, reply: ReplyHeader, head: bytes | bytearray) -
         operation.arrive((head,))
     if operation.pipeline is not None:
         operation.pipeline.ended((operation.op_id,))
+
+
+def spin(look: Callable[[], T], until: float) -> T | None:
+    """Return the first true answer of `look` before `until`, on the monotonic clock; None when others need the core."""
+    now = time.monotonic()
+    while now < until:
+        answer = look()
+        if answer:
+            return answer
+        # The kernel likes to put both sides on one core: only looking would keep the other from answering.
+        os.sched_yield()
+        before, now = now, time.monotonic()
+        if now - before > _NEEDED_BY_OTHERS:
+            break
+    return None

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_core.collective.messages.codec import Encoded
-from rlinf_core.collective.messages.frame import ALIGNMENT, Flag, Frame, SharedPlace, layout
+from rlinf_core.collective.messages.frame import ALIGNMENT, Flag, Frame, FrameKind, SharedPlace, layout
 from rlinf_core.collective.messages.payload import HostPart, Part, private_memory
+from rlinf_core.collective.work import Work
 
 Bytes = bytes | bytearray | memoryview
 _PADDING = bytes(ALIGNMENT)
@@ -21,6 +22,7 @@ class Message:
         head: the pickle stream, or dtype and shape of a tensor.
         tag: 0 between workers; other numbers are services of an endpoint.
         key: bytes interpreted by the service.
+        acknowledgement: finishes when a receive has taken it; None where nobody wants to know.
     """
 
     head: bytes
@@ -29,6 +31,7 @@ class Message:
     tag: int = 0
     key: bytes = b""
     weight: float = 0.0
+    acknowledgement: Work[None] | None = None
 
     @classmethod
     def of(cls, encoded: Encoded, inline_limit: int, *, tag: int = 0, key: bytes = b"", weight: float = 0.0) -> Message:
@@ -44,17 +47,17 @@ class Message:
 
     @property
     def body_size(self) -> int:
-        return layout(self.sizes)[1]
+        return layout(self.sizes)[1] if self.parts else 0
 
     def gather(self, target: memoryview) -> None:
         offsets, _ = layout(self.sizes)
         for part, offset in zip(self.parts, offsets, strict=True):
             part.copy_into(target[offset : offset + part.nbytes])
 
-    def frame(self, kind: int, route: int, sequence: int, body: EncodedBody) -> Frame:
+    def frame(self, route: int, sequence: int, body: EncodedBody) -> Frame:
         return Frame(
-            kind,
-            self.flags | body.flags,
+            FrameKind.MESSAGE,
+            self.flags | body.flags | (0 if self.acknowledgement is None else Flag.ACKNOWLEDGE),
             self.tag,
             route,
             sequence,
@@ -67,8 +70,8 @@ class Message:
         )
 
 
-def _nothing() -> None:
-    return
+def do_nothing() -> None:
+    """Undo nothing."""
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class EncodedBody:
     buffers: list[Bytes] = field(default_factory=list[Bytes])
     size: int = 0
     fds: tuple[int, ...] = ()
-    undo: Callable[[], None] = _nothing
+    undo: Callable[[], None] = do_nothing
 
 
 class PlaceholderPart(HostPart):
@@ -101,9 +104,11 @@ class PlaceholderPart(HostPart):
 def inline_body(message: Message) -> EncodedBody:
     """Return a small body, as bytes behind its frame."""
     size = message.body_size
+    if not size:
+        return EncodedBody()
     body = bytearray(size)
     message.gather(memoryview(body))
-    return EncodedBody(buffers=[body] if size else [], size=size)
+    return EncodedBody(buffers=[body], size=size)
 
 
 def stream_body(message: Message) -> EncodedBody:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
 from enum import Enum
 
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.memory.segment import BlockLease, LeaseState
-from rlinf_core.collective.messages.frame import Flag, FrameKind, SharedPlace
+from rlinf_core.collective.messages.frame import Flag, SharedPlace
 from rlinf_core.collective.messages.message import Bytes, EncodedBody, Message, PlaceholderPart
 from rlinf_core.collective.messages.payload import HostPart
 from rlinf_core.collective.transfer.peer_stream import PeerStream
@@ -114,24 +113,20 @@ class Forwarder:
             body = None if connection is None else self._pass_on(received, connection, handover)
             if connection is None or body is None:
                 return False
-
-            def write() -> bool:
-                return self._sender.write_now(stream, connection, message, body, None)
-
-            return self._hand_over(received, connection, body, handover, write)
+            return self._hand_over(stream, received, connection, message, body, handover, None)
 
         try:
-            if stream.outgoing.run_at_once(at_once):
+            if stream.run_at_once(at_once):
                 work.finish(None)
                 return
         except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
             work.fail(error)
             return
-        stream.outgoing.queue(lambda: self._forward(stream, received, message, work, handover), work)
+        stream.queue(lambda: self._forward(stream, received, message, work, handover), work)
 
     def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
         lease = received.take_lease()
-        connection = stream.outgoing.connection
+        connection = stream.connection
         if lease is None or connection is None:
             return
         if lease.forwarded:
@@ -146,22 +141,15 @@ class Forwarder:
         if connection is None and handover is ForwardMode.MOVE:
             self._sender.hand_over(
                 stream,
-                ReceivedMessage(
-                    message.frame(FrameKind.MESSAGE, 0, 0, EncodedBody()), received.body(), received.take_lease()
-                ),
+                ReceivedMessage(message.frame(0, 0, EncodedBody()), received.body(), received.take_lease()),
             )
             return
         body = None if connection is None else self._pass_on(received, connection, handover)
         if connection is not None and body is not None:
-
-            def write() -> bool:
-                self._sender.write(stream, connection, message, body, work, None)
-                return True
-
-            self._hand_over(received, connection, body, handover, write)
+            self._hand_over(stream, received, connection, message, body, handover, work)
             return
         message.parts = [HostPart(view) for view in received.parts(keep=False)]
-        self._sender.transmit(stream, message, work, None)
+        self._sender.transmit(stream, message, work)
         if handover is ForwardMode.MOVE:
             received.release()
 
@@ -180,11 +168,13 @@ class Forwarder:
 
     def _hand_over(
         self,
+        stream: PeerStream,
         received: ReceivedMessage,
         connection: Connection,
+        message: Message,
         body: EncodedBody,
         handover: ForwardMode,
-        write: Callable[[], bool],
+        work: Work[object] | None,
     ) -> bool:
         """Mark the lease as the other side's before the frame is sent, since that may release it at once."""
         lease = received.lease if body.place is not None else None
@@ -192,7 +182,7 @@ class Forwarder:
             lease.forward(self.forwards.mark)
         done = False
         try:
-            done = write()
+            done = self._sender.write(stream, connection, message, body, work)
         finally:
             if done and handover is ForwardMode.MOVE:
                 received.take_lease()

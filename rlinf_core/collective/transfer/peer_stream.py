@@ -26,91 +26,122 @@ from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotF
 _DRAIN_SLICE = 0.005
 # Unraised mismatches kept for each peer. Each is logged as well.
 _MISMATCHES_KEPT = 64
-AnyReceive = PostedReceive[object]
 
 
-class ReceiveQueue:
-    """The messages of one peer, matched with the receives that were posted for them."""
+class PeerStream:
+    """The stream of messages between two addresses, in both directions.
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    Its inbox matches the messages of the peer with the receives that are posted for them; its outbox sends messages in
+    the order of issue.
+
+    Attributes:
+        connection: what it sends through, once there is one.
+        routed: the connection that knows `route`.
+        sequence: counts the messages sent.
+        unacknowledged: the operations whose messages no receive has taken yet, by sequence.
+        incarnation: the endpoint of the peer.
+        former: the endpoints of the peer's predecessors, whose messages may still be on their way.
+        binding: held while `incarnation` and `former` change.
+        resolver: finds the peer; None where it was the peer that came to us.
+    """
+
+    def __init__(self, me: str, peer: str) -> None:
+        self.me = me
+        self.peer = peer
+        self.connection: Connection | None = None
+        self.routed: Connection | None = None
+        self.route = 0
+        self.sequence = 0
+        self.unacknowledged: dict[int, Work[None]] = {}
+        self.incarnation: str | None = None
+        self.former: set[str] = set()
+        self.binding = threading.Lock()
+        self.resolver: Resolver | None = None
+        self._inbox_lock = threading.Lock()
         self._arrived: deque[ReceivedMessage] = deque()
-        self._pending: deque[AnyReceive] = deque()
-
-    def deliver(self, received: ReceivedMessage) -> AnyReceive | None:
-        """Add a message; return the receive that takes it instead, if one waits."""
-        with self._lock:
-            self._drop_settled()
-            if self._pending:
-                return self._pending.popleft()
-            self._arrived.append(received)
-            return None
-
-    def post(self, posted: AnyReceive) -> ReceivedMessage | None:
-        """Add a receive; return the message that it takes instead, if one is there."""
-        with self._lock:
-            if self._arrived:
-                return self._arrived.popleft()
-            self._pending.append(posted)
-            return None
-
-    def claim(self, size: int, dtype_and_shape: str) -> tuple[AnyReceive, memoryview] | None:
-        """Take the next receive, if the body can be read straight into its buffer; return that as well."""
-        with self._lock:
-            self._drop_settled()
-            if not self._pending or self._arrived:
-                return None
-            target = self._pending[0].buffer
-            if target is None or not fits(target.dtype, target.nbytes, dtype_and_shape, size):
-                return None
-            memory = target.view()
-            return None if memory is None else (self._pending.popleft(), memory)
-
-    def withdraw(self, posted: AnyReceive) -> None:
-        """Remove a receive that nobody waits for any more."""
-        with self._lock:
-            if posted in self._pending:
-                self._pending.remove(posted)
-
-    def reset(self) -> list[ReceivedMessage]:
-        """Remove the unread messages, which are of a predecessor of the peer, and return them."""
-        with self._lock:
-            stale = list(self._arrived)
-            self._arrived.clear()
-            return stale
-
-    def pending(self) -> list[AnyReceive]:
-        with self._lock:
-            return [posted for posted in self._pending if not posted.settled]
-
-    def arrived(self) -> int:
-        return len(self._arrived)
-
-    def _drop_settled(self) -> None:
-        while self._pending and self._pending[0].settled:
-            self._pending.popleft()
-
-
-class SendQueue:
-    """The messages to one peer, sent in the order of issue."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
+        self._posted: deque[PostedReceive] = deque()
         self._order = threading.Lock()
         self._jobs_lock = threading.Lock()
-        self._jobs: deque[tuple[Callable[[], None], Work[object]]] = deque()
+        self._jobs: deque[tuple[Callable[[], object], Work[object]]] = deque()
         self._busy = False
         self._mismatches: deque[MismatchError] = deque(maxlen=_MISMATCHES_KEPT)
         # The mismatches of messages up to this one are nobody's any more.
         self._disregarded = 0
-        self.unacknowledged: dict[int, Work[None]] = {}
-        self.sequence = 0
-        self.route = 0
-        self.connection: Connection | None = None
-        # The connection that knows `route`.
-        self.routed: Connection | None = None
 
-    def run(self, job: Callable[[], None], work: Work[object]) -> None:
+    def is_awaited_through(self, connection: Connection, waiting: Container[Work[object]]) -> bool:
+        """Return whether a receive, or one of the `waiting` sends, needs what comes through a connection."""
+        if self.connection is not connection:
+            return False
+        sent = cast("list[Work[object]]", list(self.unacknowledged.values()))
+        return bool(self.posted()) or any(work in waiting for work in sent)
+
+    def open_works(self) -> list[Work[object]]:
+        """Return the operations that the peer's death ends."""
+        waiting: list[Work[object]] = list(self.posted())
+        waiting.extend(cast("Work[object]", work) for work in list(self.unacknowledged.values()))
+        waiting.extend(self.queued())
+        return waiting
+
+    # The inbox
+
+    def deliver(self, received: ReceivedMessage) -> PostedReceive | None:
+        """Add a message; return the receive that takes it instead, if one waits."""
+        with self._inbox_lock:
+            self._drop_settled()
+            if self._posted:
+                return self._posted.popleft()
+            self._arrived.append(received)
+            return None
+
+    def post(self, posted: PostedReceive) -> ReceivedMessage | None:
+        """Add a receive; return the message that it takes instead, if one is there."""
+        with self._inbox_lock:
+            if self._arrived:
+                return self._arrived.popleft()
+            self._posted.append(posted)
+            return None
+
+    def claim(self, size: int, dtype_and_shape: str) -> tuple[PostedReceive, memoryview] | None:
+        """Take the next receive, if the body can be read straight into its buffer; return that as well."""
+        with self._inbox_lock:
+            self._drop_settled()
+            if not self._posted or self._arrived:
+                return None
+            target = self._posted[0].buffer
+            if target is None or not fits(target.dtype, target.nbytes, dtype_and_shape, size):
+                return None
+            memory = target.view()
+            return None if memory is None else (self._posted.popleft(), memory)
+
+    def withdraw(self, posted: PostedReceive) -> None:
+        """Remove a receive that nobody waits for any more."""
+        with self._inbox_lock:
+            if posted in self._posted:
+                self._posted.remove(posted)
+
+    def clear_inbox(self) -> list[ReceivedMessage]:
+        """Remove the unread messages, which are of a predecessor of the peer, and return them."""
+        with self._inbox_lock:
+            stale = list(self._arrived)
+            self._arrived.clear()
+            return stale
+
+    def posted(self) -> list[PostedReceive]:
+        """Return the receives that wait for a message."""
+        with self._inbox_lock:
+            return [posted for posted in self._posted if not posted.settled]
+
+    def unread(self) -> int:
+        """Return the number of messages that wait for a receive."""
+        return len(self._arrived)
+
+    def _drop_settled(self) -> None:
+        while self._posted and self._posted[0].settled:
+            self._posted.popleft()
+
+    # The outbox
+
+    def run(self, job: Callable[[], object], work: Work[object]) -> None:
         """Run `job` in its turn and return when it is done; raise what it raised."""
         if not self._busy and self._order.acquire(blocking=False):
             try:
@@ -131,14 +162,14 @@ class SendQueue:
         finally:
             self._order.release()
 
-    def queue(self, job: Callable[[], None], work: Work[object]) -> None:
+    def queue(self, job: Callable[[], object], work: Work[object]) -> None:
         """Run `job` in its turn in the stream's own thread; `work` carries what it raises, and finishes with it."""
         with self._jobs_lock:
             self._jobs.append((job, work))
             if self._busy:
                 return
             self._busy = True
-        threading.Thread(target=self._work_off, name=f"rlinf-send-{self._name}", daemon=True).start()
+        threading.Thread(target=self._work_off, name=f"rlinf-send-{self.peer}", daemon=True).start()
 
     def queued(self) -> list[Work[object]]:
         with self._jobs_lock:
@@ -202,41 +233,6 @@ class SendQueue:
                 work.finish(None)
 
 
-class PeerStream:
-    """The stream of messages between two addresses, in both directions.
-
-    Its resolver finds the peer; it is None where it was the peer that came to us.
-
-    Attributes:
-        former: the endpoints of the peer's predecessors, whose messages may still be on their way.
-        binding: held while `incarnation` and `former` change.
-    """
-
-    def __init__(self, me: str, peer: str) -> None:
-        self.me = me
-        self.peer = peer
-        self.incoming = ReceiveQueue()
-        self.outgoing = SendQueue(peer)
-        self.incarnation: str | None = None
-        self.former: set[str] = set()
-        self.binding = threading.Lock()
-        self.resolver: Resolver | None = None
-
-    def is_awaited_through(self, connection: Connection, waiting: Container[Work[object]]) -> bool:
-        """Return whether a receive, or one of the `waiting` sends, needs what comes through a connection."""
-        if self.outgoing.connection is not connection:
-            return False
-        sent = cast("list[Work[object]]", list(self.outgoing.unacknowledged.values()))
-        return bool(self.incoming.pending()) or any(work in waiting for work in sent)
-
-    def open_works(self) -> list[Work[object]]:
-        """Return the operations that the peer's death ends."""
-        waiting: list[Work[object]] = list(self.incoming.pending())
-        waiting.extend(cast("Work[object]", work) for work in list(self.outgoing.unacknowledged.values()))
-        waiting.extend(self.outgoing.queued())
-        return waiting
-
-
 _log = logging.getLogger(__name__)
 # (peer, what happened to the connection) -> the error that its operations raise.
 Explain = Callable[[str, str], Exception]
@@ -292,7 +288,7 @@ class PeerStreams:
 
     def connect(self, stream: PeerStream, work: Work[object]) -> Connection | None:
         """Return the stream's connection; None when the peer lives in this process."""
-        connection = stream.outgoing.connection
+        connection = stream.connection
         if connection is not None and not connection.closed:
             return connection
         if stream.incarnation == self._info.incarnation:
@@ -329,14 +325,14 @@ class PeerStreams:
         with stream.binding:
             if incarnation in stream.former:
                 return
-            current = stream.outgoing.connection
+            current = stream.connection
             if stream.incarnation not in (None, incarnation):
                 if connection.hung_up() and current is not None and not current.hung_up():
                     # The first words of a dead process may be read after those of its successor.
                     stream.former.add(incarnation)
                     return
                 stream.former.add(stream.incarnation)
-                stale = stream.incoming.reset()
+                stale = stream.clear_inbox()
                 for received in stale:
                     self._backlog.taken(received)
                     received.release()
@@ -346,16 +342,16 @@ class PeerStreams:
                     )
             stream.incarnation = incarnation
             if current is None or current.closed or current.peer.incarnation != incarnation:
-                stream.outgoing.connection = connection
+                stream.connection = connection
 
     def lost(self, connection: Connection, reason: str) -> None:
         """Fail the operations that continue through a connection that is over."""
         for stream in self.all():
-            if stream.outgoing.connection is connection:
+            if stream.connection is connection:
                 for callback in self._lost_callbacks:
                     callback(stream.peer, reason)
                 works = stream.open_works()
-                stream.outgoing.unacknowledged.clear()
+                stream.unacknowledged.clear()
                 if works:
                     self.explain_later(stream.peer, reason, lambda error, works=works: fail_all(works, error))
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
-
 from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.decoded_work import DecodedWork
 from rlinf_core.collective.memory.segment import BlockLease
 from rlinf_core.collective.messages.codec import decode
 from rlinf_core.collective.messages.frame import Flag, Frame, layout
 from rlinf_core.collective.messages.payload import copy_bytes, private_memory
 from rlinf_core.collective.messages.torch_payload import TensorTarget
-from rlinf_core.collective.work import WaitTable
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import MismatchError
 from rlinf_core.waiting import OperationKind
 
@@ -108,45 +104,33 @@ class ReceivedMessage:
         return lease.view()
 
 
-T = TypeVar("T")
+class PostedReceive(Work[object]):
+    """A receive that was issued; `buffer` is what `recv_tensor` fills, or None for `recv`.
 
-
-class PostedReceive(DecodedWork[T], Generic[T]):
-    """A receive that was issued.
-
-    Attributes:
-        buffer: the buffer that `recv_tensor` fills, or None for `recv`.
-        filled: whether the connection wrote the body straight into that buffer.
+    It decodes a `ReceivedMessage`, or None where the connection wrote the body straight into that buffer.
     """
 
-    __slots__ = ("_opener", "buffer", "filled")
+    __slots__ = ("buffer",)
 
     def __init__(
         self,
         kind: OperationKind,
         source: str,
         seconds: float,
-        opener: Callable[[ReceivedMessage, bool], T],
         waits: WaitTable | None = None,
         *,
         detached: bool = False,
         target: TensorTarget | None = None,
     ) -> None:
-        """`opener(received, filled)` makes the result.
+        def decode(received: ReceivedMessage | None) -> object:
+            if target is None:
+                return None if received is None else received.load()
+            if received is not None:
+                received.fill(target)
+            return target.buffer
 
-        It must not refer to this handle: in a cycle, a large message would stay until the next garbage collection.
-        """
-        super().__init__(kind, source, seconds, waits, detached=detached)
+        super().__init__(kind, source, seconds, waits, detached=detached, decode=decode)
         self.buffer = target
-        self.filled = False
-        self._opener = opener
-
-    def arrive(self, received: ReceivedMessage) -> bool:
-        """Take a message that is here; return whether this receive still wanted it."""
-        return self._settle(received, None)
-
-    def _decode(self, value: ReceivedMessage) -> T:
-        return self._opener(value, self.filled)
 
 
 def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
@@ -154,7 +138,7 @@ def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:
     return nbytes == size and dtype_and_shape.rpartition("[")[0] == dtype
 
 
-def find_mismatch(posted: PostedReceive[Any], received: ReceivedMessage, where: str) -> MismatchError | None:
+def find_mismatch(posted: PostedReceive, received: ReceivedMessage, where: str) -> MismatchError | None:
     """Return why a message does not fit a receive, or None when it does."""
     frame, target = received.frame, posted.buffer
     is_tensor = bool(frame.flags & Flag.TENSOR)

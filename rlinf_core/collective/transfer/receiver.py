@@ -15,8 +15,8 @@ from rlinf_core.collective.memory.segment import BlockLease, SharedSegment
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameError, FrameKind
 from rlinf_core.collective.messages.payload import private_memory
 from rlinf_core.collective.transfer.backlog import Backlog
-from rlinf_core.collective.transfer.peer_stream import AnyReceive, PeerStream, PeerStreams
-from rlinf_core.collective.transfer.received_message import ReceivedMessage, find_mismatch
+from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams
+from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage, find_mismatch
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError, RuntimeFailure
 
@@ -24,18 +24,8 @@ _log = logging.getLogger(__name__)
 _MESSAGE = int(FrameKind.MESSAGE)
 
 
-@dataclass(slots=True)
-class ServiceMessage:
-    """A message for a service, which loads, forwards or releases what was received; answers go through the stream."""
-
-    stream: PeerStream
-    received: ReceivedMessage
-    tag: int
-    key: bytes
-    weight: float
-
-
-Handler = Callable[[ServiceMessage], None]
+# A service: it loads, forwards or releases what was received; answers go through the stream.
+Handler = Callable[[PeerStream, ReceivedMessage], None]
 
 
 @dataclass(slots=True)
@@ -44,7 +34,7 @@ class _Body:
 
     memory: memoryview
     lease: BlockLease | None = None
-    claim: AnyReceive | None = None
+    claim: PostedReceive | None = None
 
 
 class Receiver:
@@ -76,9 +66,9 @@ class Receiver:
     def serve(self, tag: int, handler: Handler) -> None:
         self._handlers[tag] = handler
 
-    def post(self, stream: PeerStream, posted: AnyReceive) -> bool:
+    def post(self, stream: PeerStream, posted: PostedReceive) -> bool:
         """Issue a receive; return whether a message was there for it."""
-        received = stream.incoming.post(posted)
+        received = stream.post(posted)
         if received is None:
             self._backlog.stir()
             return False
@@ -124,7 +114,7 @@ class Receiver:
             return _Body(memoryview(bytearray(size)))
         stream = self._stream(connection, frame)
         if frame.flags & Flag.TENSOR and not frame.tag:
-            claimed = stream.incoming.claim(size, bytes(frame.head).decode())
+            claimed = stream.claim(size, bytes(frame.head).decode())
             if claimed is not None:
                 posted, memory = claimed
                 return _Body(memory, claim=posted)
@@ -164,14 +154,13 @@ class Receiver:
         there = self._streams.of(stream.peer, stream.me)
         if received.frame.tag:
             self._serve(there, received)
-        elif (posted := there.incoming.deliver(received)) is not None:
+        elif (posted := there.deliver(received)) is not None:
             self._match(there, posted, received)
 
     def _message(self, connection: Connection, frame: Frame, body: _Body | None) -> None:
         stream = self._stream(connection, frame)
         if body is not None and body.claim is not None:
-            body.claim.filled = True
-            body.claim.arrive(ReceivedMessage(frame))
+            body.claim.arrive(None)
             if frame.flags & Flag.ACKNOWLEDGE:
                 self._acknowledge(stream, frame, None, connection)
             return
@@ -191,14 +180,14 @@ class Receiver:
 
     def _deliver(self, stream: PeerStream, received: ReceivedMessage, connection: Connection) -> None:
         received.connection = connection
-        posted = stream.incoming.deliver(received)
+        posted = stream.deliver(received)
         if posted is not None:
             self._match(stream, posted, received)
             return
         self._backlog.add(received, connection)
         self._backlog.wait_for_room(connection, lambda: self._is_awaited(connection))
 
-    def _match(self, stream: PeerStream, posted: AnyReceive, received: ReceivedMessage) -> None:
+    def _match(self, stream: PeerStream, posted: PostedReceive, received: ReceivedMessage) -> None:
         """Give a message to a receive, if it fits, and say so to its sender."""
         mismatch = find_mismatch(posted, received, f"{stream.peer} -> {stream.me}")
         if mismatch is not None:
@@ -231,7 +220,7 @@ class Receiver:
             )
             return
         try:
-            handler(ServiceMessage(stream, received, frame.tag, frame.key, frame.weight))
+            handler(stream, received)
         except Exception:  # noqa: BLE001 - who reads serves everybody: a fault in one service must not end the others
             _log.exception("service %d failed on a message from `%s`", frame.tag, stream.peer)
 
@@ -258,7 +247,7 @@ def _settle(stream: PeerStream, sequence: int, sent: str | None, expected: str |
         error = MismatchError(sent, expected, where=f"{stream.me} -> {stream.peer}")
         # Its text only: a kept record would keep the error's traceback, and with that whatever was received.
         _log.warning("%s", str(error))
-    stream.outgoing.acknowledged(sequence, error)
+    stream.acknowledged(sequence, error)
 
 
 def _lease(connection: Connection, frame: Frame) -> BlockLease:

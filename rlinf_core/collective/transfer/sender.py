@@ -46,32 +46,28 @@ class Sender:
         self.connect = streams.connect
         self.hand_over = hand_over
 
-    def send(
-        self, stream: PeerStream, message: Message, work: Work[object], *, acknowledgement: Work[None] | None
-    ) -> None:
+    def send(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
         """Send and return when the message's memory may be changed.
 
         Raises:
             Exception: what `work` fails with: a deadline, a dead peer, an injected failure.
         """
-        if stream.outgoing.run_at_once(lambda: self._try(stream, message, acknowledgement)):
+        if stream.run_at_once(lambda: self._try(stream, message)):
             return
         with self._waits.during(work):
-            stream.outgoing.run(lambda: self.transmit(stream, message, work, acknowledgement), work)
+            stream.run(lambda: self.transmit(stream, message, work), work)
 
-    def send_async(
-        self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None
-    ) -> None:
+    def send_async(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
         if message.body_size <= self._settings.direct_limit:
             try:
-                done = stream.outgoing.run_at_once(lambda: self._try(stream, message, acknowledgement))
+                done = stream.run_at_once(lambda: self._try(stream, message))
             except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
                 work.fail(error)
                 return
             if done:
                 work.finish(None)
                 return
-        stream.outgoing.queue(lambda: self.transmit(stream, message, work, acknowledgement), work)
+        stream.queue(lambda: self.transmit(stream, message, work), work)
 
     def broadcast(self, streams: Sequence[PeerStream], message: Message, works: Sequence[Work[object]]) -> None:
         """Send one message to several peers: those on this host share one copy of the body.
@@ -86,7 +82,7 @@ class Sender:
             if connection is not None and connection.shares_memory and not shared_already:
                 sharers.append((stream, work, connection))
             elif not work.settled:
-                stream.outgoing.queue(lambda stream=stream, work=work: self.transmit(stream, message, work, None), work)
+                stream.queue(lambda stream=stream, work=work: self.transmit(stream, message, work), work)
         if sharers:
             self._share(message, sharers)
         for work in works:
@@ -94,10 +90,10 @@ class Sender:
 
     def post(self, stream: PeerStream, tag: int, key: bytes, head: bytes | bytearray, weight: float) -> bool:
         """Send a few bytes ahead of what is queued on the stream; False when the stream was not used before."""
-        connection = stream.outgoing.connection
-        if connection is None or connection.closed or stream.outgoing.routed is not connection:
+        connection = stream.connection
+        if connection is None or connection.closed or stream.routed is not connection:
             return False
-        connection.post(pack_message(tag, stream.outgoing.route, key, head, weight))
+        connection.post(pack_message(tag, stream.route, key, head, weight))
         return True
 
     def share(self, stream: PeerStream, message: Message, size: int, work: Work[object]) -> memoryview | None:
@@ -105,57 +101,41 @@ class Sender:
         connection = self.connect(stream, work)
         block = spill(size, 1) if connection is not None and connection.shares_memory else None
         if connection is None or block is None:
-            self.send(stream, message, work, acknowledgement=None)
+            self.send(stream, message, work)
             return None
         message.parts = [PlaceholderPart(size)]
-        body = shared_body(block, 0, _keep)
-        stream.outgoing.run(lambda: self.write(stream, connection, message, body, work, None), work)
+        # Its own segment is freed with its last reference.
+        body = shared_body(block, 0)
+        stream.run(lambda: self._write_or_undo(stream, connection, message, body, work), work)
         return block.memory()
 
     @property
     def limit(self) -> int:
         return self._settings.inline_limit
 
-    # One message at its turn
+    # One message at its turn. Without `work` it is sent only if that needs no wait.
 
-    def _try(self, stream: PeerStream, message: Message, acknowledgement: Work[None] | None) -> bool:
+    def _try(self, stream: PeerStream, message: Message) -> bool:
         """Send if no wait is needed; return whether it was sent."""
         connection = self.ready_connection(stream)
-        if connection is None:
+        body = None if connection is None else self._encode(message, connection, None)
+        if connection is None or body is None:
             return False
-        size = message.body_size
-        if size <= self.limit:
-            return self.write_now(stream, connection, message, inline_body(message), acknowledgement)
-        if not connection.shares_memory:
-            return False
-        block = self._arena.try_allocate(size, (connection.peer.incarnation,))
-        if block is None:
-            return False
-        body = shared_body(block, 0, lambda: self._arena.cancel(block))
-        done = False
-        try:
-            message.gather(block.memory())
-            done = self.write_now(stream, connection, message, body, acknowledgement)
-        finally:
-            if not done:
-                body.undo()
-        return done
+        return self._write_or_undo(stream, connection, message, body, None)
 
-    def transmit(
-        self, stream: PeerStream, message: Message, work: Work[object], acknowledgement: Work[None] | None
-    ) -> None:
+    def transmit(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
         connection = self.connect(stream, work)
-        if connection is None:
-            self._deliver_here(stream, message, acknowledgement)
-            return
-        body = self._encode(message, connection, work)
-        self._write_or_undo(stream, connection, message, body, work, acknowledgement)
+        body = None if connection is None else self._encode(message, connection, work)
+        if connection is None or body is None:
+            self._deliver_here(stream, message)
+        else:
+            self._write_or_undo(stream, connection, message, body, work)
 
-    def _encode(self, message: Message, connection: Connection, work: Work[object]) -> EncodedBody:
+    def _encode(self, message: Message, connection: Connection, work: Work[object] | None) -> EncodedBody | None:
         if message.body_size <= self.limit:
             return inline_body(message)
         if not connection.shares_memory:
-            return stream_body(message)
+            return None if work is None else stream_body(message)
         # Copying gigabytes takes seconds in which no other progress is visible.
         self._waits.operations.moved()
         return self._writer((connection.peer.incarnation,)).encode(message, work)
@@ -164,94 +144,59 @@ class Sender:
         return SharedMemoryWriter(self._arena, self._settings.spill_after, owners)
 
     def ready_connection(self, stream: PeerStream) -> Connection | None:
-        connection = stream.outgoing.connection
+        connection = stream.connection
         return None if connection is None or connection.closed else connection
 
-    def write_now(
-        self,
-        stream: PeerStream,
-        connection: Connection,
-        message: Message,
-        body: EncodedBody,
-        acknowledgement: Work[None] | None,
+    def write(
+        self, stream: PeerStream, connection: Connection, message: Message, body: EncodedBody, work: Work[object] | None
     ) -> bool:
-        data, fds = self._frame(stream, connection, message, body, acknowledgement)
-        if body.buffers:
-            data = b"".join((data, *body.buffers))
+        """Write the frame of a message; return whether it was written."""
+        data, fds = self._frame(stream, connection, message, body)
         try:
-            written = connection.try_write(data, fds)
+            if work is None:
+                if not connection.try_write(b"".join((data, *body.buffers)) if body.buffers else data, fds):
+                    return False
+            else:
+                buffers: list[Bytes] = [data, *body.buffers]
+                connection.write([b"".join(buffers)] if body.size <= _JOIN else buffers, fds, work)
         except ConnectionLostError as error:
-            stream.outgoing.unacknowledged.pop(stream.outgoing.sequence + 1, None)
+            stream.unacknowledged.pop(stream.sequence + 1, None)
             raise self._streams.explain(stream.peer, str(error)) from error
-        if written:
-            self._written(stream, connection, body)
+        stream.sequence += 1
+        stream.routed = connection
+        if body.place is not None and not body.flags & Flag.ONE_SHOT:
+            connection.passed.add(_segment(body))
+        return True
+
+    def _write_or_undo(
+        self, stream: PeerStream, connection: Connection, message: Message, body: EncodedBody, work: Work[object] | None
+    ) -> bool:
+        written = False
+        try:
+            written = self.write(stream, connection, message, body, work)
+        finally:
+            if not written:
+                body.undo()
         return written
 
-    def write(
-        self,
-        stream: PeerStream,
-        connection: Connection,
-        message: Message,
-        body: EncodedBody,
-        work: Work[object],
-        acknowledgement: Work[None] | None,
-    ) -> None:
-        data, fds = self._frame(stream, connection, message, body, acknowledgement)
-        buffers: list[Bytes] = [data, *body.buffers]
-        if body.size <= _JOIN:
-            buffers = [b"".join(buffers)]
-        try:
-            connection.write(buffers, fds, work)
-        except ConnectionLostError as error:
-            raise self._streams.explain(stream.peer, str(error)) from error
-        self._written(stream, connection, body)
-
     def _frame(
-        self,
-        stream: PeerStream,
-        connection: Connection,
-        message: Message,
-        body: EncodedBody,
-        acknowledgement: Work[None] | None,
+        self, stream: PeerStream, connection: Connection, message: Message, body: EncodedBody
     ) -> tuple[bytes, Sequence[int]]:
         """Return the bytes of the frame, and of the one that names its route where that is new."""
-        outgoing = stream.outgoing
         opening = b""
-        if outgoing.routed is not connection:
-            outgoing.route = connection.next_route()
+        if stream.routed is not connection:
+            stream.route = connection.next_route()
             names = json.dumps([stream.me, stream.peer]).encode()
-            opening = Frame(FrameKind.ROUTE, route=outgoing.route, head=names).pack()
+            opening = Frame(FrameKind.ROUTE, route=stream.route, head=names).pack()
         fds: Sequence[int] = ()
         if body.fds and (body.flags & Flag.ONE_SHOT or _segment(body) not in connection.passed):
             fds = body.fds
-        frame = message.frame(FrameKind.MESSAGE, outgoing.route, outgoing.sequence + 1, body)
+        frame = message.frame(stream.route, stream.sequence + 1, body)
         if fds:
             frame.flags |= Flag.DESCRIPTOR_FOLLOWS
-        if acknowledgement is not None:
-            frame.flags |= Flag.ACKNOWLEDGE
-            outgoing.unacknowledged[outgoing.sequence + 1] = acknowledgement
+        if message.acknowledgement is not None:
+            stream.unacknowledged[stream.sequence + 1] = message.acknowledgement
         return opening + frame.pack(), fds
-
-    def _write_or_undo(
-        self,
-        stream: PeerStream,
-        connection: Connection,
-        message: Message,
-        body: EncodedBody,
-        work: Work[object],
-        acknowledgement: Work[None] | None,
-    ) -> None:
-        try:
-            self.write(stream, connection, message, body, work, acknowledgement)
-        except BaseException:
-            body.undo()
-            raise
-
-    def _written(self, stream: PeerStream, connection: Connection, body: EncodedBody) -> None:
-        stream.outgoing.sequence += 1
-        stream.outgoing.routed = connection
-        if body.place is not None and not body.flags & Flag.ONE_SHOT:
-            connection.passed.add(_segment(body))
 
     # Several receivers
 
@@ -263,29 +208,25 @@ class Sender:
             return None
 
     def _share(self, message: Message, sharers: Sequence[tuple[PeerStream, Work[object], Connection]]) -> None:
-        owners = [connection.peer.incarnation for _, _, connection in sharers]
-        works = [work for _, work, _ in sharers]
+        writer = self._writer([connection.peer.incarnation for _, _, connection in sharers])
         try:
-            block = self._writer(owners).fill(message, works[0])
+            block = writer.room(message.body_size, sharers[0][1])
+            writer.fill(block, message)
         except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
-            for work in works:
+            for _, work, _ in sharers:
                 work.fail(error)
             return
         for place, (stream, work, connection) in enumerate(sharers):
             body = shared_body(block, place, lambda place=place: self._arena.cancel_lease(block, place))
             if len(sharers) > 1:
                 body.flags |= Flag.PRIVATE_COPY
-
             self._write_share(stream, message, work, connection, body)
 
     def _write_share(
         self, stream: PeerStream, message: Message, work: Work[object], connection: Connection, body: EncodedBody
     ) -> None:
-        def write() -> None:
-            self._write_or_undo(stream, connection, message, body, work, None)
-
         try:
-            done = stream.outgoing.run_at_once(lambda: self.write_now(stream, connection, message, body, None))
+            done = stream.run_at_once(lambda: self.write(stream, connection, message, body, None))
         except Exception as error:  # noqa: BLE001 - it is the outcome for this peer, not for the others
             body.undo()
             work.fail(error)
@@ -293,17 +234,16 @@ class Sender:
         if done:
             work.finish(None)
         else:
-            stream.outgoing.queue(write, work)
+            stream.queue(lambda: self._write_or_undo(stream, connection, message, body, work), work)
 
     # Within this process
 
-    def _deliver_here(self, stream: PeerStream, message: Message, acknowledgement: Work[None] | None) -> None:
+    def _deliver_here(self, stream: PeerStream, message: Message) -> None:
         size = message.body_size
-        stream.outgoing.sequence += 1
-        frame = message.frame(FrameKind.MESSAGE, 0, stream.outgoing.sequence, EncodedBody(size=size))
-        if acknowledgement is not None:
-            frame.flags |= Flag.ACKNOWLEDGE
-            stream.outgoing.unacknowledged[stream.outgoing.sequence] = acknowledgement
+        stream.sequence += 1
+        frame = message.frame(0, stream.sequence, EncodedBody(size=size))
+        if message.acknowledgement is not None:
+            stream.unacknowledged[stream.sequence] = message.acknowledgement
         block = self._arena.try_allocate(size) if size > self.limit else None
         if block is None:
             copy = private_memory(size)
@@ -312,10 +252,6 @@ class Sender:
         else:
             message.gather(block.memory())
             self.hand_over(stream, ReceivedMessage(frame, lease=block.lease()))
-
-
-def _keep() -> None:
-    """Do nothing: its own segment is freed with its last reference."""
 
 
 def _segment(body: EncodedBody) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rlinf_core.collective.memory.arena import Arena, ArenaBlock, spill
 from rlinf_core.collective.memory.segment import SharedSegment
 from rlinf_core.collective.messages.frame import Flag, SharedPlace
-from rlinf_core.collective.messages.message import EncodedBody, Message
+from rlinf_core.collective.messages.message import EncodedBody, Message, do_nothing
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
 
@@ -28,23 +28,27 @@ class SharedMemoryWriter:
         self._spill_after = spill_after
         self._owners = owners
 
-    def encode(self, message: Message, work: Work[object]) -> EncodedBody:
+    def encode(self, message: Message, work: Work[object] | None) -> EncodedBody | None:
         """Return the message's body in shared memory; wait for room until `work`'s deadline.
+
+        Without `work` it does not wait, and returns None where there is no room.
 
         Raises:
             CommunicationTimeoutError: no room became free.
         """
-        block = self.fill(message, work)
+        size = message.body_size
+        block = self._arena.try_allocate(size, self._owners) if work is None else self.room(size, work)
+        if block is None:
+            return None
+        self.fill(block, message)
         return shared_body(block, 0, lambda: self._arena.cancel(block))
 
-    def fill(self, message: Message, work: Work[object]) -> ArenaBlock:
-        block = self.room(message.body_size, work)
+    def fill(self, block: ArenaBlock, message: Message) -> None:
         try:
             message.gather(block.memory())
         except BaseException:
             self._arena.cancel(block)
             raise
-        return block
 
     def room(self, size: int, work: Work[object]) -> ArenaBlock:
         """Return a block for a body, with a lease for each owner; waits for room as `encode`."""
@@ -84,7 +88,7 @@ class SharedMemoryWriter:
         )
 
 
-def shared_body(block: ArenaBlock, place: int, undo: Callable[[], None]) -> EncodedBody:
+def shared_body(block: ArenaBlock, place: int, undo: Callable[[], None] = do_nothing) -> EncodedBody:
     """Return a body for the holder number `place` of a block."""
     segment = block.segment
     where = SharedPlace(segment.identity, block.offset, block.size, block.leases[place])

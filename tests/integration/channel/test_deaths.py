@@ -149,7 +149,7 @@ def test_operations_fail_when_the_channels_own_process_dies(troupe: Any, channel
 def _process_of(channel: Channel) -> int:
     backend: Any = channel._backend
     backend.connect()
-    return peer_credentials(backend.stream.outgoing.connection.sock)[0]
+    return peer_credentials(backend.stream.connection.sock)[0]
 
 
 def create_and_put(worker: Any, name: str) -> int:
@@ -189,7 +189,7 @@ _names = itertools.count()
 def process_behind(channel: Channel) -> int:
     backend: Any = channel._backend
     backend.connect()
-    return peer_credentials(backend.stream.outgoing.connection.sock)[0]
+    return peer_credentials(backend.stream.connection.sock)[0]
 
 
 def is_gone(process: int) -> Callable[[], bool]:

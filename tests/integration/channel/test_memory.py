@@ -112,7 +112,7 @@ def _until_stopped(process: int) -> None:
 def processes_of(troupe: Any, channel: Channel) -> list[int]:
     backend: Any = channel._backend
     backend.connect()
-    return [troupe.call(0, pid), troupe.call(1, pid), peer_credentials(backend.stream.outgoing.connection.sock)[0]]
+    return [troupe.call(0, pid), troupe.call(1, pid), peer_credentials(backend.stream.connection.sock)[0]]
 
 
 @pytest.mark.parametrize("count", [1, 16])

@@ -140,7 +140,7 @@ def test_what_a_peer_sent_before_its_death_is_received(make_cast: Any) -> None:
         side.group().send(torch.ones(1_000_000), WorkerAddress("here", 0))
 
     there.call(send)
-    until(lambda: cast.here.endpoint.stream(cast.here.me, THERE).incoming.arrived() == 2)
+    until(lambda: cast.here.endpoint.stream(cast.here.me, THERE).unread() == 2)
     there.kill()
     assert group.recv(THERE) == "small"
     assert group.recv(THERE).sum() == 1_000_000

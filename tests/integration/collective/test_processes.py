@@ -226,7 +226,7 @@ def post_tensor(side: Any, target: Any, size: int, value: float) -> None:
 def collect(side: Any) -> None:
     """Keep what comes for the service, unopened."""
     side.kept["parcels"] = []
-    side.endpoint.serve(7, lambda delivery: side.kept["parcels"].append(delivery.received))
+    side.endpoint.serve(7, lambda stream, received: side.kept["parcels"].append(received))
 
 
 def opened(side: Any, count: int, keep: bool) -> list[float]:
@@ -259,9 +259,9 @@ def test_a_message_for_no_service_is_dropped(make_cast: Any, caplog: pytest.LogC
     # Its memory is its sender's again, and what comes after it arrives.
     until(lambda: there.call(used) == 0)
     got: queue.Queue[Any] = queue.Queue()
-    cast.here.endpoint.serve(TAG, got.put)
+    cast.here.endpoint.serve(TAG, lambda *delivery: got.put(delivery))
     there.call(post, cast.here.me, "fine", b"")
-    assert got.get(timeout=10).received.load() == "fine"
+    assert got.get(timeout=10)[1].load() == "fine"
 
 
 def forward_all(
@@ -271,7 +271,7 @@ def forward_all(
     stream = here.endpoint.stream(here.me, WorkerAddress.from_name(target), here.resolver)
     parcels = []
     for _ in range(count):
-        received = deliveries.get(timeout=10).received
+        received = deliveries.get(timeout=10)[1]
         work = here.endpoint.work(OperationKind.GET, "channel", detached=True)
         here.endpoint.forward(stream, received, work, tag=TAG, handover=handover)
         work.wait()
@@ -284,7 +284,7 @@ def test_broker_passes_on_without_a_copy(make_cast: Any) -> None:
     producer, consumer = cast.add("producer:0"), cast.add("consumer:0")
     consumer.call(collect)
     deliveries: queue.Queue[Any] = queue.Queue()
-    cast.here.endpoint.serve(TAG, deliveries.put)
+    cast.here.endpoint.serve(TAG, lambda *delivery: deliveries.put(delivery))
     for value in (1.0, 2.0, 3.0):
         producer.call(post_tensor, cast.here.me, 500_000, value)
     forward_all(cast, deliveries, "consumer:0", 3)
@@ -300,7 +300,7 @@ def test_what_a_broker_accepted_survives_its_producer(make_cast: Any) -> None:
     producer, consumer = cast.add("producer:0"), cast.add("consumer:0")
     consumer.call(collect)
     deliveries: queue.Queue[Any] = queue.Queue()
-    cast.here.endpoint.serve(TAG, deliveries.put)
+    cast.here.endpoint.serve(TAG, lambda *delivery: deliveries.put(delivery))
     producer.call(post_tensor, cast.here.me, 500_000, 4.0)
     until(lambda: not deliveries.empty())
     producer.kill()
@@ -313,7 +313,7 @@ def test_a_killed_consumer_gives_back_what_was_passed_on_to_it(make_cast: Any) -
     producer, consumer = cast.add("producer:0"), cast.add("consumer:0")
     consumer.call(collect)
     deliveries: queue.Queue[Any] = queue.Queue()
-    cast.here.endpoint.serve(TAG, deliveries.put)
+    cast.here.endpoint.serve(TAG, lambda *delivery: deliveries.put(delivery))
     producer.call(post_tensor, cast.here.me, 500_000, 1.0)
     forward_all(cast, deliveries, "consumer:0", 1)
     assert consumer.call(opened, 1, True) == [500_000]
@@ -332,7 +332,7 @@ def test_a_broker_that_keeps_the_item_sends_a_copy(make_cast: Any) -> None:
     producer, consumer = cast.add("producer:0"), cast.add("consumer:0")
     consumer.call(collect)
     deliveries: queue.Queue[Any] = queue.Queue()
-    cast.here.endpoint.serve(TAG, deliveries.put)
+    cast.here.endpoint.serve(TAG, lambda *delivery: deliveries.put(delivery))
     producer.call(post_tensor, cast.here.me, 500_000, 1.0)
     (received,) = forward_all(cast, deliveries, "consumer:0", 1, ForwardMode.COPY)
     assert consumer.call(opened, 1, False) == [500_000]
@@ -348,21 +348,21 @@ def test_a_service_within_one_process(make_cast: Any) -> None:
     cast = make_cast()
     here = cast.here
     got: queue.Queue[Any] = queue.Queue()
-    here.endpoint.serve(TAG, got.put)
+    here.endpoint.serve(TAG, lambda *delivery: got.put(delivery))
     broker = WorkerAddress("channel", 0)
     here.resolver.endpoints[broker] = here.endpoint.info
     stream = here.endpoint.stream(here.me, broker, here.resolver)
     here.endpoint.send(
         stream, here.endpoint.message(torch.ones(100_000), tag=TAG), here.endpoint.work(OperationKind.PUT, "c")
     )
-    delivery = got.get(timeout=5)
+    _, received = got.get(timeout=5)
     # A broker and its consumer in one process: the received itself is handed on.
     here.endpoint.stream(broker, here.me, here.resolver)
     back = here.endpoint.stream(broker, here.me, here.resolver)
     work = here.endpoint.work(OperationKind.GET, "c", detached=True)
-    here.endpoint.forward(back, delivery.received, work, tag=TAG)
+    here.endpoint.forward(back, received, work, tag=TAG)
     work.wait()
-    assert got.get(timeout=5).received.load().sum() == 100_000
+    assert got.get(timeout=5)[1].load().sum() == 100_000
 
 
 @pytest.fixture(scope="module")

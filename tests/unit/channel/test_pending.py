@@ -218,7 +218,7 @@ def test_put_that_expires_on_its_way_gets_the_channels_verdict(stage: Stage, mon
     # A large one is on its way, so that the next one waits for its turn in the thread of the stream.
     backend._under_way += 1
     started, go_on = threading.Event(), threading.Event()
-    backend.stream.outgoing.queue(lambda: started.set() or go_on.wait(10), Work(OperationKind.SEND, "c", 10))
+    backend.stream.queue(lambda: started.set() or go_on.wait(10), Work(OperationKind.SEND, "c", 10))
     assert started.wait(10)
     monkeypatch.setattr(Work, "wait", wait_too_long)
     threading.Timer(0.05, go_on.set).start()
@@ -266,7 +266,7 @@ def test_box_of_a_lost_connection_is_answered_by_a_message(
         if of is kind:
             endpoint: Any = stage.endpoints["k:0"]
             backend._pending._open.pop(request.op_id)  # the loss comes before it is known
-            endpoint._connection_lost(backend.stream.outgoing.connection, "lost")
+            endpoint._connection_lost(backend.stream.connection, "lost")
             backend.connect()
             backend._pending._open[request.op_id] = request
         return request
@@ -310,10 +310,10 @@ def test_interrupted_put_leaves_its_item_alone(stage: Stage, monkeypatch: pytest
 def test_unawaited_operation_ends_though_its_channel_is_gone(stage: Stage) -> None:
     client = greeted(stage, "k:0")
     request = cast("ChannelOperation[Any]", client.get(async_op=True, timeout=0.05))
-    outgoing = cast("Any", client._backend).stream.outgoing
-    outgoing.connection, kept = None, outgoing.connection
+    stream = cast("Any", client._backend).stream
+    stream.connection, kept = None, stream.connection
     until(lambda: request.settled)
-    outgoing.connection = kept
+    stream.connection = kept
     with pytest.raises(CommunicationTimeoutError, match="get on channel `c`"):
         request.wait()
 

@@ -248,6 +248,26 @@ def test_operation_without_a_waiter_ends_at_its_deadline(ends: Ends) -> None:
             handle.wait()
 
 
+def test_task_that_gets_too_late_hears_it_from_the_channel(ends: Ends) -> None:
+    async def get() -> Any:
+        return await ends.consumer.get(async_op=True, timeout=0.05)
+
+    with pytest.raises(CommunicationTimeoutError, match=r"`get on channel `c`` did not finish in 0\.05 s"):
+        asyncio.run(get())
+    ends.producer.put("kept")
+    assert ends.consumer.get(timeout=10) == "kept"
+
+
+def test_operation_without_a_time_limit_has_that_of_the_environment(
+    ends: Ends, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind != "local":
+        pytest.skip("its endpoint read the environment before")
+    monkeypatch.setenv("RLINF_TIMEOUT", "0.05")
+    with pytest.raises(CommunicationTimeoutError, match=r"in 0\.05 s"):
+        ends.consumer.get()
+
+
 def test_what_a_late_batch_had_reserved_goes_back(ends: Ends) -> None:
     ends.producer.put("a", weight=1)
     assert ends.consumer.qsize() == 1  # connected
@@ -269,7 +289,7 @@ def test_interrupted_get_leaves_its_item_to_the_next(ends: Ends) -> None:
         with pytest.raises(KeyboardInterrupt):
             ends.consumer.get()
         thread.join(10)
-    until(lambda: not waiting(ends.producer))
+        until(lambda: not waiting(ends.producer))
     ends.producer.put("kept")
     assert ends.consumer.get() == "kept"
 

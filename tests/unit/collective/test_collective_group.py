@@ -28,9 +28,9 @@ class SlowEndpoint:
     def seconds(self, timeout: float | None) -> float:
         return timeout or 5.0
 
-    def send(self, stream: PeerStream, message: Any, work: Any, acknowledgement: Any) -> None:
-        stream.outgoing.unacknowledged[1] = acknowledgement
-        stream.outgoing.queue(lambda: stream.outgoing.acknowledged(1, MismatchError("uint8[5]", "uint8[3]")), work)
+    def send(self, stream: PeerStream, message: Any, work: Any) -> None:
+        stream.unacknowledged[1] = message.acknowledgement
+        stream.queue(lambda: stream.acknowledged(1, MismatchError("uint8[5]", "uint8[3]")), work)
         work.wait()
 
 
@@ -38,5 +38,5 @@ def test_refusal_before_a_send_ends_is_reported_once() -> None:
     endpoint: Any = SlowEndpoint()
     group = CollectiveGroup(endpoint, HERE, [THERE], endpoint)
     group.send_tensor(np.zeros(5, np.uint8), THERE)  # type: ignore[arg-type] - arrays go where tensors do
-    assert len(endpoint.made.outgoing.take_mismatches()) == 1
-    assert endpoint.made.outgoing.unacknowledged == {}
+    assert len(endpoint.made.take_mismatches()) == 1
+    assert endpoint.made.unacknowledged == {}

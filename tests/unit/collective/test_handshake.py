@@ -81,6 +81,14 @@ def test_an_acceptor_must_prove_itself_too() -> None:
     theirs.close()
 
 
+def test_a_proof_holds_for_its_fields_alone() -> None:
+    proof = SECRET.sign(b"dial", b"er")
+    assert SECRET.verify(proof, b"dial", b"er")
+    for fields in ((b"dia", b"ler"), (b"dialer",), (b"dial", b"er", b""), (b"er", b"dial")):
+        assert not SECRET.verify(proof, *fields)
+    assert not ClusterSecret.generate().verify(proof, b"dial", b"er")
+
+
 def test_the_secret_is_in_no_text() -> None:
     for text in (repr(SECRET), str(SECRET), f"{SECRET}", repr(Settings())):
         assert SECRET.key.hex() not in text

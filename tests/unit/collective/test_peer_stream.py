@@ -11,26 +11,11 @@ import pytest
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.transfer.backlog import Backlog
-from rlinf_core.collective.transfer.peer_stream import PeerStreams, SendQueue
-from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
+from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError, WorkerDiedError
 from rlinf_core.waiting import OperationKind
-
-
-def new_receipt() -> PostedReceive[Any]:
-    return PostedReceive(OperationKind.RECV, "peer:0", 5.0, lambda received, filled: received.frame.sequence)
-
-
-def test_a_receipt_opens_its_parcel_once() -> None:
-    opened: list[int] = []
-    receipt: PostedReceive[int] = PostedReceive(
-        OperationKind.RECV, "peer:0", 5.0, lambda received, filled: opened.append(1) or len(opened)
-    )
-    receipt.arrive(ReceivedMessage(Frame(FrameKind.MESSAGE)))
-    assert not opened, "who receives for everybody does not open"
-    assert receipt.done()
-    assert [receipt.wait(), receipt.wait()] == [1, 1]
 
 
 def send_work() -> Work[Any]:
@@ -38,77 +23,77 @@ def send_work() -> Work[Any]:
 
 
 def test_jobs_leave_in_the_order_of_issue() -> None:
-    outgoing = SendQueue("peer:0")
+    stream = PeerStream("me:0", "peer:0")
     left: list[int] = []
     gate = threading.Event()
     first = send_work()
-    outgoing.queue(lambda: (gate.wait(5), left.append(0))[1], first)
+    stream.queue(lambda: (gate.wait(5), left.append(0))[1], first)
     works = []
     for number in range(1, 5):
         works.append(send_work())
-        outgoing.queue(lambda number=number: left.append(number), works[-1])
-    assert not outgoing.run_at_once(lambda: True), "others are before it"
-    thread = threading.Thread(target=lambda: outgoing.run(lambda: left.append(5), send_work()))
+        stream.queue(lambda number=number: left.append(number), works[-1])
+    assert not stream.run_at_once(lambda: True), "others are before it"
+    thread = threading.Thread(target=lambda: stream.run(lambda: left.append(5), send_work()))
     thread.start()
     time.sleep(0.01)
     gate.set()
     thread.join(5)
     assert left == [0, 1, 2, 3, 4, 5]
     assert all(work.done() for work in works)
-    assert outgoing.drain(5)
+    assert stream.drain(5)
 
 
 def test_a_job_that_fails_fails_its_work_only() -> None:
-    outgoing = SendQueue("peer:0")
+    stream = PeerStream("me:0", "peer:0")
 
     def fail() -> None:
         raise ValueError("broken")
 
     bad, good = send_work(), send_work()
-    outgoing.queue(fail, bad)
-    outgoing.queue(lambda: None, good)
+    stream.queue(fail, bad)
+    stream.queue(lambda: None, good)
     good.wait()
     with pytest.raises(ValueError, match="broken"):
         bad.wait()
 
 
 def test_a_mismatch_is_taken_once() -> None:
-    outgoing, error = SendQueue("peer:0"), MismatchError("a", "b")
-    outgoing.acknowledged(1, error)
-    assert outgoing.take_mismatches() == [error]
-    assert outgoing.take_mismatches() == []
+    stream, error = PeerStream("me:0", "peer:0"), MismatchError("a", "b")
+    stream.acknowledged(1, error)
+    assert stream.take_mismatches() == [error]
+    assert stream.take_mismatches() == []
 
 
 def test_late_mismatch_of_an_earlier_call_is_disregarded() -> None:
-    outgoing = SendQueue("peer:0")
-    outgoing.sequence = 2
-    outgoing.acknowledged(1, MismatchError("first", "b"))
-    outgoing.disregard_mismatches()
-    outgoing.acknowledged(2, MismatchError("second", "b"))
-    outgoing.sequence = 3
-    outgoing.acknowledged(3, MismatchError("third", "b"))
-    assert [error.sent for error in outgoing.take_mismatches()] == ["third"]
+    stream = PeerStream("me:0", "peer:0")
+    stream.sequence = 2
+    stream.acknowledged(1, MismatchError("first", "b"))
+    stream.disregard_mismatches()
+    stream.acknowledged(2, MismatchError("second", "b"))
+    stream.sequence = 3
+    stream.acknowledged(3, MismatchError("third", "b"))
+    assert [error.sent for error in stream.take_mismatches()] == ["third"]
 
 
 def test_a_mismatch_that_nobody_takes_does_not_pile_up() -> None:
-    outgoing = SendQueue("peer:0")
+    stream = PeerStream("me:0", "peer:0")
     for number in range(1, 1001):
-        outgoing.acknowledged(number, MismatchError(str(number), "b"))
-    kept = outgoing.take_mismatches()
+        stream.acknowledged(number, MismatchError(str(number), "b"))
+    kept = stream.take_mismatches()
     assert len(kept) < 100
     assert kept[-1].sent == "1000"
 
 
 def test_mismatch_is_recorded_before_its_acknowledgement() -> None:
-    outgoing, error = SendQueue("me -> peer"), MismatchError("float32[1]", "float32[2]")
+    stream, error = PeerStream("me:0", "peer:0"), MismatchError("float32[1]", "float32[2]")
     # Of a send that has returned: nobody holds it.
     work: Work[None] = Work(OperationKind.SEND, "peer:0", 5.0)
-    outgoing.unacknowledged[7] = work
+    stream.unacknowledged[7] = work
     result: list[tuple[list[MismatchError], list[int]]] = []
-    work.add_done_callback(lambda: result.append((outgoing.take_mismatches(), list(outgoing.unacknowledged))))
-    outgoing.acknowledged(7, error)
+    work.add_done_callback(lambda: result.append((stream.take_mismatches(), list(stream.unacknowledged))))
+    stream.acknowledged(7, error)
     assert result == [([error], [7])]
-    assert outgoing.unacknowledged == {}
+    assert stream.unacknowledged == {}
 
 
 class Connected:
@@ -137,7 +122,7 @@ def test_successor_keeps_its_messages_when_two_threads_meet_it() -> None:
 
     def meet() -> None:
         streams.bind(stream, cast("Any", quick))
-        stream.incoming.deliver(ReceivedMessage(Frame(FrameKind.MESSAGE, sequence=1)))
+        stream.deliver(ReceivedMessage(Frame(FrameKind.MESSAGE, sequence=1)))
 
     binding = threading.Thread(target=streams.bind, args=(stream, slow))
     reading = threading.Thread(target=meet)
@@ -148,4 +133,4 @@ def test_successor_keeps_its_messages_when_two_threads_meet_it() -> None:
     slow.answers.set()
     binding.join()
     reading.join()
-    assert stream.incoming.arrived() == 1
+    assert stream.unread() == 1

@@ -407,7 +407,7 @@ def test_another_stream_is_served_beside_a_large_one(make_pair: MakePair) -> Non
     there = CollectiveGroup(pair.far, THERE, (HERE, beside), pair.resolver)
     large = np.ones(3 << 20, np.uint8)
     works = [pair.here.send(large, THERE, async_op=True) for _ in range(4)]
-    until(lambda: pair.far.streams() and pair.far.streams()[0].incoming.arrived())
+    until(lambda: pair.far.streams() and pair.far.streams()[0].unread())
     thread, outcome = in_thread(there.recv, beside)
     other.send(large[::-1], THERE)
     thread.join(10)
@@ -603,20 +603,20 @@ def test_bytes_that_are_no_frame_end_their_connection_alone(make_pair: MakePair)
 
 def test_a_service_gets_messages_in_order_with_their_words(pair: Pair) -> None:
     came: list[Any] = []
-    pair.far.serve(7, came.append)
+    pair.far.serve(7, lambda *delivery: came.append(delivery))
     stream = pair.near.stream(HERE, THERE, pair.resolver)
     for number, size in enumerate(SIZES):
         message = pair.near.message(bytes(size), tag=7, key=b"%d" % number, weight=number / 2)
         pair.near.send_async(stream, message, pair.near.work(OperationKind.PUT, "c"))
     until(lambda: len(came) == len(SIZES))
-    assert [(one.key, one.weight, one.stream.peer) for one in came] == [
+    assert [(received.frame.key, received.frame.weight, stream.peer) for stream, received in came] == [
         (b"%d" % number, number / 2, "here:0") for number in range(len(SIZES))
     ]
-    assert [len(one.received.load()) for one in came] == list(SIZES)
+    assert [len(received.load()) for _, received in came] == list(SIZES)
 
 
 def test_a_service_that_fails_harms_no_other(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(delivery: object) -> None:
+    def fail(*delivery: object) -> None:
         raise ValueError("broken service")
 
     pair.far.serve(7, fail)
@@ -631,10 +631,11 @@ def test_a_service_that_fails_harms_no_other(pair: Pair, caplog: pytest.LogCaptu
 
 def test_a_post_goes_ahead_and_never_blocks(pair: Pair) -> None:
     came: list[Any] = []
-    pair.far.serve(7, came.append)
+    pair.far.serve(7, lambda *delivery: came.append(delivery))
     stream = pair.near.stream(HERE, THERE, pair.resolver)
     assert not pair.near.post(stream, 7, b"nothing was sent yet")
     pair.here.send("first", THERE)
     assert pair.near.post(stream, 7, b"key", b"head", 1.5)
     until(lambda: came)
-    assert (came[0].key, bytes(came[0].received.frame.head), came[0].weight) == (b"key", b"head", 1.5)
+    frame = came[0][1].frame
+    assert (frame.key, bytes(frame.head), frame.weight) == (b"key", b"head", 1.5)

@@ -29,6 +29,24 @@ def test_the_first_outcome_stays() -> None:
     assert (work.wait(), work.result(), work.exception()) == (1, 1, None)
 
 
+def test_what_arrives_is_decoded_once_by_who_asks() -> None:
+    decoded: list[str] = []
+    work: Work[int] = Work(OperationKind.RECV, "actor:0", 5.0, decode=lambda text: decoded.append(text) or len(decoded))
+    work.arrive("bytes")
+    assert work.settled
+    assert not decoded, "who reads for everybody does not decode"
+    assert work.done()
+    assert [work.wait(), work.result(), work.exception()] == [1, 1, None]
+
+
+def test_what_cannot_be_decoded_is_the_outcome() -> None:
+    work: Work[int] = Work(OperationKind.RECV, "actor:0", 5.0, decode=int)
+    work.arrive("no number")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no number"):
+            work.wait()
+
+
 def test_many_threads_wait_for_one_outcome() -> None:
     work = new_work()
     got: list[int] = []

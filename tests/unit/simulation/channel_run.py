@@ -86,8 +86,7 @@ class Client:
         self.open[op_id] = (None, key)
         batch = world.chance(0.4)
         wait = patient or world.chance(0.8)
-        kind = RequestKind.GET_BATCH if batch else RequestKind.GET
-        self.ask(kind, op_id, key, weight=world.random.randint(1, 4) if batch else 0, wait=wait)
+        self.ask(RequestKind.GET, op_id, key, weight=world.random.randint(1, 4) if batch else 0, wait=wait)
         world.note(self.name, self.life, "gets", op_id, key, batch, wait)
         if not patient and world.chance(0.3):
             world.after(world.random.random() * 4, self._withdraw, op_id)

@@ -70,10 +70,10 @@ class ServiceEndpoint:
         self.on_peer_lost = self._streams.on_lost
 
     def serve(self, tag: int, handler: Handler) -> None:
-        def guarded(delivery: Any) -> None:
+        def guarded(*delivery: Any) -> None:
             # A real receiver logs what a service raises; here that is a finding.
             try:
-                handler(delivery)
+                handler(*delivery)
             except Exception as error:
                 self.world.check(False, "the service raised", repr(error))
 
@@ -96,7 +96,7 @@ class ServiceEndpoint:
         return Peer(connection, there)
 
     def post(self, stream: PeerStream, tag: int, key: bytes, head: bytes | bytearray = b"", weight: float = 0) -> bool:
-        connection: Any = stream.outgoing.connection
+        connection: Any = stream.connection
         if connection is None or connection.closed:
             return False
         connection.to_peer.send((key, bytes(head)))

@@ -124,16 +124,16 @@ def _drop_without_counting(self: Any, payload: Any) -> None:
 
 def _believe_late_words(self: Any, stream: Any, connection: Any) -> None:
     stream.incarnation = connection.peer.incarnation
-    stream.outgoing.connection = connection
+    stream.connection = connection
 
 
-_ask = QUEUE._ask
+_get = QUEUE.get
 
 
-def _keep_what_an_impatient_batch_reserved(self: Any, op_id: Any, need: Any, key: Any, *others: Any) -> Any:
+def _keep_what_an_impatient_batch_reserved(self: Any, op_id: Any, need: Any = None, **others: Any) -> Any:
     give_back, self._give_back = self._give_back, lambda *_: None
     try:
-        return _ask(self, op_id, need, key, *others)
+        return _get(self, op_id, need, **others)
     finally:
         self._give_back = give_back
 
@@ -287,7 +287,7 @@ PLANTED = {
     "cancelled-put-kept": Planted(ChannelRun, KeyedQueue, "cancel", _refuse_and_keep),
     "closed-puts-wait": Planted(ChannelRun, KeyedQueue, "close", _close_without_refusing),
     "blocked-reversed": Planted(ChannelRun, KeyedQueue, "_settle", _let_the_last_in_first),
-    "impatient-batch-keeps": Planted(ChannelRun, KeyedQueue, "_ask", _keep_what_an_impatient_batch_reserved),
+    "impatient-batch-keeps": Planted(ChannelRun, KeyedQueue, "get", _keep_what_an_impatient_batch_reserved),
     "predecessor-stays": Planted(ChannelRun, Broker, "_admit", _admit_beside_its_predecessor),
     "bytes-not-counted-back": Planted(ChannelRun, Broker, "_drop", _drop_without_counting),
     "late-words-believed": Planted(ChannelRun, PeerStreams, "bind", _believe_late_words),

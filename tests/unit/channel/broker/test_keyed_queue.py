@@ -75,15 +75,15 @@ def test_a_batch_takes_items_until_their_weights_reach_it() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
     for payload, weight in (("a", 2), ("b", 2), ("c", 2), ("d", 2)):
         queue.put(payload, payload, weight=weight)
-    assert summaries(queue.get_batch(1, 5)) == [("delivered", 1, "abc")]
-    assert queue.get_batch(2, 2.5) == []
+    assert summaries(queue.get(1, 5)) == [("delivered", 1, "abc")]
+    assert queue.get(2, 2.5) == []
     assert summaries(queue.put("e", "e", weight=0.5)) == [("accepted", "e"), ("delivered", 2, "de")]
 
 
 def test_batches_never_interleave() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
-    queue.get_batch(1, 2)
-    queue.get_batch(2, 2)
+    queue.get(1, 2)
+    queue.get(2, 2)
     delivered = [effect for payload in "abcd" for effect in summaries(queue.put(payload, payload, weight=1))]
     assert [effect for effect in delivered if effect[0] == "delivered"] == [
         ("delivered", 1, "ab"),
@@ -94,7 +94,7 @@ def test_batches_never_interleave() -> None:
 def test_reserved_items_do_not_count_against_maxsize() -> None:
     queue = filled("abcd", maxsize=4)
     assert queue.put("e", "e", weight=1) == []
-    assert summaries(queue.get_batch(1, 8)) == [("accepted", "e")]
+    assert summaries(queue.get(1, 8)) == [("accepted", "e")]
     for payload in "fg":
         assert summaries(queue.put(payload, payload, weight=1)) == [("accepted", payload)]
     assert not queue.full()
@@ -103,7 +103,7 @@ def test_reserved_items_do_not_count_against_maxsize() -> None:
 
 def test_weightless_items_are_taken_along_and_the_wait_says_so() -> None:
     queue = filled("ab", weight=0)
-    assert queue.get_batch(1, 2) == []
+    assert queue.get(1, 2) == []
     queue.put("c", "c", weight=1)
     words = "a batch of weight 2 was asked for, 3 items of weight 1 were there, 2 of them of weight 0"
     assert (queue.waiting(1) or "").startswith(words)
@@ -113,13 +113,13 @@ def test_weightless_items_are_taken_along_and_the_wait_says_so() -> None:
     assert contents(queue) == "abc"
     queue.put("d", "d", weight=1)
     queue.put("e", "e", weight=0)
-    assert summaries(queue.get_batch(2, 2)) == [("delivered", 2, "abcd")]
+    assert summaries(queue.get(2, 2)) == [("delivered", 2, "abcd")]
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
 def test_a_batch_of_nothing_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="batch_weight"):
-        KeyedQueue[str]().get_batch(1, weight)
+        KeyedQueue[str]().get(1, weight)
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
@@ -138,18 +138,18 @@ def test_without_waiting() -> None:
     assert summaries(queue.get(1, wait=False)) == [("empty", 1, None)]
     queue.put("a", "a", weight=1)
     assert summaries(queue.put("b", "b", wait=False)) == [("full", "b", "b")]
-    assert summaries(queue.get_batch(2, 5, wait=False)) == [("empty", 2, None)]
+    assert summaries(queue.get(2, 5, wait=False)) == [("empty", 2, None)]
     assert contents(queue) == "a"
     assert summaries(queue.get(3, wait=False)) == [("delivered", 3, "a")]
 
 
 def test_a_cancelled_batch_gives_back_in_order_to_the_next() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
-    queue.get_batch(1, 10)
+    queue.get(1, 10)
     for payload in "abc":
         queue.put(payload, payload, weight=1)
     queue.get(2)
-    queue.get_batch(3, 2)
+    queue.get(3, 2)
     assert summaries(queue.cancel(1)) == [("cancelled", 1, None), ("delivered", 2, "a"), ("delivered", 3, "bc")]
 
 
@@ -191,7 +191,7 @@ def test_the_dead_get_nothing_more() -> None:
 def test_what_comes_back_stands_before_what_a_batch_had_reserved() -> None:
     queue = filled("a")
     queue.get(1, consumer="dead")
-    queue.get_batch(2, 3, consumer="alive")
+    queue.get(2, 3, consumer="alive")
     queue.put("b", "b", weight=1)
     assert queue.remove("dead") == []
     assert summaries(queue.put("c", "c", weight=1)) == [("accepted", "c"), ("delivered", 2, "abc")]
@@ -231,18 +231,18 @@ def test_a_closed_channel_drains() -> None:
     assert summaries(queue.close()) == [("closed", "c", "c")]
     assert queue.close() == []
     assert summaries(queue.put("d", "d")) == [("closed", "d", "d")]
-    assert summaries(queue.get_batch(1, 5)) == [("delivered", 1, "ab")]
+    assert summaries(queue.get(1, 5)) == [("delivered", 1, "ab")]
     queue.taken(1)
     assert queue.drained
     assert summaries(queue.get(2)) == [("closed", 2, None)]
-    assert summaries(queue.get_batch(3, 1, wait=False)) == [("closed", 3, None)]
+    assert summaries(queue.get(3, 1, wait=False)) == [("closed", 3, None)]
 
 
 def test_closing_gives_a_batch_its_remainder() -> None:
     queue: KeyedQueue[str] = KeyedQueue()
-    queue.get_batch(1, 5, key="x")
+    queue.get(1, 5, key="x")
     queue.put("a", "a", weight=1, key="x")
-    queue.get_batch(2, 5, key="y")
+    queue.get(2, 5, key="y")
     queue.get(3, key="y")
     assert summaries(queue.close()) == [("delivered", 1, "a"), ("closed", 2, None), ("closed", 3, None)]
 

@@ -156,10 +156,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
         if not wait and get in model.gets[key]:
             model.gets[key].remove(get)
             model.messages.append(("empty", op_id))
-        if need is None:
-            self.compare(self.real.get(op_id, key=key, consumer=owner, wait=wait))
-        else:
-            self.compare(self.real.get_batch(op_id, need, key=key, consumer=owner, wait=wait))
+        self.compare(self.real.get(op_id, need, key=key, consumer=owner, wait=wait))
 
     @precondition(lambda self: self.model.delivered)
     @rule(data=st.data())

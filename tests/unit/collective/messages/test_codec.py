@@ -28,11 +28,10 @@ def travel(obj: object, **options: Any) -> Any:
     message = Message.of(encode(obj, **options), 1 << 15)
     body = memoryview(bytearray(message.body_size))
     message.gather(body)
-    from rlinf_core.collective.messages.frame import FrameKind
     from rlinf_core.collective.messages.message import EncodedBody
     from rlinf_core.collective.transfer.received_message import ReceivedMessage
 
-    return ReceivedMessage(message.frame(FrameKind.MESSAGE, 0, 1, EncodedBody(size=message.body_size)), body).load()
+    return ReceivedMessage(message.frame(0, 1, EncodedBody(size=message.body_size)), body).load()
 
 
 values = st.recursive(

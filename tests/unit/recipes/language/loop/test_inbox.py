@@ -17,10 +17,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     result: list[object] = []
     # Those that other tests have left are told before.
     gc.collect()
-    monkeypatch.setattr(
-        "rlinf_core.channel.handle._reaper",
-        SimpleNamespace(start=lambda: None, watch=lambda _: None, dropped=SimpleNamespace(put=result.append)),
-    )
+    monkeypatch.setattr("rlinf_core.channel.handle.REAPER", SimpleNamespace(dropped=SimpleNamespace(put=result.append)))
     return result
 
 
