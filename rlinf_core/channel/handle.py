@@ -94,8 +94,8 @@ class GetHandle(Work[T]):
     def fail(self, error: BaseException) -> bool:
         return self._operation.fail(error)
 
-    def wait_until(self, deadline: float, seconds: float | None = None) -> bool:
-        return self._operation.wait_until(deadline, seconds)
+    def wait_until(self, deadline: float, seconds: float | None = None, *, extended: bool = False) -> bool:
+        return self._operation.wait_until(deadline, seconds, extended=extended)
 
     def __del__(self) -> None:
         if not self._bound:

@@ -70,7 +70,7 @@ class PeerStream:
 
     def is_awaited_through(self, connection: Connection, waiting: Container[Work[object]]) -> bool:
         """Return whether a receive, or one of the `waiting` sends, needs what comes through a connection."""
-        if self.connection is not connection:
+        if self.incarnation != connection.peer.incarnation:
             return False
         sent = cast("list[Work[object]]", list(self.unacknowledged.values()))
         return bool(self.posted()) or any(work in waiting for work in sent)
@@ -317,7 +317,9 @@ class PeerStreams:
                 " more seconds by RLINF_CONNECT_TIMEOUT where they are very busy",
             ) from error
         self.bind(stream, connection)
-        return connection
+        # The thread that reads may have bound the one that the peer dialed: all messages leave through one.
+        bound = stream.connection
+        return connection if bound is None or bound.closed else bound
 
     def bind(self, stream: PeerStream, connection: Connection) -> None:
         incarnation = connection.peer.incarnation

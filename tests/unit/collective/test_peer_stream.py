@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -134,3 +135,22 @@ def test_successor_keeps_its_messages_when_two_threads_meet_it() -> None:
     binding.join()
     reading.join()
     assert stream.unread() == 1
+
+
+def test_messages_leave_through_one_connection_when_both_sides_dial() -> None:
+    ours, theirs = Connected(), Connected()
+    pool, info, resolver, work = (cast("Any", SimpleNamespace()) for _ in range(4))
+    streams = PeerStreams(pool, info, 1.0, lambda peer, reason: WorkerDiedError(peer), Backlog(Settings()))
+    stream = streams.of("me:0", "peer:0")
+    info.incarnation, work.deadline = "mine", float("inf")
+    resolver.lookup = lambda *_: Connected()
+    stream.resolver = resolver
+
+    def connect(*_: object) -> Any:
+        # The connection that the peer dialed brings its first words while this one is made.
+        streams.bind(stream, cast("Any", theirs))
+        return ours
+
+    pool.connect = connect
+    assert streams.connect(stream, work) is theirs
+    assert stream.connection is theirs
