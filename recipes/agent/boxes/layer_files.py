@@ -14,7 +14,7 @@ import resource
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import IO, Any, Final, NamedTuple, cast
 
 from recipes.agent.boxes import trees
@@ -25,6 +25,8 @@ _OPAQUE_MARK: Final = "user.overlay.opaque"
 _CHUNK: Final = 1 << 20
 # Of a process that unpacks, whose archive says how long its own headers are.
 _MEMORY: Final = 512 << 20
+# Files that are counted at a time.
+_COUNTED: Final = 100
 # Of paths that were dropped, in a message.
 _SAID_BYTES: Final = 64 << 10
 _SAID_CHARACTERS: Final = 1000
@@ -330,8 +332,10 @@ def read_plain(path: str, most: int) -> Written | None:
         os.close(file)
 
 
-def disk_use(folder: int, most_bytes: int, most_files: int) -> tuple[int, int]:
-    """Return the bytes and the number of the files below a folder; counting ends above one of the limits.
+def disk_use(folder: int, most_bytes: int, most_files: int) -> Iterator[tuple[int, int]]:
+    """Count the bytes and the number of the files below a folder; yield what was counted so far, now and then.
+
+    Counting ends above one of the limits.
 
     Args:
         folder: a descriptor of the folder, in which programs may be at work.
@@ -348,4 +352,6 @@ def disk_use(folder: int, most_bytes: int, most_files: int) -> tuple[int, int]:
         files = max(files, walk.steps // 4)
         if total > most_bytes or files > most_files:
             break
-    return total, files
+        if files % _COUNTED == 0:
+            yield total, files
+    yield total, files

@@ -269,6 +269,8 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _size(folder: Path) -> int:
+    size = 0
     with contextlib.suppress(OSError), opened(str(folder)) as top:
-        return disk_use(top, MOST_BYTES, MOST_FILES)[0]
-    return 0
+        for counted in disk_use(top, MOST_BYTES, MOST_FILES):
+            size = counted[0]
+    return size

@@ -86,3 +86,14 @@ def test_a_file_with_all_the_names_it_may_have_is_kept(tmp_path: Path, monkeypat
     with trees.opened(str(tmp_path)) as box:
         assert layer_files.keep_only(box, ["/app"], [], 10) == ([], 0, True)
     assert (tmp_path / "kept/app/file").read_text() == "1"
+
+
+def test_what_a_box_wrote_is_counted_in_pieces(tmp_path: Path) -> None:
+    folders(tmp_path, "a", "b")
+    for number in range(350):
+        (tmp_path / "ab"[number % 2] / str(number)).write_text("1")
+    with trees.opened(str(tmp_path)) as top:
+        counted = list(layer_files.disk_use(top, 1 << 40, 1000))
+        assert [files for _, files in counted] == [100, 200, 300, 352]
+        assert counted[-1][0] >= 350
+        assert [files for _, files in layer_files.disk_use(top, 1 << 40, 150)][-1] == 151
