@@ -24,7 +24,7 @@ _REMEDIES: Final = {
     "activations": "lower `micro_batch_size` or `max_tokens_per_micro_batch`, or set `gradient_checkpointing: true`",
     "optimizer": "set `model.is_lora: true`, or let more actors share it (`sharding_strategy: full_shard`)",
     "keys and values": "lower `rollout.max_running_tokens`",
-    "replay": "lower `algorithm.off_policy.replay.capacity`, or write `storage`",
+    "replay": "lower `algorithm.replay.capacity`, or write `storage`",
     "simulators": "lower `env.train.num_processes`",
     "trajectories": "lower `env.train.total_num_envs`",
     "answers": "lower `data.rollout_batch_size`",

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.embodied.config import EmbodiedActorConfig, EmbodiedAlgorithmConfig
+from recipes.embodied.config import EmbodiedActorConfig
+from recipes.embodied.config.algorithm_config import ActorCriticConfig, GroupConfig, PolicyGradientConfig
 from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, EnvironmentConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings
@@ -86,7 +87,7 @@ class Loop:
         algorithm: the keys of `algorithm`; actions and chunks are the same level here.
     """
 
-    def __init__(self, env: EnvironmentConfig, actor: EmbodiedActorConfig, algorithm: EmbodiedAlgorithmConfig) -> None:
+    def __init__(self, env: EnvironmentConfig, actor: EmbodiedActorConfig, algorithm: PolicyGradientConfig) -> None:
         self.config, self.actor, self.algorithm = env, actor, algorithm
         size = env.group_size or algorithm.group_size
         self.env = make_env(
@@ -136,8 +137,8 @@ class Loop:
         values = None
         if "values" in columns:
             values = torch.cat((columns["values"], columns["last"][None]))[..., 0]
-            finals, how = columns["finals"][..., 0], self.algorithm.bootstrap_type
-            rewards = bootstrap_rewards(rewards, ends[0][..., 0], ends[1][..., 0], finals, self.algorithm.gamma, how)
+            finals = columns["finals"][..., 0]
+            rewards = bootstrap_rewards(rewards, ends[0][..., 0], ends[1][..., 0], finals, self.algorithm.gamma)
         estimate = get_advantage(self.algorithm.adv_type)(
             Trajectories(rewards=rewards, dones=dones, values=values, mask=mask), AdvantageSettings.of(self.algorithm)
         )
@@ -168,7 +169,7 @@ class Loop:
                 values = evaluated.values if "returns" in batch else None
                 terms = LossInputs(
                     logprobs=sum_to_level(evaluated.logprobs, self.algorithm.logprob_type),
-                    entropy=sum_to_level(evaluated.entropy, self.algorithm.entropy_type)
+                    entropy=sum_to_level(evaluated.entropy, self.algorithm.logprob_type)
                     if self.algorithm.entropy_bonus
                     else None,
                     values=values,
@@ -239,7 +240,7 @@ def run(args: argparse.Namespace, seed: int) -> Outcome:
 
 def configuration(
     args: argparse.Namespace, seed: int
-) -> tuple[EnvironmentConfig, EmbodiedActorConfig, EmbodiedAlgorithmConfig]:
+) -> tuple[EnvironmentConfig, EmbodiedActorConfig, PolicyGradientConfig]:
     """Return the sections of a job: defaults, but for what was asked for."""
     grouped = args.adv_type != "gae"
     env: dict[str, Any] = {"env_type": args.env_type, "task": args.task, "seed": seed, "auto_reset": not grouped}
@@ -258,11 +259,11 @@ def configuration(
     if args.epochs:
         algorithm["update_epoch"] = args.epochs
     if grouped:
-        algorithm |= {"loss_type": "actor", "group_size": 8}
+        algorithm |= {"group_size": 8}
     return (
         EnvironmentConfig.model_validate(env),
         EmbodiedActorConfig.model_validate(actor),
-        EmbodiedAlgorithmConfig.model_validate(algorithm),
+        (GroupConfig if grouped else ActorCriticConfig).model_validate(algorithm),
     )
 
 

@@ -68,17 +68,16 @@ algorithm:
   loss_type: sac
   gamma: 0.97
   normalize_observations: true
-  off_policy:
-    update_to_data: 2
-    policy_interval: 2
-    learning_starts: 100
-    n_steps: 3
-    critics: 2
-    critic_norm: layer
-    policy_values: mean
-    temperature: 0.01
-    entropy_in_target: false
-    replay: {{capacity: 100000}}
+  update_to_data: 2
+  policy_interval: 2
+  learning_starts: 100
+  n_steps: 3
+  critics: 2
+  critic_norm: layer
+  policy_values: mean
+  temperature: 0.01
+  entropy_in_target: false
+  replay: {{capacity: 100000}}
 runner:
   max_steps: {last}
   val_check_interval: -1

@@ -31,7 +31,8 @@ from benchmarks.baselines.single_process_ppo import Loop
 from benchmarks.embodied.bench_embodied import run
 from benchmarks.meter import Meter
 from benchmarks.table import Result, run_parts
-from recipes.embodied.config import EmbodiedActorConfig, EmbodiedAlgorithmConfig
+from recipes.embodied.config import EmbodiedActorConfig
+from recipes.embodied.config.algorithm_config import ActorCriticConfig
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
@@ -112,7 +113,7 @@ def loop_seconds(steps: int) -> float:
         }
     )
     actor = EmbodiedActorConfig.model_validate({"model": {"model_type": "cnn_policy"}})
-    loop = Loop(env, actor, EmbodiedAlgorithmConfig.model_validate({"update_epoch": 1}))
+    loop = Loop(env, actor, ActorCriticConfig.model_validate({"update_epoch": 1}))
     loop.learn(loop.rollout())
     begun = time.process_time()
     for _ in range(steps):

@@ -49,7 +49,9 @@ actor:
 algorithm:
   loss_type: sac
   gamma: 0.99
-  off_policy: {{update_to_data: 1, learning_starts: {starts}, random_steps: {starts}}}
+  update_to_data: 1
+  learning_starts: {starts}
+  random_steps: {starts}
 runner:
   max_steps: {last}
   val_check_interval: {last}

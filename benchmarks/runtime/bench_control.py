@@ -61,7 +61,9 @@ env:
 actor: {{global_batch_size: 64, model: {{model_type: squashed_policy, hidden_dim: 64}}}}
 algorithm:
   loss_type: sac
-  off_policy: {{update_to_data: {ratio}, learning_starts: {starts}, replay: {{capacity: 10000}}}}
+  update_to_data: {ratio}
+  learning_starts: {starts}
+  replay: {{capacity: 10000}}
 runner:
   max_steps: {steps}
   max_staleness: 1

@@ -24,7 +24,7 @@ from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.model_options import MODEL_OPTIONS
 from recipes.embodied.config.off_policy_config import is_off_policy
-from recipes.embodied.config.off_policy_settings import buffer_rows
+from recipes.embodied.config.off_policy_settings import buffer_rows, off_policy_of
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, learned_spec
 from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.models.base_policy import BasePolicy
@@ -280,7 +280,7 @@ def _off_policy(config: EmbodiedConfig, spec: EnvSpec, count: int) -> tuple[dict
 
     Critics have gradients, two moments and target networks; replay buffers are as full as they get.
     """
-    settings = config.algorithm.off_policy
+    settings = off_policy_of(config.algorithm)
     with torch.device("meta"):
         policy, algorithm = make_model(config.actor.model, spec), algorithm_of(config.algorithm)
         size = policy.action_size if isinstance(policy, SquashedPolicy) else spec.action_size

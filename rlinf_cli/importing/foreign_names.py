@@ -6,7 +6,7 @@ The tables are in `foreign.toml`; they are loaded for an unknown key, and by `rl
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from operator import is_
 from pathlib import Path as FilePath
@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from pydantic import BaseModel
 
-from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, find, format_path, to_data
 from rlinf_core.config.validating.foreign_names import Renamed, SectionNames
 from rlinf_core.config.validating.model_fields import alternatives, model_of, sections, step, written_fields
@@ -66,11 +66,12 @@ def names_of(section: type[BaseModel]) -> SectionNames:
     names = {other: ours for other, ours in merged["names"].items() if ours in fields and other not in fields}
     moved = {other: path for other, path in merged["moved"].items() if other not in fields}
     own_names = {*fields, *names}
-    unavailable, same, accepted, means = (
+    unavailable, same, accepted, means, former = (
         {key: value for key, value in merged[kind].items() if key not in own_names}
-        for kind in ("unavailable", "same", "accepted", "means")
+        for kind in ("unavailable", "same", "accepted", "means", "former")
     )
-    return SectionNames(names, moved, unavailable, same, {**dict.fromkeys(means, ()), **accepted}, means)
+    accepted = {**dict.fromkeys((*means, *former), ()), **accepted}
+    return SectionNames(names, moved, unavailable, same, accepted, means, former)
 
 
 def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
@@ -102,15 +103,19 @@ class _Mover:
 
     def __init__(self) -> None:
         self.leaving: list[tuple[Path, Path, Entry]] = []
+        self.former: list[tuple[Path, Path, Entry]] = []
 
     def mapping(self, node: MappingNode, annotations: list[object], path: Path) -> MappingNode:
         """Return a mapping without these keys, at any depth."""
-        means = names_at(annotations).means
+        names = names_at(annotations)
         entries: list[Entry] = []
         for entry in node.entries:
             key, value = entry.key.raw, entry.value
-            if key in means:
-                self.leaving.append(((*path, key), tuple(means[key].split(".")), entry))
+            if key in names.means or key in names.former:
+                target: Path = tuple((names.means.get(key) or names.former[key]).split("."))
+                if key in names.former:
+                    self.former.append(((*path, key), target, entry))
+                self.leaving += _leaves((*path, key), target, entry)
                 continue
             if isinstance(value, MappingNode) and (below := _below(annotations, key)):
                 value = self.mapping(value, below, (*path, key))
@@ -125,6 +130,12 @@ class _Mover:
         Where our key is set as well in the same text, the values must agree; of two texts the later one wins.
         """
         moved: dict[Path, Path] = {}
+        for path, target, entry in self.former:
+            before, now = f"`{format_path(path)}`", f"`{format_path(target)}`"
+            section = isinstance(entry.value, MappingNode)
+            message = f"the keys of {before} are now in {now}" if section else f"{before} is now {now}"
+            help = f"write {'them' if section else 'it'} there: the next release reads nothing else"
+            diagnostics.add(Diagnostic("former-key", Severity.WARNING, message, entry.key.span, path, help))
         for path, target, entry in self.leaving:
             moved[path] = target
             if isinstance(entry.value, ScalarNode) and entry.value.value in (None, ""):
@@ -145,6 +156,15 @@ class _Mover:
                     ((twin.key.span, f"`{target[-1]}` is given at"),),
                 )
         return tree, moved
+
+
+def _leaves(path: Path, target: Path, entry: Entry) -> Iterator[tuple[Path, Path, Entry]]:
+    """Yield the values in an entry, each with its path and with that which it moves to."""
+    if not isinstance(entry.value, MappingNode) or not entry.value.entries:
+        yield path, target, entry
+        return
+    for below in entry.value.entries:
+        yield from _leaves((*path, below.key.raw), (*target, below.key.raw), below)
 
 
 def _put(node: MappingNode, path: Path, entry: Entry) -> MappingNode:

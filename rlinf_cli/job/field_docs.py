@@ -28,6 +28,8 @@ from rlinf_core.config.validating.model_fields import (
     parts,
     places_of,
     value_type,
+    variants_of,
+    written_fields,
 )
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types
@@ -85,11 +87,12 @@ class FieldDoc:
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """A place in the models: the types allowed there, and the field that declares them."""
+    """A place in the models: the types allowed there, the field that declares them, and when there is such a field."""
 
     path: str
     annotations: tuple[object, ...]
     field: FieldInfo | None
+    only: str = ""
 
 
 def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
@@ -174,8 +177,19 @@ def _children(spot: _Spot) -> list[_Spot]:
             if part.key == ITEM:
                 pending.append((below, part.annotation))
             else:
-                children.setdefault(part.key, _Spot(below, tuple(alternatives(part.annotation)), part.field))
+                only = _only_with(part.key, spot.annotations)
+                children.setdefault(part.key, _Spot(below, tuple(alternatives(part.annotation)), part.field, only))
     return list(children.values())
+
+
+def _only_with(key: str, section: Iterable[object]) -> str:
+    """Return the kinds of a section that have a key, as a sentence; empty where all have it."""
+    kinds = variants_of(section)
+    owners = [kind for kind in kinds if key in written_fields(kind)]
+    if len(owners) == len(kinds):
+        return ""
+    named = ", ".join(f"`{name}`" for kind in owners for name in kind.names())
+    return f" Only with `{kinds[0].chosen_by}`: {named}."
 
 
 def _members(annotation: object) -> Iterator[object]:
@@ -197,7 +211,7 @@ def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:
         f"{type_text}, {bounds}" if bounds else type_text,
         field.is_required(),
         _default(field),
-        field.description or _section_text(spot.annotations),
+        (field.description or _section_text(spot.annotations)) + spot.only,
         children,
     )
 

@@ -22,7 +22,7 @@ _TRAINING: Final = (
     "algorithm",
 )
 # Of `algorithm`, what a policy acts by.
-_ACTING: Final = tuple(f"algorithm.{name}" for name in ("loss_type", "normalize_observations", "off_policy"))
+_ACTING: Final = ("algorithm.loss_type", "algorithm.normalize_observations")
 
 
 def refuse_unused(job: Job, overrides: Sequence[str], command: str, *, of_run: bool, checkpoint: str | None) -> None:

@@ -54,7 +54,7 @@ def without_earlier_keys(
         finding.path
         for finding in findings
         # A key that an override names is a mistake of today.
-        if finding.path and finding.span.source is file and not types_at(model, finding.path)
+        if finding.path and finding.span.source is file and not types_at(model, finding.path, composed.tree)
     ]
     if not removed:
         return composed

@@ -182,7 +182,8 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     model = selected.model if selected else ClusterFile
     if selected and is_config_of_a_run(job.name):
         findings = Diagnostics()
-        _validate(model, composed, findings)
+        earlier = _validate(model, composed, findings)
+        composed = composed._replace(tree=earlier.whole, secret=earlier.secret, referred=earlier.referred)
         composed = without_earlier_keys(composed, model, findings, diagnostics)
     view: Validated[Any] = _validate(model, composed, diagnostics)
     composed = composed._replace(tree=view.whole, secret=view.secret)

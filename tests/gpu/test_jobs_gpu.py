@@ -21,7 +21,7 @@ ANSWERING = "cluster.component_placement={actor: 0, rollout: 0, critic: 0, rewar
 OFFLOADS = ("actor.enable_offload=true", "rollout.enable_offload=true")
 SOFT = (
     *("actor.model.model_type=squashed_policy", "actor.global_batch_size=64"),
-    *("algorithm.loss_type=sac", "algorithm.off_policy.learning_starts=200", "algorithm.off_policy.update_to_data=0.1"),
+    *("algorithm.loss_type=sac", "algorithm.learning_starts=200", "algorithm.update_to_data=0.1"),
     *("algorithm.value_clip=null", "algorithm.huber_delta=null", "env.train.total_num_envs=16"),
 )
 STEADY = ("algorithm.normalize_observations=true", "algorithm.target_kl=0.5", "actor.model.precision=bf16")

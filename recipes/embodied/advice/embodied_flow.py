@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from recipes.embodied.advice.virtual_rollouts import Costs, Draw, Exchange, VirtualJob, simulate
 from recipes.embodied.config import EmbodiedConfig, group_size
+from recipes.embodied.config.algorithm_config import policy_gradient_of
 from recipes.embodied.config.batch_sizes import batch_sizes, evaluates, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.off_policy_config import is_off_policy
-from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH
+from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, off_policy_of
 from rlinf_core.advice.arrangements import Arrangement, Device, DeviceGroup, DeviceSpan, share_one
 from rlinf_core.advice.durations import CallRow, Duration, Durations
 from rlinf_core.advice.job_flow import Recorded, Sizes
@@ -94,13 +95,13 @@ class EmbodiedFlow:
     def training(self, actors: int) -> list[tuple[str, float, int]]:
         """Return the calls of one actor in a step: phase, rows of a call, number of calls."""
         if self.off_policy:
-            settings = self._config.algorithm.off_policy
+            settings = off_policy_of(self._config.algorithm)
             share = max(1, (self._config.actor.global_batch_size or DEFAULT_BATCH) // actors)
             steps = self._config.env.train.max_steps_per_rollout_epoch * self.environments * self.passes
             return [(UPDATE, share, max(1, round(settings.update_to_data * steps)))]
         share, _ = batch_sizes(self._config, actors)
         mine = samples_of_an_actor(self.samples, actors)
-        epochs = self._config.algorithm.update_epoch
+        epochs = policy_gradient_of(self._config.algorithm).update_epoch
         calls = [(UPDATE, share, epochs * (mine // share)), (UPDATE, mine % share, epochs if mine % share else 0)]
         return [call for call in calls if call[2]]
 

@@ -7,9 +7,6 @@ from recipes.embodied.config.embodied_config import (
     EmbodiedActorConfig as EmbodiedActorConfig,
 )
 from recipes.embodied.config.embodied_config import (
-    EmbodiedAlgorithmConfig as EmbodiedAlgorithmConfig,
-)
-from recipes.embodied.config.embodied_config import (
     EmbodiedConfig as EmbodiedConfig,
 )
 from recipes.embodied.config.embodied_config import (

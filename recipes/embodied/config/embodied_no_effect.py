@@ -6,18 +6,15 @@ Keys that a section alone decides about have their rules there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
-from recipes.embodied.config.off_policy_config import ALGORITHMS, OffPolicyConfig, is_off_policy, method_of, owners
-from recipes.embodied.config.off_policy_settings import OffPolicyMethod
+from recipes.embodied.config.off_policy_config import is_off_policy, method_of
 from recipes.sections.no_effect import (
     NOT_TRAINED,
     WITHIN_GROUPS,
     checkpoints_of,
     compares_within_groups,
     discount_of_total_rewards,
-    lambda_without_values,
     of_one_rank,
     without_shards,
 )
@@ -25,7 +22,6 @@ from rlinf_core import IgnoredKeys
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import WorldSizes
 
-_AT: Final = "algorithm.off_policy"
 _LOSS_TYPE: Final = ("algorithm.loss_type",)
 
 
@@ -33,86 +29,28 @@ def _learns_off_policy(config: Any, sizes: WorldSizes) -> bool:
     return is_off_policy(config.algorithm.loss_type)
 
 
-def _loss_type(config: Any) -> str:
-    return f"`loss_type: {config.algorithm.loss_type}` learns from single transitions, using action values"
-
-
-def _where(holds: Callable[[type[OffPolicyMethod]], bool]) -> Callable[[Any, WorldSizes], bool]:
-    """Return the condition that a file names an off-policy algorithm of which something holds."""
-    return lambda config, sizes: _learns_off_policy(config, sizes) and holds(method_of(config.algorithm))
-
-
-def _of_other_algorithms() -> tuple[IgnoredKeys, ...]:
-    """Return a rule for each set of keys that some algorithms have and others lack."""
-    keys: dict[tuple[str, ...], list[str]] = {}
-    for key in OffPolicyConfig.model_fields:
-        keys.setdefault(tuple(owners(key)), []).append(key)
-    return tuple(
-        IgnoredKeys(
-            tuple(f"{_AT}.{key}" for key in shared),
-            _where(lambda algorithm, key=shared[0]: key not in algorithm.settings_model.model_fields),
-            lambda config, names=names: (
-                f"it is a key of {' and '.join(f'`{name}`' for name in names)}, not of"
-                f" `loss_type: {config.algorithm.loss_type}`"
-            ),
-            f"remove it, or write `loss_type: {names[0]}`",
-            because=_LOSS_TYPE,
-        )
-        for names, shared in keys.items()
-        if len(names) < len(ALGORITHMS)
-    )
-
-
 OFF_POLICY: Final = (
-    IgnoredKeys(
-        (_AT,),
-        lambda config, sizes: not _learns_off_policy(config, sizes),
-        lambda config: f"`loss_type: {config.algorithm.loss_type}` learns on-policy",
-        "remove it, or write `loss_type: sac`",
-        because=_LOSS_TYPE,
-    ),
-    IgnoredKeys(
-        tuple(
-            f"algorithm.{name}"
-            for name in (
-                *("adv_type", "gae_lambda", "normalize_advantages", "update_epoch", "loss_agg_func", "options"),
-                *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "entropy_bonus", "value_clip", "huber_delta"),
-                *("bootstrap_type", "reward_type", "logprob_type", "entropy_type", "filter_rewards", "bc_weight"),
-                *("critic_warmup_steps", "value_weight", "target_kl", "normalize_rewards"),
-            )
-        ),
-        _learns_off_policy,
-        _loss_type,
-        because=_LOSS_TYPE,
-    ),
     IgnoredKeys(
         ("actor.model.add_value_head", "actor.micro_batch_size", "data.normalization", "data.only_interventions"),
         _learns_off_policy,
-        _loss_type,
+        lambda config: f"`loss_type: {config.algorithm.loss_type}` learns from single transitions, using action values",
         because=_LOSS_TYPE,
     ),
-    *_of_other_algorithms(),
     IgnoredKeys(
-        (f"{_AT}.replay.demonstrations_share",),
-        _where(lambda algorithm: algorithm.records_alone),
+        ("algorithm.replay.demonstrations_share",),
+        lambda config, sizes: _learns_off_policy(config, sizes) and method_of(config.algorithm).records_alone,
         lambda config: f"`loss_type: {config.algorithm.loss_type}` learns from demonstrations alone",
         because=_LOSS_TYPE,
     ),
     IgnoredKeys(
-        (f"{_AT}.target_rate",),
-        _where(lambda algorithm: not algorithm.uses_target_critics and not algorithm.uses_target_policy),
-        "`critic_norm: batch` needs no target networks",
-        because=(f"{_AT}.critic_norm",),
-    ),
-    IgnoredKeys(
-        (f"{_AT}.replay.demonstrations_share",),
+        ("algorithm.replay.demonstrations_share",),
         lambda config, sizes: not config.data.train_data_paths,
         "there are no demonstrations",
         "remove it, or write `data.train_data_paths`",
         because=("data.train_data_paths",),
     ),
     IgnoredKeys(
-        (f"{_AT}.replay.interventions_share",),
+        ("algorithm.replay.interventions_share",),
         lambda config, sizes: config.env.train.intervention.source == "none",
         "there are no interventions",
         "remove it, or name an `env.train.intervention.source`",
@@ -215,15 +153,12 @@ EMBODIED: Final = (
         because=("runner.val_check_interval",),
         severity=Severity.NOTE,
     ),
-    lambda_without_values("`adv_type: gae` and `loss_type: actor_critic`"),
     discount_of_total_rewards(
-        lambda config, sizes: compares_within_groups(config, sizes) and not config.actor.model.add_value_head
-    ),
-    IgnoredKeys(
-        ("algorithm.bootstrap_type",),
-        lambda config, sizes: not config.actor.model.add_value_head,
-        "the model has no values to bootstrap at episode ends",
-        because=("actor.model.add_value_head",),
+        lambda config, sizes: (
+            not _learns_off_policy(config, sizes)
+            and compares_within_groups(config, sizes)
+            and not config.actor.model.add_value_head
+        )
     ),
     IgnoredKeys(
         ("algorithm.normalize_rewards",),
@@ -232,7 +167,7 @@ EMBODIED: Final = (
         because=("algorithm.adv_type",),
     ),
     IgnoredKeys(
-        ("algorithm.value_clip", "algorithm.huber_delta", "algorithm.value_weight", "actor.optim.value_lr"),
+        ("actor.optim.value_lr",),
         lambda config, sizes: config.algorithm.loss_type == "actor" or not config.actor.model.add_value_head,
         "no values are trained",
         "remove it, or write `loss_type: actor_critic` and `adv_type: gae`",
@@ -247,15 +182,8 @@ EMBODIED: Final = (
         because=("algorithm.update_epoch",),
     ),
     IgnoredKeys(
-        ("algorithm.reward_type",),
-        lambda config, sizes: config.actor.model.num_action_chunks == 1,
-        "every chunk has one action",
-        "remove it, or write `actor.model.num_action_chunks: 4`",
-        because=("actor.model.num_action_chunks",),
-    ),
-    IgnoredKeys(
         ("data",),
-        lambda config, sizes: not config.algorithm.bc_weight and not is_off_policy(config.algorithm.loss_type),
+        lambda config, sizes: not _learns_off_policy(config, sizes) and not config.algorithm.bc_weight,
         "`algorithm.bc_weight`, the weight of demonstrations, is 0",
         "remove it, or write `algorithm.bc_weight: 0.1`; recipe `sft` learns from demonstrations alone",
         because=("algorithm.bc_weight",),

@@ -1,25 +1,22 @@
-"""The off-policy algorithms by `algorithm.loss_type`, and `algorithm.off_policy` with the keys of all of them."""
+"""The section `algorithm` as a union: policy gradients, and every off-policy algorithm by its own settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, Union, cast
 
-from pydantic import create_model
-
-from recipes.embodied.config.off_policy_settings import OffPolicyMethod, OffPolicySettings
+from recipes.embodied.config.algorithm_config import (
+    ALGORITHMS,
+    ActorCriticConfig,
+    GroupConfig,
+    LearningConfig,
+    PolicyGradientConfig,
+)
+from recipes.embodied.config.off_policy_settings import OffPolicyMethod, OffPolicySettings, off_policy_of
 from rlinf_core.registry import import_target
 
-# By name, as they compute with what the configuration describes.
-ALGORITHMS: Final[Mapping[str, str]] = {
-    "sac": "recipes.embodied.off_policy.sac:Sac",
-    "td3": "recipes.embodied.off_policy.td3:Td3",
-    "td3_bc": "recipes.embodied.off_policy.td3_bc:Td3Bc",
-    "iql": "recipes.embodied.off_policy.iql:Iql",
-    "dsrl": "recipes.embodied.off_policy.dsrl:Dsrl",
-}
 # Those with `critic_norm: batch`.
-WITH_JOINT_CRITICS: Final[Mapping[str, str]] = {
+_WITH_JOINT_CRITICS: Final[Mapping[str, str]] = {
     "sac": "recipes.embodied.off_policy.crossq:CrossQ",
     "td3": "recipes.embodied.off_policy.crossq:CrossQTd3",
     "td3_bc": "recipes.embodied.off_policy.crossq:CrossQTd3Bc",
@@ -32,20 +29,15 @@ def is_off_policy(loss_type: str) -> bool:
     return loss_type in ALGORITHMS
 
 
-def method_of(section: Any) -> type[OffPolicyMethod]:
+def method_of(section: LearningConfig) -> type[OffPolicyMethod]:
     """Return the algorithm that the section `algorithm` names.
 
     Raises:
-        KeyError: it learns on-policy.
+        TypeError: it learns on-policy.
     """
-    plain = ALGORITHMS[section.loss_type]
-    joint = section.off_policy.critic_norm == "batch"
-    return _imported(WITH_JOINT_CRITICS.get(section.loss_type, plain) if joint else plain)
-
-
-def owners(key: str) -> list[str]:
-    """Return the values of `algorithm.loss_type` that have a key of `algorithm.off_policy`."""
-    return [name for name in ALGORITHMS if key in METHODS[name].settings_model.model_fields]
+    settings = off_policy_of(section)
+    plain = ALGORITHMS[section.loss_type].target
+    return _imported(_WITH_JOINT_CRITICS[section.loss_type] if settings.critic_norm == "batch" else plain)
 
 
 def trainer_of(policy_type: str) -> str:
@@ -57,20 +49,8 @@ def _imported(target: str) -> type[OffPolicyMethod]:
     return cast("type[OffPolicyMethod]", import_target(target, "off-policy algorithm"))
 
 
-def _settings_models() -> tuple[type[OffPolicySettings], ...]:
-    """Return the settings models of all algorithms, each before those that it extends."""
-    models = {method.settings_model for method in METHODS.values()}
-    return tuple(sorted(models, key=lambda model: (-len(model.__mro__), model.__name__)))
-
-
-METHODS: Final = {name: _imported(target) for name, target in ALGORITHMS.items()}
+METHODS: Final = {name: _imported(algorithm.target) for name, algorithm in ALGORITHMS.items()}
 if TYPE_CHECKING:
-    OffPolicyConfig = OffPolicySettings
+    Algorithm: TypeAlias = PolicyGradientConfig | OffPolicySettings
 else:
-    OffPolicyConfig = create_model(
-        "OffPolicyConfig",
-        __base__=_settings_models(),
-        __module__=__name__,
-        __doc__="The replay buffer, the critics and the pace of learning, with the keys of every algorithm.",
-    )
-    OffPolicyConfig.no_effect = tuple(rule for model in _settings_models() for rule in vars(model).get("no_effect", ()))
+    Algorithm = Union[(ActorCriticConfig, GroupConfig, *(method.settings_model for method in METHODS.values()))]

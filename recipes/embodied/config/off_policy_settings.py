@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 from pydantic import Field, model_validator
 
+from recipes.embodied.config.algorithm_config import LearningConfig
 from rlinf_core import ConfigModel, Count, Fraction
 from rlinf_core.config.model import several
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
@@ -80,7 +81,7 @@ def buffer_rows(replay: ReplayConfig, actors: int, *, intervenes: bool) -> dict[
     return rows
 
 
-class OffPolicySettings(ConfigModel):
+class OffPolicySettings(LearningConfig):
     """The pace of learning, the critics, their targets and the replay buffer."""
 
     update_to_data: PositiveFloat = Field(default=1.0, description="Critic updates per environment step.")
@@ -111,6 +112,17 @@ class OffPolicySettings(ConfigModel):
     )
 
 
+def off_policy_of(section: LearningConfig) -> OffPolicySettings:
+    """Return the section `algorithm` of a job that learns off-policy.
+
+    Raises:
+        TypeError: it learns on-policy.
+    """
+    if not isinstance(section, OffPolicySettings):
+        raise TypeError(f"`loss_type: {section.loss_type}` learns on-policy")
+    return section
+
+
 class BootstrappedSettings(OffPolicySettings):
     """Those of algorithms whose targets are values of actions that the policy chooses next."""
 
@@ -123,8 +135,7 @@ class OffPolicyMethod:
     """The answers of an off-policy algorithm about itself, as a class.
 
     Attributes:
-        summary: a few words about it, for the description of `algorithm.loss_type`.
-        settings_model: its keys in `algorithm.off_policy`.
+        settings_model: the section `algorithm` of a job that learns by it.
         policy_type: the `actor.model.model_type` that it trains.
         has_fixed_noise: whether the policy explores with noise of a fixed size; None: it may.
         records_alone: whether it learns from demonstrations alone, and not from what happens in the run.
@@ -133,7 +144,6 @@ class OffPolicyMethod:
         uses_target_critics, uses_target_policy: whether copies follow critics and policy at `target_rate`.
     """
 
-    summary: ClassVar[str]
     settings_model: ClassVar[type[OffPolicySettings]]
     policy_type: ClassVar[str] = SQUASHED
     has_fixed_noise: ClassVar[bool | None] = None

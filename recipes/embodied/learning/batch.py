@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from recipes.embodied.config import EmbodiedAlgorithmConfig
+from recipes.embodied.config.algorithm_config import PolicyGradientConfig
 from recipes.embodied.learning.running_returns import alone
 from recipes.embodied.learning.trajectory import (
     RolloutChunks,
@@ -114,7 +113,7 @@ class Samples:
 
 def build_samples(
     trajectories: RolloutChunks,
-    algorithm: EmbodiedAlgorithmConfig,
+    algorithm: PolicyGradientConfig,
     group_size: int,
     reduce_sum: ReduceSum | None = None,
 ) -> tuple[Samples, dict[str, float]]:
@@ -139,8 +138,7 @@ def build_samples(
     by_chunk = (
         # A ratio of a chunk cannot be split: advantages of its actions, added up, would count what comes after the
         # chunk once for each action.
-        "chunk_level" in (algorithm.reward_type, algorithm.logprob_type)
-        or steps.get("values", steps["rewards"]).shape[2] != chunk
+        algorithm.logprob_type == "chunk_level" or steps.get("values", steps["rewards"]).shape[2] != chunk
     )
     episodes, values = _episodes(trajectories, algorithm, by_chunk=by_chunk)
     settings = AdvantageSettings.of(algorithm, reduce_sum) if reduce_sum else AdvantageSettings.of(algorithm)
@@ -221,7 +219,7 @@ def _spread(inputs: Inputs, counted: Tensor) -> float:
 
 
 def _episodes(
-    trajectories: RolloutChunks, algorithm: EmbodiedAlgorithmConfig, *, by_chunk: bool
+    trajectories: RolloutChunks, algorithm: PolicyGradientConfig, *, by_chunk: bool
 ) -> tuple[Trajectories, Tensor | None]:
     """Return rewards, ends and values at the level of the advantages, and the values alone."""
     steps = trajectories.steps
@@ -232,7 +230,7 @@ def _episodes(
     if trajectories.last is not None:
         last = trajectories.last[:, :1]
         finals = steps["finals"][..., :1].expand_as(rewards)
-        rewards = bootstrap_rewards(rewards, *ends, finals, algorithm.gamma, algorithm.bootstrap_type)
+        rewards = bootstrap_rewards(rewards, *ends, finals, algorithm.gamma)
         # The value of a chunk is that of its first action, before any of them was carried out.
         flat = steps["values"][..., 0] if by_chunk else unfold_chunks(steps["values"])
         values = torch.cat((flat, last.T))
@@ -242,16 +240,12 @@ def _episodes(
     return Trajectories(rewards=rewards, dones=dones, values=values, mask=mask), values
 
 
-BootstrapType = Literal["standard", "always"]
-
-
 def bootstrap_rewards(
     rewards: Tensor,
     terminations: Tensor,
     truncations: Tensor,
     final_values: Tensor,
     gamma: float,
-    bootstrap_type: BootstrapType = "standard",
 ) -> Tensor:
     """Return rewards with the value of the rest of an episode added where it was cut off.
 
@@ -264,12 +258,10 @@ def bootstrap_rewards(
         truncations: bool [T, ...], the episode was cut off after this step.
         final_values: float [T, ...], value of the observation in which the episode ended; anything elsewhere.
         gamma: discount by step.
-        bootstrap_type: `standard` adds the value where an episode was cut off and had not ended by itself; `always` at
-            every end, for tasks that end on success and would otherwise reward delay.
 
     Returns:
         float [T, ...].
     """
-    at = truncations & ~terminations if bootstrap_type == "standard" else truncations | terminations
+    at = truncations & ~terminations
     # torch.where and not a product: what stands elsewhere may be NaN.
     return rewards + gamma * torch.where(at, final_values, 0)

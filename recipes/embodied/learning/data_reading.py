@@ -232,7 +232,7 @@ def weights_of_replay(data: Demonstrations) -> DatasetError:
     return DatasetError(
         "the data sets have a `weight`, and a replay buffer draws all steps alike",
         where=data.where,
-        help="remove `weight`; `algorithm.off_policy.replay.demonstrations_share` is the share of all demonstrations",
+        help="remove `weight`; `algorithm.replay.demonstrations_share` is the share of all demonstrations",
     )
 
 

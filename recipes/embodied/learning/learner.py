@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.algorithm_config import policy_gradient_of, warmup_steps
 from recipes.embodied.learning.batch import Samples
 from recipes.embodied.learning.policy_precision import computing, evaluation_in_float32
 from recipes.embodied.learning.trajectory import leading, sum_to_level
@@ -58,12 +59,13 @@ class Learner:
     ) -> None:
         self._data = data
         self._config = config
+        self._algorithm = algorithm = policy_gradient_of(config.algorithm)
         self._strategy = strategy
         self._device = device
-        self._loss = get_policy_loss(config.algorithm.loss_type)
-        refuse_unknown_options(config.algorithm.options, own_names(config.algorithm), "algorithm.options")
-        options = checked_options(self._loss, config.algorithm.options, "algorithm.options")
-        self._settings = replace(LossSettings.of(config.algorithm), options=options)
+        self._loss = get_policy_loss(algorithm.loss_type)
+        refuse_unknown_options(algorithm.options, own_names(algorithm), "algorithm.options")
+        options = checked_options(self._loss, algorithm.options, "algorithm.options")
+        self._settings = replace(LossSettings.of(algorithm), options=options)
         self._skips = config.runner.on_nonfinite == "skip"
         self._updater = Updater(strategy, optimizer, clip_grad=config.actor.optim.clip_grad, skip_nonfinite=self._skips)
 
@@ -81,7 +83,7 @@ class Learner:
             UntrainedError: no update gave a tensor a gradient that should have one.
         """
         figures = Figures()
-        algorithm = self._config.algorithm
+        algorithm = self._algorithm
         for self.passes in range(1, algorithm.update_epoch + 1):
             before = 0
             for batch in samples.batches(share):
@@ -104,7 +106,7 @@ class Learner:
         names = self._updater.untouched()
         if names is None or not self._strategy.reduce_max(len(names)):
             return
-        algorithm = self._config.algorithm
+        algorithm = self._algorithm
         part = next(iter(samples.microbatches(micro)))
         of_states = self._updater.reached(lambda: self._evaluated(part).values)
         of_actions = self._updater.reached(lambda: self._evaluated(part).logprobs)
@@ -146,7 +148,7 @@ class Learner:
         kept = [part["actor/approx_kl"] for part in parts if "actor/approx_kl" in part]
         if parts and not kept:
             raise ConfigError(
-                f"`algorithm.target_kl` needs a divergence, which `{self._config.algorithm.loss_type}` does not report",
+                f"`algorithm.target_kl` needs a divergence, which `{self._algorithm.loss_type}` does not report",
                 help="remove it, or return `actor/approx_kl` among the metrics of the loss",
             )
         total = torch.tensor(sum(kept) / max(1, len(kept)))
@@ -159,7 +161,7 @@ class Learner:
         # Totals by part on average: the loss of the batch, and every figure of it, is then the mean of its parts'.
         totals = {name: total / len(parts) for name, total in totals.items()}
         # A value head that has not learned yet misleads a policy that has.
-        warms_up = step <= self._config.algorithm.critic_warmup_steps
+        warms_up = step <= warmup_steps(self._algorithm)
         trains = of_values if warms_up else None
         with timer("training/update", len(batch)):
             self._updater.update(parts, lambda part: self._evaluate(part, totals), step, figures, trains)
@@ -186,14 +188,14 @@ class Learner:
         if "mask" not in batch.tensors and not uneven:
             return {}
         mask = batch.tensors.get("mask")
-        algorithm, tensors = self._config.algorithm, batch.tensors
+        algorithm, tensors = self._algorithm, batch.tensors
         how, shape = algorithm.loss_agg_func, tensors["old_logprobs"].shape
         totals = {
             "total": denominator(mask, shape, how, least=0),
             "token_total": denominator(mask, shape, "token-mean", least=0),
         }
         tokens = torch.empty(len(batch), *batch.tokens, device="meta")
-        entropies = sum_to_level(tokens, algorithm.entropy_type).shape
+        entropies = sum_to_level(tokens, algorithm.logprob_type).shape
         counted = mask if mask is None else leading(mask, len(entropies))
         totals["entropy_total"] = denominator(counted, entropies, how, least=0)
         if "returns" in tensors:
@@ -206,12 +208,12 @@ class Learner:
         return dict(zip(totals, summed.unbind(), strict=True))
 
     def _evaluate(self, part: Samples, totals: dict[str, Tensor]) -> Loss:
-        algorithm, tensors = self._config.algorithm, part.tensors
+        algorithm, tensors = self._algorithm, part.tensors
         evaluated = self._evaluated(part)
         values = evaluated.values if "returns" in tensors else None
         if values is not None:
             values = values[:, : tensors["returns"].shape[1]]
-        entropy = sum_to_level(evaluated.entropy, algorithm.entropy_type)
+        entropy = sum_to_level(evaluated.entropy, algorithm.logprob_type)
         if not algorithm.entropy_bonus:
             entropy = entropy.detach()  # a metric only
         logprobs = sum_to_level(evaluated.logprobs, algorithm.logprob_type)
@@ -235,4 +237,4 @@ class Learner:
         with computing(self._config.actor, self._device):
             loss = data.loss(cast("BasePolicy", self._strategy.module), rows)
         metrics = {**policy_loss.metrics, "actor/bc_loss": loss.detach()}
-        return Loss(policy_loss.loss + self._config.algorithm.bc_weight * loss, metrics)
+        return Loss(policy_loss.loss + self._algorithm.bc_weight * loss, metrics)

@@ -26,7 +26,7 @@ class RolloutChunks:
         inputs: the inputs of the policy, each [T, B, ...].
         steps: `actions` [T, B, ...], `logprobs` [T, B, C, D]; `rewards` float32 and `terminations`, `truncations`,
             `valid` bool [T, B, C]; with a value head `values` and `finals`, the value of the observation in which an
-            episode ended where `algorithm.bootstrap_type` asks for it, else anything, [T, B, V].
+            episode ended was cut off, else anything, [T, B, V].
         last: float32 [B, V], value of the observation after the last step; None without a value head.
     """
 

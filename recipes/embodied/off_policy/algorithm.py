@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from recipes.embodied.config.off_policy_settings import BootstrappedSettings, OffPolicyMethod, OffPolicySettings
+from recipes.embodied.config.off_policy_settings import (
+    BootstrappedSettings,
+    OffPolicyMethod,
+    OffPolicySettings,
+    off_policy_of,
+)
 from recipes.sections.checks import Report, blame
 from rlinf_core.config.tree import Path
 
@@ -75,7 +80,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
     other ranks. Random numbers come from torch's own generator, which the caller seeds.
 
     Args:
-        settings: the section `algorithm.off_policy`.
+        settings: the section `algorithm`.
         policy: a `SquashedPolicy` with its optimizer.
         critics: those of `make_critics`, by name, with their optimizers.
         lr: the learning rate of what an algorithm learns besides them.
@@ -191,7 +196,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         from recipes.embodied.models.critics import Critics
         from recipes.embodied.models.small.squashed_policy import image_features
 
-        settings, model = config.algorithm.off_policy, config.actor.model
+        settings, model = off_policy_of(config.algorithm), config.actor.model
         return Critics(
             learned_spec(spec, action_size),
             settings.critics,
@@ -296,7 +301,7 @@ class BootstrappedAlgorithm(OffPolicyAlgorithm[Bootstrapped]):
     def check(cls, config: EmbodiedConfig, report: Report) -> None:
         """See `OffPolicyAlgorithm`: and more critics in a target than there are."""
         super().check(config, report)
-        settings, at = config.algorithm.off_policy, ("algorithm", "off_policy")
+        settings, at = config.algorithm, ("algorithm",)
         if isinstance(settings, BootstrappedSettings) and settings.critics_in_target > settings.critics:
             report(
                 blame(config, (*at, "critics_in_target"), (*at, "critics")),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import Field
 
+from recipes.embodied.config.algorithm_config import LossName
 from recipes.embodied.off_policy.algorithm import CRITIC, LOSS, TransitionTensors, trained
 from recipes.embodied.off_policy.sac import Sac, SacSettings, reduced
 from recipes.sections.checks import Report, blame
@@ -45,9 +46,10 @@ _FOLDER: Final[Path] = ("actor", "model", "model_path")
 class DsrlSettings(SacSettings):
     """The keys of DSRL."""
 
+    loss_type: LossName = "dsrl"
     noise_aliasing: Bool = Field(
         default=False,
-        description="Learn values of actions, and of noise from those, with `loss_type: dsrl` (DSRL-NA): fewer steps,"
+        description="Learn values of actions, and of noise from those (DSRL-NA): fewer steps,"
         " but every update runs the frozen policy twice. Else values of noise alone (DSRL-SAC).",
     )
 
@@ -55,7 +57,6 @@ class DsrlSettings(SacSettings):
 class Dsrl(Sac[DsrlSettings]):
     """DSRL. With noise aliasing there are critics of actions [n, C * A], and others of noise [n, W]."""
 
-    summary = "sac on the noise of a frozen diffusion or flow policy"
     settings_model = DsrlSettings
     policy_type = "steered_policy"
     learns_drawn_actions = True
@@ -148,7 +149,7 @@ class Dsrl(Sac[DsrlSettings]):
 
 
 def _aliases(config: EmbodiedConfig) -> bool:
-    settings = config.algorithm.off_policy
+    settings = config.algorithm
     return isinstance(settings, DsrlSettings) and settings.noise_aliasing
 
 
@@ -192,7 +193,7 @@ def _check_frozen(config: EmbodiedConfig, report: Report) -> None:
         _check_sampler(frozen, report)
     if _aliases(config) and (frozen.model_type in _READERS or observed_steps(frozen) > 1):
         report(
-            ("algorithm", "off_policy", "noise_aliasing"),
+            ("algorithm", "noise_aliasing"),
             "conflicting-settings",
             "`noise_aliasing` runs the frozen policy on observations of the replay buffer, which has no instructions"
             " and none of earlier steps",

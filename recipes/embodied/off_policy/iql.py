@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field
 
+from recipes.embodied.config.algorithm_config import LossName
 from recipes.embodied.config.off_policy_settings import OffPolicySettings
 from recipes.embodied.off_policy.algorithm import OffPolicyAlgorithm, TransitionTensors
 from rlinf_core.config.sections.values import PositiveFloat
@@ -24,20 +25,23 @@ _LARGEST_WEIGHT: Final = 100.0
 class IqlSettings(OffPolicySettings):
     """The keys of IQL."""
 
+    loss_type: LossName = "iql"
+    critic_norm: Literal["none", "layer"] = Field(
+        default="none", description="none; layer: layer normalization. `batch` has no target networks, which it needs."
+    )
     expectile: Annotated[Float, Field(gt=0, lt=1)] = Field(
         default=0.7,
-        description="Expectile of recorded actions' values that a state's value is, with `loss_type: iql` (tau).",
+        description="Expectile of recorded actions' values that a state's value is (tau).",
     )
     advantage_scale: PositiveFloat = Field(
         default=3.0,
-        description="Inverse temperature (beta) of `loss_type: iql`: recorded actions weigh exp(beta * advantage).",
+        description="Inverse temperature (beta): recorded actions weigh exp(beta * advantage).",
     )
 
 
 class Iql(OffPolicyAlgorithm[IqlSettings]):
     """IQL: no actions but recorded ones are ever judged, and critics have values of states, too."""
 
-    summary = "implicit Q-learning, demonstrations of which better actions weigh more"
     settings_model = IqlSettings
     records_alone = True
     judges_states = True

@@ -21,6 +21,7 @@ from recipes.embodied.config.off_policy_settings import (
     INTERVENTIONS,
     ONLINE,
     buffer_rows,
+    off_policy_of,
 )
 from recipes.embodied.envs.env_spec import EnvSpec, learned_spec
 from recipes.embodied.envs.observation_keys import STATES
@@ -79,7 +80,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             for name, critics in algorithm.make_critics(self._config, spec, size).items()
         }
         self._algorithm = algorithm(
-            self._config.algorithm.off_policy,
+            off_policy_of(self._config.algorithm),
             self._state,
             self._critics,
             lr=config.optim.lr,
@@ -101,7 +102,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
 
     def _buffers(self, spec: EnvSpec) -> ReplayMixture:
         """Return the buffers that batches are sampled from, filled with earlier recordings and demonstrations."""
-        replay = self._config.algorithm.off_policy.replay
+        replay = off_policy_of(self._config.algorithm).replay
         lanes = self._config.env.train.total_num_envs // self._routes.actors
         columns = transition_spec(spec)
         intervenes = self._config.env.train.intervention.source != NONE
@@ -211,7 +212,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         Raises:
             NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
         """
-        config, settings = self._config, self._config.algorithm.off_policy
+        config, settings = self._config, off_policy_of(self._config.algorithm)
         step = self._step if step is None else step
         seed = derive_seed(config.actor.seed, Purpose.BATCHES, step, self._rank)
         torch.manual_seed(seed)

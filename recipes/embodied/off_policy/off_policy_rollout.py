@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.off_policy_settings import off_policy_of
 from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.loop.routing import make_routes
@@ -26,7 +27,7 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
 
     def __init__(self, config: EmbodiedConfig) -> None:
         super().__init__(config)
-        self._random_steps = config.algorithm.off_policy.random_steps
+        self._random_steps = off_policy_of(config.algorithm).random_steps
         self._learns_drawn = algorithm_of(config.algorithm).learns_drawn_actions
 
     def generate(self, step: int | None = None, attempt: int = 0) -> None:

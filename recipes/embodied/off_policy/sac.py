@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 
+from recipes.embodied.config.algorithm_config import LossName
 from recipes.embodied.config.off_policy_settings import BootstrappedSettings
 from recipes.embodied.off_policy.algorithm import BootstrappedAlgorithm, TransitionTensors
 from rlinf_core import IgnoredKeys
@@ -29,6 +30,12 @@ class SacSettings(BootstrappedSettings):
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         IgnoredKeys(
+            ("target_rate",),
+            lambda settings, sizes: settings.critic_norm == "batch",
+            "`critic_norm: batch` needs no target networks",
+            because=("critic_norm",),
+        ),
+        IgnoredKeys(
             ("target_entropy",),
             lambda settings, sizes: not settings.learn_temperature,
             "the entropy weight is fixed: `learn_temperature` is false",
@@ -36,6 +43,7 @@ class SacSettings(BootstrappedSettings):
         ),
     )
 
+    loss_type: LossName = "sac"
     policy_values: Reduction = Field(
         default="min", description="Value of the ensemble that the policy maximizes: the minimum or the mean."
     )
@@ -53,7 +61,6 @@ Soft = TypeVar("Soft", bound=SacSettings)
 class Sac(BootstrappedAlgorithm[Soft]):
     """SAC, whose policy also seeks entropy, by a weight that is learned: the temperature."""
 
-    summary = "soft actor-critic"
     settings_model = SacSettings
     has_fixed_noise = False
 

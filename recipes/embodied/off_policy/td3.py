@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import Field
 
+from recipes.embodied.config.algorithm_config import LossName
 from recipes.embodied.config.off_policy_settings import BootstrappedSettings
 from recipes.embodied.off_policy.algorithm import BootstrappedAlgorithm, TransitionTensors
 from rlinf_core.config.sections.values import PositiveFloat
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 class Td3Settings(BootstrappedSettings):
     """The keys of TD3."""
 
+    loss_type: LossName = "td3"
     target_noise: PositiveFloat = Field(
         default=0.2, description="Standard deviation of the noise on the next actions in targets, as in TD3."
     )
@@ -34,7 +36,6 @@ Deterministic = TypeVar("Deterministic", bound=Td3Settings)
 class Td3(BootstrappedAlgorithm[Deterministic]):
     """TD3, whose policy is a function, explored around with noise of a fixed size."""
 
-    summary = "a deterministic policy and delayed updates"
     settings_model = Td3Settings
     has_fixed_noise = True
     uses_target_policy = True

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from recipes.embodied.config.algorithm_config import LossName
 from recipes.embodied.off_policy.algorithm import TransitionTensors
 from recipes.embodied.off_policy.td3 import Td3, Td3Settings
 from rlinf_core.config.sections.values import PositiveFloat
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
 class Td3BcSettings(Td3Settings):
     """The keys of TD3+BC."""
 
+    loss_type: LossName = "td3_bc"
     cloning_scale: PositiveFloat = Field(
         default=2.5,
-        description="Weight of values against the distance from recorded actions (alpha) with `loss_type: td3_bc`.",
+        description="Weight of values against the distance from recorded actions (alpha).",
     )
 
 
 class Td3Bc(Td3[Td3BcSettings]):
     """TD3+BC."""
 
-    summary = "td3 on demonstrations, whose actions it also imitates"
     settings_model = Td3BcSettings
     records_alone = True
 

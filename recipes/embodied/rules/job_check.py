@@ -11,12 +11,13 @@ from recipes.embodied.config import (
     resets_each_pass,
     uses_values,
 )
+from recipes.embodied.config.algorithm_config import PolicyGradientConfig, warmup_steps
 from recipes.embodied.config.batch_sizes import check_batches, evaluates
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_config import is_off_policy, trainer_of
-from recipes.embodied.config.off_policy_settings import SQUASHED
+from recipes.embodied.config.off_policy_config import trainer_of
+from recipes.embodied.config.off_policy_settings import SQUASHED, OffPolicySettings
 from recipes.embodied.models.folder_facts import STEERED, check_model_folder
 from recipes.embodied.rules.data_rules import check_data, check_load_path
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of, has_no_limit
@@ -48,20 +49,18 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     """Report inconsistent settings of this recipe."""
     check_sections(config, config.runner, config.actor.fsdp_config, facts(config), COMPONENTS, report)
     _check_robots_used(config, report)
-    check_algorithm_options(config, config.algorithm, report)
     check_model_options(config, report)
     check_load_path(config, config.env.train, report)
     check_model_folder(config, report)
     check_lerobot(config, report)
     check_ensemble(config, report)
-    _check_demonstrations(config, report)
+    check_data(config, config.env.train, report)
     _check_offload(config, world_sizes, report)
-    if is_off_policy(config.algorithm.loss_type):
+    if isinstance(config.algorithm, OffPolicySettings):
         check_off_policy(config, world_sizes, report)
     else:
         check_batches(config, world_sizes.get("actor") or 1, report)
-        _check_algorithm(config, report)
-        check_running_statistics(config, report)
+        _check_algorithm(config, config.algorithm, report)
     check_intervention(config, world_sizes.get("env"), report)
     _check_staleness(config, report)
     _check_schedule(config, report)
@@ -97,9 +96,9 @@ def _check_elastic(config: EmbodiedConfig, report: Report) -> None:
         )
 
 
-def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
+def _check_demonstrations(config: EmbodiedConfig, algorithm: PolicyGradientConfig, report: Report) -> None:
     """Require demonstrations where their loss has a weight."""
-    if config.algorithm.bc_weight and not config.data.train_data_paths:
+    if algorithm.bc_weight and not config.data.train_data_paths:
         report(
             ("algorithm", "bc_weight"),
             "conflicting-settings",
@@ -107,12 +106,15 @@ def _check_demonstrations(config: EmbodiedConfig, report: Report) -> None:
             "write `data.train_data_paths`; `rlinf record` creates demonstrations",
             about=[("data", "train_data_paths")],
         )
-    check_data(config, config.env.train, report)
 
 
-def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
-    algorithm, has_values = config.algorithm, config.actor.model.add_value_head
-    _check_policy(config, report)
+def _check_algorithm(config: EmbodiedConfig, algorithm: PolicyGradientConfig, report: Report) -> None:
+    has_values = config.actor.model.add_value_head
+    check_algorithm_options(config, algorithm, report)
+    check_own_algorithm(config, algorithm.adv_type, algorithm.loss_type, report)
+    check_running_statistics(config, algorithm, report)
+    _check_demonstrations(config, algorithm, report)
+    _check_policy(config, algorithm, report)
     both = blame(config, ("algorithm", "loss_type"), ("algorithm", "adv_type"))
     if algorithm.adv_type == "gae" and algorithm.loss_type == "actor":
         report(
@@ -139,29 +141,21 @@ def _check_algorithm(config: EmbodiedConfig, report: Report) -> None:
                 about=[("algorithm", name)],
             )
             break
-    if algorithm.critic_warmup_steps and algorithm.loss_type == "actor":
-        report(
-            ("algorithm", "critic_warmup_steps"),
-            "conflicting-settings",
-            "`critic_warmup_steps` trains values, but `loss_type: actor` has none",
-            "remove it",
-            about=[("algorithm", "loss_type")],
-        )
-    last = config.runner.last_step
-    if last is not None and algorithm.critic_warmup_steps >= last and not config.runner.only_eval:
+    last, warmup = config.runner.last_step, warmup_steps(algorithm)
+    if last is not None and warmup >= last and not config.runner.only_eval:
         report(
             ("algorithm", "critic_warmup_steps"),
             "cannot-train",
-            f"`critic_warmup_steps: {algorithm.critic_warmup_steps}` lasts all {last} steps: the policy never learns",
+            f"`critic_warmup_steps: {warmup}` lasts all {last} steps: the policy never learns",
             f"write less than {last}",
             about=[("runner", "max_steps"), ("runner", "max_epochs"), ("runner", "only_eval")],
         )
     _check_groups(config, report)
 
 
-def _check_policy(config: EmbodiedConfig, report: Report) -> None:
-    """Report policies that only losses of `off_policy` train."""
-    algorithm, policy = config.algorithm, config.actor.model.model_type
+def _check_policy(config: EmbodiedConfig, algorithm: PolicyGradientConfig, report: Report) -> None:
+    """Report policies that only off-policy algorithms train."""
+    policy = config.actor.model.model_type
     needs_values = algorithm.adv_type == "gae" or algorithm.loss_type == "actor_critic"
     if policy == STEERED or (policy == SQUASHED and needs_values):
         report(
@@ -181,7 +175,7 @@ def _check_groups(config: EmbodiedConfig, report: Report) -> None:
     compares = comparing_setting(config)
     if compares is not None and size < 2:
         report(
-            blame(config, own_at, size_at, ("algorithm", compares.partition(":")[0])),
+            blame(config, own_at, size_at, ("algorithm", compares.partition(":")[0]), ("algorithm", "loss_type")),
             "conflicting-settings",
             f"`{compares}` compares the members of a group, but every group has one",
             "write `algorithm.group_size: 8`",
@@ -319,11 +313,10 @@ def _check_shares(
 
 
 def _check_imports(config: EmbodiedConfig, report: Report) -> None:
-    """Check that the user's own model and algorithm can be imported; environments are judged with their sections."""
+    """Check that the user's own model can be imported; environments are judged with their sections."""
     name = config.actor.model.model_type
     if ":" in name:
         check_import(config, ("actor", "model", "model_type"), name, "actor", report, is_own=True)
-    check_own_algorithm(config, config.algorithm.adv_type, config.algorithm.loss_type, report)
 
 
 def _check_observations(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
@@ -359,7 +352,7 @@ def _check_passes(config: EmbodiedConfig, report: Report) -> None:
             (
                 not uses_values(config),
                 ("algorithm", "adv_type"),
-                f"`adv_type: {config.algorithm.adv_type}` has no values to bootstrap after a pass",
+                f"`adv_type: {getattr(config.algorithm, 'adv_type', '')}` has no values to bootstrap after a pass",
             ),
         )
         why = next((text for holds, _, text in reasons if holds), None)

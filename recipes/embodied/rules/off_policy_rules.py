@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_config import WITH_JOINT_CRITICS
-from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH
+from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, off_policy_of
 from recipes.embodied.off_policy.algorithm import LOSS
 from recipes.embodied.off_policy.registry import algorithm_of
 from recipes.sections.checks import Report, WorldSizes, blame
-from rlinf_core.config.tree import Path
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig
@@ -20,10 +18,6 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
     """Report settings that are incompatible with off-policy learning."""
     algorithm_of(config.algorithm).check(config, report)
     actors, loss = world_sizes.get("actor") or 1, config.algorithm.loss_type
-    if config.algorithm.off_policy.critic_norm == "batch" and loss not in WITH_JOINT_CRITICS:
-        at: Path = ("algorithm", "off_policy", "critic_norm")
-        message = f"`loss_type: {loss}` has target networks, and `critic_norm: batch` has none"
-        report(blame(config, at, LOSS), "conflicting-settings", message, "write `critic_norm: layer` or `none`")
     _check_shares(config, report)
     fsdp = config.actor.fsdp_config
     if actors > 1 and fsdp.sharding_strategy != "no_shard":
@@ -57,7 +51,7 @@ def check_off_policy(config: EmbodiedConfig, world_sizes: WorldSizes, report: Re
 
 def _check_shares(config: EmbodiedConfig, report: Report) -> None:
     """Require that something is left for the steps of the policy itself."""
-    replay, at = config.algorithm.off_policy.replay, ("algorithm", "off_policy", "replay")
+    replay, at = off_policy_of(config.algorithm).replay, ("algorithm", "replay")
     loss = config.algorithm.loss_type
     records_alone = algorithm_of(config.algorithm).records_alone
     if records_alone and not config.data.train_data_paths:

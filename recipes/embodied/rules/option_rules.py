@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 
 from recipes.embodied.config import EmbodiedConfig, PolicyJob
+from recipes.embodied.config.algorithm_config import PolicyGradientConfig
 from recipes.embodied.config.model_options import MODEL_OPTIONS, RANDOM_LEROBOT
 from recipes.embodied.models.folder_facts import lerobot_type, published_horizon
 from recipes.sections.checks import Report, blame
@@ -98,9 +99,9 @@ _NORMALIZE: Path = ("algorithm", "normalize_observations")
 _NORMALIZING = ("mlp_policy", "cnn_policy", "squashed_policy")
 
 
-def check_running_statistics(config: EmbodiedConfig, report: Report) -> None:
+def check_running_statistics(config: EmbodiedConfig, algorithm: PolicyGradientConfig, report: Report) -> None:
     """Report settings with which states cannot be normalized by running statistics."""
-    if not config.algorithm.normalize_observations:
+    if not algorithm.normalize_observations:
         return
     model, runner = config.actor.model.model_type, config.runner
     if model not in _NORMALIZING:
@@ -111,7 +112,7 @@ def check_running_statistics(config: EmbodiedConfig, report: Report) -> None:
             f"remove it, or use {' or '.join(f'`{name}`' for name in _NORMALIZING)}",
             about=[("actor", "model", "model_type")],
         )
-    if config.algorithm.bc_weight:
+    if algorithm.bc_weight:
         report(
             _NORMALIZE,
             "conflicting-settings",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
+from recipes.embodied.config.algorithm_config import policy_gradient_of
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import STATES
@@ -33,16 +34,17 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         super().init_worker(layout, spec)
         state = self._state
         self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device, self._data)
-        if self._config.algorithm.normalize_observations:
+        algorithm = policy_gradient_of(self._config.algorithm)
+        if algorithm.normalize_observations:
             check_running(self._policy.normalization)
         self._returns: RunningReturns | None = None
-        if self._config.algorithm.normalize_rewards:
-            algorithm, passes = self._config.algorithm, self._config.env.train.rollout_epoch
+        if algorithm.normalize_rewards:
+            passes = self._config.env.train.rollout_epoch
             self._returns = RunningReturns(algorithm.gamma, passes, resets=resets_each_pass(self._config))
 
     def _demonstrations(self, spec: EnvSpec) -> ImitationData | None:
         """Return the demonstrations trained on besides trajectories; None if the recipe uses none."""
-        if not self._config.algorithm.bc_weight:
+        if not policy_gradient_of(self._config.algorithm).bc_weight:
             return None
         return ImitationData(self._config.data, spec, self._config.actor.model.num_action_chunks)
 
@@ -96,7 +98,10 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
             rewards = self._returns.normalized(trajectories.steps, reduce_sum)
             trajectories = replace(trajectories, steps={**trajectories.steps, "rewards": rewards})
         samples, metrics = build_samples(
-            trajectories, self._config.algorithm, group_size(self._config, self._config.env.train), reduce_sum
+            trajectories,
+            policy_gradient_of(self._config.algorithm),
+            group_size(self._config, self._config.env.train),
+            reduce_sum,
         )
         if self._returns is not None:  # as the environments reward
             metrics["rollout/reward"] = mean_reward(self._trajectories.steps)

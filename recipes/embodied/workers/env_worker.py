@@ -63,11 +63,10 @@ class StagedEnvironments:
         self.routes: Routes = make_routes(layout, config, training=training)
         self.passes = environments.rollout_epoch
         self.resets = learns is None or resets_each_pass(learns)
-        # Values are asked for where episodes are cut off, or wherever they end.
+        # Values are asked for where episodes are cut off.
         self._values = learns is not None and (
             learns.actor.model.add_value_head or is_off_policy(learns.algorithm.loss_type)
         )
-        self._always = learns is not None and learns.algorithm.bootstrap_type == "always"
         self._environments = environments
         self.shares = [self.routes.of_env(info.rank, stage) for stage in range(self.routes.stages)]
         self.batches: list[VectorEnv] = [
@@ -170,7 +169,7 @@ class StagedEnvironments:
             message[EXECUTED], message[INTERVENTIONS] = result.executed, result.interventions
         if result.failed is not None:
             message[FAILED] = result.failed
-        if result.final_observations is not None and self._values and (self._always or result.truncations.any()):
+        if result.final_observations is not None and self._values and result.truncations.any():
             message["final_observations"] = result.final_observations
         return message
 

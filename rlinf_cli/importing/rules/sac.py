@@ -9,7 +9,7 @@ from rlinf_cli.importing.rules.shared import Result, Values, new, precision, sam
 from rlinf_core.errors import ConfigError
 
 LOSS: Final = "embodied_sac"
-_AT: Final = "algorithm.off_policy"
+_AT: Final = "algorithm"
 
 
 def is_off_policy(values: Values) -> bool:
@@ -44,7 +44,7 @@ def update_epoch(leaf: Leaf, values: Values) -> Result:
     updates = values.of(leaf)
     steps, words = _steps_of_a_round(values)
     if not isinstance(updates, int) or updates < 1:
-        return LeftOut("`off_policy.update_to_data` counts critic updates per environment step")
+        return LeftOut("`algorithm.update_to_data` counts critic updates per environment step")
     return new(
         f"{_AT}.update_to_data",
         round(updates / steps, 6),
@@ -56,7 +56,7 @@ def learning_starts(leaf: Leaf, values: Values) -> Result:
     trajectories = values.of(leaf)
     length = values.count("env.train.max_steps_per_rollout_epoch", 1)
     if not isinstance(trajectories, int):
-        return LeftOut("`off_policy.learning_starts` counts environment steps")
+        return LeftOut("`algorithm.learning_starts` counts environment steps")
     note = f"counts environment steps: {trajectories} trajectories x {length}, at least 1"
     return new(f"{_AT}.learning_starts", max(1, trajectories * length), note)
 
@@ -69,7 +69,7 @@ def temperature_learns(leaf: Leaf, values: Values) -> Result:
 
 def aggregate(leaf: Leaf, values: Values) -> Result:
     if values.of(leaf) == "min":
-        return LeftOut("targets are the minimum of `off_policy.critics_in_target` critics", quiet=True)
+        return LeftOut("targets are the minimum of `algorithm.critics_in_target` critics", quiet=True)
     return new(f"{_AT}.critics_in_target", 1, "a mean of critics: one is drawn for each target")
 
 

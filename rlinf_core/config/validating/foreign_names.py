@@ -42,8 +42,10 @@ class SectionNames(NamedTuple):
         moved: keys that are in another section here, each with its path.
         unavailable: keys that have no counterpart here, each with what to do instead.
         same: such keys, each with the values by which it says what is so anyway.
-        accepted: likewise, for keys that a file of ours may have; a key of `means` may have any.
+        accepted: likewise, for keys that a file of ours may have; a key of `means` or `former` may have any.
         means: keys of ours that are read as one of another section, each with its path.
+        former: keys of the release before, each with its path now, which are read with a warning. Keys of a section
+            that is gone are read as those of the section there.
     """
 
     names: Mapping[str, str]
@@ -52,6 +54,7 @@ class SectionNames(NamedTuple):
     same: Mapping[str, Sequence[object]]
     accepted: Mapping[str, Sequence[object]]
     means: Mapping[str, str]
+    former: Mapping[str, str]
 
 
 class ForeignNames(Protocol):

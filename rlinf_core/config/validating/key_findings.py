@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span, naming
 from rlinf_core.config.validating.foreign_names import foreign_names
+from rlinf_core.config.validating.kinds import key_of_others
 from rlinf_core.config.validating.model_fields import (
     fields_at,
     item_type,
@@ -76,6 +77,8 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
         hint = f"write a space after the `:`, as in `{before_colon}: {after_colon or '...'}`"
     elif name in named:
         hint = f"write `{named[name]}`; {_RENAMES}"
+    elif of_others := key_of_others(model, tree, path):
+        hint = of_others
     elif meant:
         hint = f"did you mean `{meant}`?"
     elif deeper := _further_down(model, tree, path):
@@ -212,7 +215,7 @@ def _fields(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, 
             return written_fields(hardware_model(meant))
         except PydanticCustomError:
             return {}  # its package cannot be loaded, which is reported separately
-    return fields_at(model, path)
+    return fields_at(model, path, tree)
 
 
 def _holder(path: Path) -> str:

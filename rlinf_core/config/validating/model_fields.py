@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Final, NamedTuple, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rlinf_core.config.tree import Path
+from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, child
+from rlinf_core.config.variants import Variant, chosen
 
 _LISTS = (list, tuple, set, frozenset)
 
@@ -99,18 +100,48 @@ def value_type(annotation: object) -> object | None:
     return cast(object, arguments[1]) if len(arguments) == 2 else None
 
 
-def types_at(model: type[BaseModel], path: Path) -> list[object]:
-    """Return all types allowed at `path`, unions flattened; empty when the models have no such path."""
+def types_at(model: type[BaseModel], path: Path, tree: Node | None = None) -> list[object]:
+    """Return all types allowed at `path`, unions flattened; empty when the models have no such path.
+
+    Args:
+        model: the model of the whole file.
+        path: the path.
+        tree: the file, which chooses the kinds of sections; None: those of all kinds.
+    """
     types: list[object] = [model]
     for segment in path:
         types = [below for annotation in types for below in step(annotation, segment)]
-    return [member for annotation in types for member in alternatives(annotation)]
+        types = [member for annotation in types for member in alternatives(annotation)]
+        tree = None if tree is None else child(tree, segment)
+        if isinstance(tree, MappingNode):
+            types = _of_kind(types, tree)
+    return types
 
 
-def fields_at(model: type[BaseModel], path: Path) -> dict[str, FieldInfo]:
-    """Return the fields of all models allowed at `path`."""
+def _of_kind(types: list[object], section: MappingNode) -> list[object]:
+    """Return types without the variants of a section that are not the one it chooses."""
+    variants = variants_of(types)
+    if len(variants) < 2:
+        return types
+    wanted = chosen(variants, written_values(section))
+    return [annotation for annotation in types if annotation is wanted or annotation not in variants]
+
+
+def variants_of(types: Iterable[object]) -> list[type[Variant]]:
+    """Return the kinds of a section among types."""
+    return [section for section in map(model_of, types) if section is not None and issubclass(section, Variant)]
+
+
+def written_values(section: MappingNode) -> dict[str, object]:
+    """Return the scalars of a section as they are written, by key; of other values None."""
+    values = {entry.key.raw: entry.value for entry in section.entries}
+    return {key: value.raw if isinstance(value, ScalarNode) and value.raw else None for key, value in values.items()}
+
+
+def fields_at(model: type[BaseModel], path: Path, tree: Node | None = None) -> dict[str, FieldInfo]:
+    """Return the fields of all models allowed at `path`; see `types_at`."""
     fields: dict[str, FieldInfo] = {}
-    for annotation in types_at(model, path):
+    for annotation in types_at(model, path, tree):
         below = model_of(annotation)
         if below is not None:
             fields |= written_fields(below)

@@ -30,6 +30,7 @@ from rlinf_core.config.tree import (
     to_data,
 )
 from rlinf_core.config.validating.pruning import Cuts, Kept, Validated, cut, original, prefixes
+from rlinf_core.config.variants import MEMBER
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -111,6 +112,13 @@ class _Rounds(Generic[M]):
                 self.referred = frozenset(map(renamed.path, self.referred))
                 unresolved = [*map(renamed.path, unresolved)]
                 model, errors = self._attempt()
+        if any(located.kind == "extra_forbidden" for located in errors):
+            from rlinf_core.config.validating.kinds import without_keys_of_others
+
+            kept = without_keys_of_others(self.model_type, self.whole)
+            if kept is not self.whole:
+                self.whole = self.tree = kept
+                model, errors = self._attempt()
         if not unresolved:
             return model
         # An unknown key is reported even if its value is also wrong.
@@ -175,6 +183,10 @@ class _Rounds(Generic[M]):
     def _stand_in(self, path: Path) -> ScalarNode | None:
         pattern = tuple(ANY_ITEM if isinstance(segment, int) else segment for segment in path)
         value = self.stand_ins.get(pattern)
+        if value is None and path:
+            from rlinf_core.config.validating.kinds import meant_kind
+
+            value = meant_kind(self.model_type, self.whole, path)
         if callable(value):
             written = find(self.whole, path)
             value = value(written.raw) if isinstance(written, ScalarNode) else None
@@ -218,7 +230,7 @@ class _Rounds(Generic[M]):
         from rlinf_core.config.validating.model_fields import fields_at
         from rlinf_core.config.validating.validation_messages import words_for
 
-        own = fields_at(self.model_type, path[:-1]).get(str(path[-1])) if path else None
+        own = fields_at(self.model_type, path[:-1], self.whole).get(str(path[-1])) if path else None
         holds = [key for key, info in fields_at(self.model_type, path).items() if info.is_required()] if path else []
         words = words_for(located.error, subject_of(path), own, holds)
         value = find(self.whole, path)
@@ -300,7 +312,7 @@ def _locate(tree: MappingNode, error: ErrorDetails) -> _Located:
         if below is not None:
             node = below
             path = (*path, segment)
-        elif union is None and segment != "[key]":
+        elif union is None and segment != "[key]" and not str(segment).startswith(MEMBER):
             union = (path, str(segment))
     return _Located(error, (*path, *last), union, bool(loc) and loc[-1] == "[key]")
 

@@ -60,7 +60,7 @@ env:
       source: browser
       options: {{token_file: {token}, host: {host}, port: {page}, hold_steps: {hold}, lost_steps: {lost}}}
 actor: {{global_batch_size: 16, model: {{model_type: squashed_policy, hidden_dim: 16}}}}
-algorithm: {{loss_type: sac, off_policy: {{learning_starts: 20, replay: {{capacity: 10000}}}}}}
+algorithm: {{loss_type: sac, learning_starts: 20, replay: {{capacity: 10000}}}}
 runner: {{max_steps: 10000, max_restarts: 0, val_check_interval: -1, logger: {{log_path: {runs}}}}}
 """
 

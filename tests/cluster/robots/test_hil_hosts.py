@@ -48,7 +48,7 @@ env:
     max_episode_steps: {episode}
     max_steps_per_rollout_epoch: {episode}
 actor: {{global_batch_size: 32, model: {{hidden_dim: 32}}}}
-algorithm: {{off_policy: {{learning_starts: 60, replay: {{recording_path: {recording}}}}}}}
+algorithm: {{learning_starts: 60, replay: {{recording_path: {recording}}}}}
 runner: {{max_steps: {steps}, val_check_interval: -1, save_interval: {steps}, logger: {{log_path: {runs}}}}}
 """
 

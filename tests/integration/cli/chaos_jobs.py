@@ -22,8 +22,13 @@ ARM: Final = (
     *("laptop", "env.train.env_type=franka_mujoco", "env.train.task=reach", "env.train.total_num_envs=2"),
     *("env.train.max_episode_steps=15", "env.train.max_steps_per_rollout_epoch=10", "actor.global_batch_size=40"),
     *("actor.model.model_type=squashed_policy", "actor.model.hidden_dim=16", "algorithm.loss_type=sac"),
-    "algorithm.off_policy={learning_starts: 40, random_steps: 20, update_to_data: 0.5, n_steps: 3}",
-    *("algorithm.off_policy.replay.capacity=400", "runner.max_steps=100", "runner.save_interval=10"),
+    *(
+        "algorithm.learning_starts=40",
+        "algorithm.random_steps=20",
+        "algorithm.update_to_data=0.5",
+        "algorithm.n_steps=3",
+    ),
+    *("algorithm.replay.capacity=400", "runner.max_steps=100", "runner.save_interval=10"),
     "runner.val_check_interval=-1",
 )
 AGENT: Final = (

@@ -76,7 +76,7 @@ SPECIAL: Final[dict[str, tuple[tuple[str, ...], ...]]] = {
         *POLICY,
         (*SAC, "env.train.intervention.source=scripted"),
         DSRL,
-        (*SAC, "algorithm.off_policy.replay={storage: /tmp}"),
+        (*SAC, "algorithm.replay={storage: /tmp}"),
         ("algorithm.loss_type=td3", SAC[1], "actor.model.options.exploration_noise=0.1"),
         ("algorithm.loss_type=td3_bc", SAC[1], "actor.model.options.exploration_noise=0.1"),
         ("algorithm.loss_type=iql", SAC[1]),
@@ -203,7 +203,7 @@ def with_value(model: Any, path: KeyPath, value: Any) -> Any:
     """
     key = str(path[0])
     if len(path) > 1:
-        below = getattr(model, key)
+        below = getattr(model, key, None)
         changed = None if below is None else with_value(below, path[1:], value)
         return None if changed is None else model.model_copy(update={key: changed})
     inputs = {name: getattr(model, name) for name in model.model_fields_set} | {key: value}

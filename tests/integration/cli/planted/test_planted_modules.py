@@ -28,7 +28,7 @@ JOBS = {
     "embodied": EMBODIED,
     "off_policy": (
         *(*EMBODIED, "actor.model.model_type=squashed_policy", "algorithm.loss_type=sac"),
-        *("algorithm.off_policy={learning_starts: 10, random_steps: 10}", "algorithm.off_policy.replay.capacity=200"),
+        *("algorithm.learning_starts=10", "algorithm.random_steps=10", "algorithm.replay.capacity=200"),
     ),
     "math": (
         *("math_laptop", "actor.model.hidden_dim=32", "actor.model.num_layers=1", "actor.warm_start.steps=2"),

@@ -15,8 +15,13 @@ pytestmark = pytest.mark.timeout(600)
 SAC = (
     "actor.model.model_type=squashed_policy",
     "algorithm.loss_type=sac",
-    "algorithm.off_policy={learning_starts: 100, random_steps: 80, update_to_data: 0.1, n_steps: 3}",
-    "algorithm.off_policy.replay.capacity=400",
+    *(
+        "algorithm.learning_starts=100",
+        "algorithm.random_steps=80",
+        "algorithm.update_to_data=0.1",
+        "algorithm.n_steps=3",
+    ),
+    "algorithm.replay.capacity=400",
     "env.train.max_episode_steps=15",
     "runner.max_steps=4",
 )
@@ -54,13 +59,11 @@ def test_resumed_run_equals_the_whole_with_interventions(train: Train) -> None:
 @pytest.mark.nightly
 def test_killed_actor_resumes_with_equal_samples(train: Train) -> None:
     seen = ("env.train.env_type=franka_vision", "env.train.max_steps_per_rollout_epoch=5", "env.train.task=touch")
-    sizes = ("algorithm.off_policy.learning_starts=40", "algorithm.off_policy.replay.capacity=120")
+    sizes = ("algorithm.learning_starts=40", "algorithm.replay.capacity=120")
     whole = train(*SAC, *seen, *sizes)
     rows = train.folder / "rows"
     killer = Killer("actor", 4, ACTOR_TRAINING)
-    stored = train(
-        *SAC, *seen, *sizes, f"algorithm.off_policy.replay.storage={rows}", "runner.save_interval=2", during=killer
-    )
+    stored = train(*SAC, *seen, *sizes, f"algorithm.replay.storage={rows}", "runner.save_interval=2", during=killer)
     assert not killer.left
     # The ring has gone round by then: 160 steps in 120 rows.
     names = {name for name in learned(whole)[-1] if not name.startswith("replay/")}
@@ -76,8 +79,8 @@ def test_killed_actor_resumes_with_equal_samples(train: Train) -> None:
     "overrides",
     [
         ("algorithm.loss_type=td3", "actor.model.options.exploration_noise=0.1"),
-        ("algorithm.off_policy.critics=5", "algorithm.off_policy.critic_norm=layer"),
-        ("algorithm.off_policy.critic_norm=batch",),
+        ("algorithm.critics=5", "algorithm.critic_norm=layer"),
+        ("algorithm.critic_norm=batch",),
         ("runner.max_staleness=1",),
         (
             "cluster.component_placement={'actor,rollout,env': {node_group: node, placement: '0:0-1'}}",
@@ -102,7 +105,7 @@ def test_every_method_and_mode_trains(train: Train, overrides: tuple[str, ...]) 
 @pytest.mark.nightly
 def test_what_is_recorded_is_there_for_the_next_run(train: Train) -> None:
     folder = train.folder / "steps"
-    recording = (*SAC, *HELPED, f"algorithm.off_policy.replay.recording_path={folder}")
+    recording = (*SAC, *HELPED, f"algorithm.replay.recording_path={folder}")
     train(*recording, "runner.max_steps=2")
     parts = list(read_segments(folder / "0"))
     assert sum(int(part["valid"].sum()) for part in parts) == 160

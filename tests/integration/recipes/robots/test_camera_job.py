@@ -38,7 +38,7 @@ env:
         tape: {{source: file, path: pictures, width: 16, height: 16}}
   eval: {{rollout_epoch: 1, video_cfg: {{save_video: true}}}}
 actor: {{global_batch_size: 16, model: {{model_type: squashed_policy, hidden_dim: 16}}}}
-algorithm: {{loss_type: sac, off_policy: {{learning_starts: 10, replay: {{demonstrations_share: 0.5}}}}}}
+algorithm: {{loss_type: sac, learning_starts: 10, replay: {{demonstrations_share: 0.5}}}}
 runner: {{max_steps: 2, val_check_interval: 2, logger: {{log_path: runs}}}}
 """
 PUSHER = """

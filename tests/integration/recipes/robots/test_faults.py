@@ -42,7 +42,8 @@ env:
 actor: {{global_batch_size: 16, model: {{model_type: squashed_policy, hidden_dim: 16}}}}
 algorithm:
   loss_type: sac
-  off_policy: {{learning_starts: 20, replay: {{capacity: 1000, recording_path: "{recording}"}}}}
+  learning_starts: 20
+  replay: {{capacity: 1000, recording_path: "{recording}"}}
 runner: {{max_steps: {steps}, max_restarts: 0, logger: {{log_path: runs}}}}
 """
 REPOSITORY = Path(__file__).parents[4]

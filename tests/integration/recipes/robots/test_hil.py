@@ -40,7 +40,7 @@ env:
     max_episode_steps: 15
     max_steps_per_rollout_epoch: 15
 actor: {{global_batch_size: 32, model: {{hidden_dim: 32}}}}
-algorithm: {{off_policy: {{learning_starts: 60}}}}
+algorithm: {{learning_starts: 60}}
 runner: {{max_steps: 4, val_check_interval: -1, save_interval: 4, logger: {{log_path: runs}}}}
 """
 REPOSITORY = Path(__file__).parents[4]

@@ -36,15 +36,15 @@ def dead(text: str, overrides: Sequence[str] = ()) -> list[tuple[str, Severity]]
 
 
 def test_a_finding_says_what_makes_it_so_and_where() -> None:
-    (diagnostic,) = faults_of(EMBODIED + GRPO + "  gae_lambda: 0.9\n")
+    (diagnostic,) = faults_of(EMBODIED + GRPO + "  normalize_advantages: false\n")
     assert (diagnostic.code, diagnostic.severity, diagnostic.span.begin.line) == (NO_EFFECT, WARNING, 7)
-    assert diagnostic.message == "`gae_lambda` has no effect: `adv_type: grpo` uses no value estimates"
-    assert diagnostic.help == "remove it, or write `adv_type: gae` and `loss_type: actor_critic`"
+    assert diagnostic.message == "`normalize_advantages` has no effect: `adv_type: grpo` compares samples within groups"
+    assert diagnostic.help == "remove it; `adv_type: dr_grpo` does not divide by the standard deviation"
     assert [(str(place.begin), words) for place, words in diagnostic.related] == [("4:13", "`adv_type` is set at")]
 
 
 def test_a_default_that_is_written_down_is_a_note() -> None:
-    assert dead(EMBODIED + GRPO + "  gae_lambda: 0.95\n") == [("gae_lambda: 0.95", NOTE)]
+    assert dead(EMBODIED + GRPO + "  normalize_advantages: true\n") == [("normalize_advantages: true", NOTE)]
 
 
 @pytest.mark.parametrize("text", ["critic:\n", "critic: {}\n", "critic: {optim: {}}\n"])
@@ -59,13 +59,13 @@ def test_a_section_is_told_once_and_its_only_key_by_itself() -> None:
 
 
 def test_an_override_is_told_where_it_was_typed() -> None:
-    (diagnostic,) = faults_of(EMBODIED + GRPO, ["algorithm.gae_lambda=0.9"])
-    assert (diagnostic.span.source.kind, diagnostic.span.text) == ("overrides", "0.9")
+    (diagnostic,) = faults_of(EMBODIED + GRPO, ["algorithm.normalize_advantages=false"])
+    assert (diagnostic.span.source.kind, diagnostic.span.text) == ("overrides", "false")
 
 
 def test_what_a_reference_reads_is_read() -> None:
-    referring = "actor: {optim: {lr: 0.1, weight_decay: '${algorithm.gae_lambda}'}}\n"
-    assert dead(EMBODIED + GRPO + "  gae_lambda: 0.9\n" + referring) == []
+    referring = "env: {train: {auto_reset: '${algorithm.normalize_advantages}'}}\n"
+    assert dead(EMBODIED + GRPO + "  normalize_advantages: false\n" + referring) == []
     # As a part of a section, too.
     files = "data:\n  cameras: {main: a}\n  state_keys: ['${data.cameras.main}']\n"
     assert dead(EMBODIED + files) == [("state_keys: ['${data.cameras.main}']", WARNING)]
@@ -97,17 +97,17 @@ def test_keys_of_a_shipped_configuration_are_not_the_users(tmp_path: Path) -> No
 
 
 def test_the_configuration_that_a_run_keeps_is_no_file_of_a_user() -> None:
-    job = load_with_lint("-", stdin=(EMBODIED + GRPO + "  gae_lambda: 0.9\n").encode(), environ={})
+    job = load_with_lint("-", stdin=(EMBODIED + GRPO + "  normalize_advantages: false\n").encode(), environ={})
     assert job.tree is not None
     kept = resolved_text(job.tree, job.config)
-    assert "bootstrap_type" in kept
+    assert "filter_rewards" in kept
     assert dead(kept) == []
 
 
 def test_what_is_wrong_in_itself_is_told_once() -> None:
-    assert [item.code for item in faults_of(EMBODIED + GRPO + "  gae_lambda: [1]\n")] == ["wrong-type"]
+    assert [item.code for item in faults_of(EMBODIED + GRPO + "  normalize_advantages: [1]\n")] == ["wrong-type"]
     # Nothing follows from a value that is wrong.
-    text = EMBODIED + "algorithm:\n  adv_type: grbo\n  bootstrap_type: standard\n  gae_lambda: 0.9\n"
+    text = EMBODIED + "algorithm:\n  adv_type: grbo\n  normalize_advantages: false\n"
     assert [item.code for item in faults_of(text)] == ["unknown-choice"]
 
 

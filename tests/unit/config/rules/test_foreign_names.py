@@ -258,9 +258,9 @@ def test_foreign_names_map_to_fields_and_none_is_unavailable(name: str) -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_keys_that_moved_lead_to_keys(name: str) -> None:
-    places = dict(sections(find_recipe(name).config_model()))
-    paths = {f"{place}.{field}".strip(".") for place, section in places.items() for field in written_fields(section)}
-    for place, section in places.items():
+    places = sections(find_recipe(name).config_model())
+    paths = {f"{place}.{field}".strip(".") for place, section in places for field in written_fields(section)}
+    for place, section in places:
         moved = foreign_names.names_of(section).moved
         assert not set(moved) & {*written_fields(section), *foreign_names.names_of(section).names}, place
         assert set(moved.values()) <= paths, place

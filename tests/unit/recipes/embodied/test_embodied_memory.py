@@ -138,7 +138,8 @@ def test_every_policy_has_a_forecast(overrides: tuple[str, ...]) -> None:
 RLPD = (
     "actor.model={model_type: squashed_policy, hidden_dim: 32}",
     "algorithm.loss_type=sac",
-    "algorithm.off_policy={critics: 3, replay: {capacity: 10000}}",
+    "algorithm.critics=3",
+    "algorithm.replay={capacity: 10000}",
 )
 SEEN = (*RLPD, *VISION)
 
@@ -161,7 +162,7 @@ def test_interventions_have_a_buffer_of_their_own() -> None:
 def test_stored_observations_take_disk() -> None:
     image, rest = 32 * 32 * 3 + 4 * 10, 4 * 3 + 5
     assert parts("actor", *SEEN)["replay"] == 10_000 * (image + rest)
-    actor = forecasts(*SEEN, "algorithm.off_policy.replay={storage: /tmp/rows, capacity: 10000}")["actor"]
+    actor = forecasts(*SEEN, "algorithm.replay={storage: /tmp/rows, capacity: 10000}")["actor"]
     assert actor.parts["replay"] == 10_000 * rest
     assert actor.notes == (f"the replay buffers take {10_000 * image / 2**30:.1f} GiB of disk in /tmp/rows",)
 

@@ -49,17 +49,10 @@ TEACHER = (
 
 # The settings of a file, and the one among them that changes nothing.
 INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
-    ((*EMBODIED, *GRPO), "algorithm.gae_lambda=0.9"),
-    ((*EMBODIED, *GRPO), "algorithm.value_clip=0.1"),
-    ((*EMBODIED, *GRPO), "algorithm.huber_delta=1"),
-    ((*EMBODIED, *GRPO), "algorithm.value_weight=0.5"),
     ((*EMBODIED, "algorithm.update_epoch=1"), "algorithm.target_kl=0.1"),
-    ((*EMBODIED, *SAC), "algorithm.target_kl=0.1"),
     ((*EMBODIED, *GRPO), "algorithm.normalize_advantages=false"),
     ((*EMBODIED, *GRPO), "actor.optim.value_lr=0.1"),
     ((*EMBODIED, *GRPO, "actor.model.add_value_head=false"), "algorithm.gamma=0.5"),
-    ((*EMBODIED, *GRPO, "actor.model.add_value_head=false"), "algorithm.bootstrap_type=always"),
-    (EMBODIED, "algorithm.reward_type=chunk_level"),
     (EMBODIED, "data.normalization=quantile"),
     (EMBODIED, "actor.optim.min_lr_ratio=0.1"),
     (EMBODIED, "actor.optim.total_training_steps=50"),
@@ -67,15 +60,10 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     (EMBODIED, "actor.fsdp_config.sharding_strategy=no_shard"),
     ((*EMBODIED, "actor.model.model_type=openvla", "actor.model.model_path=."), "actor.model.hidden_dim=64"),
     ((*EMBODIED, "actor.model.model_type=openvla", "actor.model.model_path=."), "actor.model.options.num_layers=3"),
-    (EMBODIED, "algorithm.off_policy.critics=3"),
-    ((*EMBODIED, *SAC), "algorithm.gae_lambda=0.9"),
-    ((*EMBODIED, *SAC), "algorithm.update_epoch=3"),
     ((*EMBODIED, *SAC), "actor.model.add_value_head=false"),
-    ((*EMBODIED, *SAC), "algorithm.off_policy.target_noise=0.1"),
-    ((*EMBODIED, *SAC), "algorithm.off_policy.replay.demonstrations_share=0.25"),
-    ((*EMBODIED, *SAC, "algorithm.off_policy.critic_norm=batch"), "algorithm.off_policy.target_rate=0.01"),
-    ((*EMBODIED, *SAC, "algorithm.off_policy.learn_temperature=false"), "algorithm.off_policy.target_entropy=-1"),
-    ((*EMBODIED, *TD3), "algorithm.off_policy.temperature=0.5"),
+    ((*EMBODIED, *SAC), "algorithm.replay.demonstrations_share=0.25"),
+    ((*EMBODIED, *SAC, "algorithm.critic_norm=batch"), "algorithm.target_rate=0.01"),
+    ((*EMBODIED, *SAC, "algorithm.learn_temperature=false"), "algorithm.target_entropy=-1"),
     (EMBODIED, "env.train.num_processes=2"),
     (EMBODIED, "env.train.simulator_timeout=7"),
     ((*EMBODIED, "env.train.env_type=gymnasium", "env.train.task=CartPole-v1"), "env.train.simulator_timeout=7"),
@@ -140,6 +128,21 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
+# The settings of a file that choose the kind of a section, and a key of another kind.
+OF_OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((*EMBODIED, *GRPO), "algorithm.gae_lambda=0.9"),
+    ((*EMBODIED, *GRPO), "algorithm.value_clip=0.1"),
+    ((*EMBODIED, *GRPO), "algorithm.huber_delta=1"),
+    ((*EMBODIED, *GRPO), "algorithm.value_weight=0.5"),
+    ((*EMBODIED, *SAC), "algorithm.target_kl=0.1"),
+    (EMBODIED, "algorithm.critics=3"),
+    ((*EMBODIED, *SAC), "algorithm.gae_lambda=0.9"),
+    ((*EMBODIED, *SAC), "algorithm.update_epoch=3"),
+    ((*EMBODIED, *SAC), "algorithm.target_noise=0.1"),
+    ((*EMBODIED, *TD3), "algorithm.temperature=0.5"),
+)
+
+
 def diagnostics_of(settings: tuple[str, ...], injected: str, folder: Path) -> tuple[list[Diagnostic], int]:
     """Return what is found in a file of these settings, and the line of the injected one."""
     tree: dict[str, Any] = {"cluster": {"num_nodes": "1"}}
@@ -191,6 +194,15 @@ def test_a_key_without_effect_is_found_with_its_line(settings: tuple[str, ...], 
     )
 
 
+@pytest.mark.parametrize(("settings", "injected"), OF_OTHERS, ids=[f"{s[0][7:]}-{item}" for s, item in OF_OTHERS])
+def test_a_key_of_another_kind_is_unknown(settings: tuple[str, ...], injected: str, tmp_path: Path) -> None:
+    output, line = diagnostics_of(settings, injected, tmp_path)
+    path = tuple(injected.partition("=")[0].split("."))
+    unknown = [finding for finding in output if finding.path == path]
+    assert [(finding.code, finding.span.begin.line) for finding in unknown] == [("unknown-key", line)]
+    assert all("it is a key of" in (finding.help or "") for finding in unknown)
+
+
 @pytest.mark.parametrize("name", sorted(shipped_configs()))
 def test_nothing_is_told_of_a_shipped_configuration(name: str) -> None:
     # As a file of a user's own: nothing is told of the keys of one that came with the package.
@@ -226,11 +238,11 @@ def test_rules_name_keys_that_there_are() -> None:
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_rule_can_be_asked(name: str) -> None:
     job = load_with_lint(find_recipe(name).default_config, environ={})
-    for recipe, place, _, rule in rules():
+    for recipe, place, kind, rule in rules():
         section: Any = job.config
         for segment in place:
             section = getattr(section, segment, None)
-        if recipe == name and section is not None:
+        if recipe == name and isinstance(section, kind):
             assert rule.when(section, {}) in (True, False, None) or rule.when(section, {})
             assert rule.reason(section)
 

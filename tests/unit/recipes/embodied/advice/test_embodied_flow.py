@@ -124,7 +124,7 @@ def test_the_search_finds_what_brute_force_finds(env: Any, policy: Any, micro: A
 
 def test_off_policy_updates_follow_the_steps_taken() -> None:
     learns = ("algorithm.loss_type=sac", "actor.model.model_type=squashed_policy")
-    sizes = ("algorithm.off_policy.update_to_data=0.5", "actor.global_batch_size=64", "env.train.total_num_envs=8")
+    sizes = ("algorithm.update_to_data=0.5", "actor.global_batch_size=64", "env.train.total_num_envs=8")
     steps = ("env.train.max_steps_per_rollout_epoch=16", "env.train.max_episode_steps=16")
     config: Any = load_job("laptop", [*learns, *sizes, *steps]).config
     # 8 environments x 16 steps x 0.5; the actors share each batch.

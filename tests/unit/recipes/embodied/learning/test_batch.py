@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from recipes.embodied.config import EmbodiedAlgorithmConfig
+from recipes.embodied.config.algorithm_config import ActorCriticConfig
 from recipes.embodied.learning.batch import Samples, build_samples
 from recipes.embodied.learning.trajectory import RolloutChunks, unfold_chunks
 from rlinf_core.algorithms.advantages import gae_advantages, group_advantages
@@ -40,8 +40,8 @@ def trajectories(*, values: int | None = CHUNK, chunk: int = CHUNK, **changes: T
     return RolloutChunks(0, 0, {"states": numbers(STEPS, BATCH, 7)}, {**steps, **changes}, last)
 
 
-def algorithm(**keys: Any) -> EmbodiedAlgorithmConfig:
-    return EmbodiedAlgorithmConfig.model_validate({"normalize_advantages": False, **keys})
+def algorithm(**keys: Any) -> ActorCriticConfig:
+    return ActorCriticConfig.model_validate({"normalize_advantages": False, **keys})
 
 
 def make(value: RolloutChunks, group_size: int = 1, **keys: Any) -> dict[str, Tensor]:
@@ -64,11 +64,10 @@ def test_actions_of_a_chunk_are_steps_of_their_own() -> None:
     assert "mask" not in tensors
 
 
-@pytest.mark.parametrize("reward_type", ["action_level", "chunk_level"])
 @pytest.mark.parametrize("values", [1, CHUNK])
-def test_a_chunk_is_one_step_where_ratios_are_of_chunks(values: int, reward_type: str) -> None:
+def test_a_chunk_is_one_step_where_ratios_are_of_chunks(values: int) -> None:
     inputs = trajectories(values=values)
-    tensors = make(inputs, reward_type=reward_type, logprob_type="chunk_level")
+    tensors = make(inputs, logprob_type="chunk_level")
     chained = torch.cat((inputs.steps["values"][..., 0], inputs.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
     dones = torch.zeros(STEPS, BATCH, dtype=torch.bool)
     expected = gae_advantages(inputs.steps["rewards"].sum(dim=2), chained, dones, 0.99, 0.95)
@@ -85,7 +84,7 @@ def test_group_advantage_counts_once_per_chunk_ratio() -> None:
 
 
 def test_one_value_for_a_chunk_makes_chunks_the_steps() -> None:
-    tensors = make(trajectories(values=1), reward_type="action_level")
+    tensors = make(trajectories(values=1))
     assert tensors["advantages"].shape == (STEPS * BATCH,)
     assert tensors["old_logprobs"].shape == (STEPS * BATCH, CHUNK)
 
@@ -130,7 +129,7 @@ def test_figures_are_of_the_steps_that_count(level: str, kind: dict[str, str]) -
         inputs={"states": torch.where(valid.any(dim=2)[..., None], inputs.inputs["states"], 1e6)},
         steps={**inputs.steps, "rewards": torch.where(valid, inputs.steps["rewards"], 1e6)},
     )
-    keys: dict[str, Any] = {**kind, "reward_type": level, "logprob_type": level}
+    keys: dict[str, Any] = {**kind, "logprob_type": level}
     samples, metrics = build_samples(spoiled, algorithm(**keys), group_size)
     counted = samples.tensors["advantages"][samples.tensors["mask"]].double()
     assert metrics["rollout/advantages_mean"] == pytest.approx(float(counted.mean()), abs=1e-6)

@@ -152,9 +152,9 @@ def received(seed: int) -> RolloutChunks:
 
 def test_off_policy_actors_normalize_what_critics_see_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = ("actor.model.hidden_dim=8", "algorithm.normalize_observations=true", "env.train.total_num_envs=3")
-    learning = "algorithm.off_policy={learning_starts: 1, update_to_data: 0.5}"
+    learning = ("algorithm.learning_starts=1", "algorithm.update_to_data=0.5")
     sac = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac", "actor.global_batch_size=6")
-    job = load_job("laptop", (*sac, *keys, learning), environ={})
+    job = load_job("laptop", (*sac, *keys, *learning), environ={})
     job.raise_if_bad()
     actors: list[Any] = []
     for _ in range(2):

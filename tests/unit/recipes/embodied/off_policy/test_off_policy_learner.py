@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import pytest
 import torch
 
-from recipes.embodied.config import EmbodiedAlgorithmConfig, EmbodiedModelConfig, EmbodiedOptimConfig
+from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig, off_policy_config
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.normalization import Normalization, Statistics
@@ -32,8 +32,8 @@ Loss: TypeAlias = Literal["sac", "td3", "td3_bc", "iql"]
 class Made:
     def __init__(self, loss: Loss = "sac", skip: bool = False, spec: EnvSpec = SPEC, **keys: Any) -> None:
         torch.manual_seed(0)
-        algorithm = EmbodiedAlgorithmConfig.model_validate({"loss_type": loss, "off_policy": keys})
-        config, kind = algorithm.off_policy, algorithm_of(algorithm)
+        config = off_policy_config.METHODS[loss].settings_model.model_validate(keys)
+        kind = algorithm_of(config)
         options: dict[str, Any] = (
             {"images": "keypoints"} if loss == "sac" else {"images": "keypoints", "exploration_noise": 0.1}
         )

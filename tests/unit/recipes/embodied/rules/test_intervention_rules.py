@@ -44,7 +44,7 @@ def test_a_person_takes_over_in_training_and_not_in_evaluations() -> None:
         ),
         ((*SAC, "env.train.intervention.source=nowhere:Source"), "missing-extra", "nowhere"),
         ((*SAC, "env.train.intervention.options.seed=1"), "no-effect", "there are no interventions"),
-        ((*SAC, "algorithm.off_policy.replay.interventions_share=0.5"), "no-effect", "there are no interventions"),
+        ((*SAC, "algorithm.replay.interventions_share=0.5"), "no-effect", "there are no interventions"),
     ],
 )
 def test_what_cannot_be_is_told(overrides: tuple[str, ...], code: str, said: str) -> None:

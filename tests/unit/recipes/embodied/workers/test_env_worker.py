@@ -187,13 +187,12 @@ class Endless(CountingEnv):
     ("overrides", "expected"),
     [
         ((), [False, False, True]),
-        (("algorithm.bootstrap_type=always",), [False, True, True]),
         (
             ("algorithm.adv_type=reinforce_pp", "algorithm.loss_type=actor", "actor.model.add_value_head=false"),
             [False, False, False],
         ),
     ],
-    ids=["standard", "always", "no values"],
+    ids=["values", "no values"],
 )
 def test_final_observations_travel_where_their_value_counts(overrides: tuple[str, ...], expected: list[bool]) -> None:
     assert asked(*overrides) == expected

@@ -1,0 +1,151 @@
+"""`algorithm` of the embodied recipe: what every algorithm has, and the keys of policy gradients.
+
+Those of off-policy algorithms stand beside their losses, in `off_policy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final, NamedTuple
+
+from pydantic import Field
+
+from recipes.sections.algorithm import LOSSES, OTHER_LOSSES, AdvantageType, AlgorithmConfig
+from recipes.sections.values import KnownOrOwn
+from rlinf_core import Count, Fraction
+from rlinf_core.config.sections.values import Level, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from rlinf_core.config.variants import Variant
+from rlinf_core.scalars import Bool, Text
+
+
+class OffPolicyType(NamedTuple):
+    """An off-policy algorithm: its class as `package.module:Class`, and a few words about it."""
+
+    target: str
+    summary: str
+
+
+# By name, as they compute with what the configuration describes.
+ALGORITHMS: Final[Mapping[str, OffPolicyType]] = {
+    "sac": OffPolicyType("recipes.embodied.off_policy.sac:Sac", "soft actor-critic"),
+    "td3": OffPolicyType("recipes.embodied.off_policy.td3:Td3", "a deterministic policy and delayed updates"),
+    "td3_bc": OffPolicyType(
+        "recipes.embodied.off_policy.td3_bc:Td3Bc", "td3 on demonstrations, whose actions it also imitates"
+    ),
+    "iql": OffPolicyType(
+        "recipes.embodied.off_policy.iql:Iql",
+        "implicit Q-learning, demonstrations of which better actions weigh more",
+    ),
+    "dsrl": OffPolicyType(
+        "recipes.embodied.off_policy.dsrl:Dsrl", "sac on the noise of a frozen diffusion or flow policy"
+    ),
+}
+LossName = Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *ALGORITHMS), OTHER_LOSSES)]
+
+
+class LearningConfig(Variant):
+    """What every algorithm has."""
+
+    chosen_by: ClassVar[str] = "loss_type"
+
+    loss_type: LossName = Field(
+        default="actor_critic",
+        description="Loss. actor_critic: policy and value loss; actor: policy loss only; off policy, with critics of"
+        " actions trained from a replay buffer, "
+        + "; ".join(f"{name}: {algorithm.summary}" for name, algorithm in ALGORITHMS.items())
+        + "; or `package.module:name`. It chooses the other keys.",
+    )
+    group_size: Count = Field(
+        default=1,
+        description="Samples per group: they share a start (a prompt or an initial state), and GRPO compares them.",
+    )
+    gamma: Fraction = Field(default=0.99, description="Discount factor of rewards, per step.")
+    normalize_observations: Bool = Field(
+        default=False,
+        description="Normalize states by the mean and standard deviation of all rows so far, updated after each"
+        " training step, with mlp_policy, cnn_policy and squashed_policy. They are saved and exported with the policy."
+        " Off policy, rows of demonstrations count, too.",
+    )
+
+
+class PolicyGradientConfig(LearningConfig, AlgorithmConfig):
+    """What policy gradients have."""
+
+    loss_type: LossName = "actor_critic"
+    update_epoch: Count = 6
+    filter_rewards: Bool = Field(
+        default=False, description="Drop groups whose rewards are all equal; under GRPO they carry no learning signal."
+    )
+    normalize_rewards: Bool = Field(
+        default=False,
+        description="Divide rewards by the running standard deviation of discounted returns, and clip them to -10..10."
+        " `env/` and `eval/` metrics are of rewards as they are.",
+    )
+    target_kl: PositiveFloat | None = Field(
+        default=None,
+        description="Divergence of the policy from the one that acted (`train/actor/approx_kl`) in the last batch of a"
+        " pass over the samples, above which the training step takes no further pass; null: `update_epoch` passes.",
+    )
+    logprob_type: Level = Field(
+        default="action_level",
+        description="Unit of a probability ratio and of an entropy: a token, an action or a chunk, whose rewards then"
+        " are summed.",
+    )
+    bc_weight: NonNegativeFloat = Field(
+        default=0.0,
+        description="Weight of the behavior-cloning loss on demonstrations (`data.train_data_paths`) relative to the"
+        " policy loss; every micro batch adds as many demonstration rows. 0: none.",
+    )
+
+
+def policy_gradient_of(section: LearningConfig) -> PolicyGradientConfig:
+    """Return the section `algorithm` of a job that learns on-policy.
+
+    Raises:
+        TypeError: it learns off-policy.
+    """
+    if not isinstance(section, PolicyGradientConfig):
+        raise TypeError(f"`loss_type: {section.loss_type}` learns off-policy")
+    return section
+
+
+class ActorCriticConfig(PolicyGradientConfig):
+    """PPO with GAE, and losses of your own."""
+
+    loss_type: LossName = "actor_critic"
+    adv_type: AdvantageType = "gae"
+    critic_warmup_steps: NonNegativeInt = Field(
+        default=0,
+        description="Initial training steps that train only the value head, for a pretrained policy with an untrained"
+        " head.",
+    )
+    gae_lambda: Fraction = Field(default=0.95, description="Lambda of GAE.")
+    value_clip: PositiveFloat | None = Field(
+        default=None,
+        description="Value clipping: largest change of a value in one training step, in units of return; null: none.",
+    )
+    huber_delta: PositiveFloat | None = Field(
+        default=None,
+        description="Value error beyond which the loss is linear (Huber), in units of return; null: always squared.",
+    )
+    value_weight: PositiveFloat = Field(
+        default=1.0,
+        description="Weight of the value loss, half the squared error, relative to the policy loss.",
+    )
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        """Return whether it is `actor_critic`, or a loss of the user's own."""
+        return ":" in name or super().takes(name)
+
+
+def warmup_steps(algorithm: PolicyGradientConfig) -> int:
+    """Return how many training steps train the value head alone."""
+    return algorithm.critic_warmup_steps if isinstance(algorithm, ActorCriticConfig) else 0
+
+
+class GroupConfig(PolicyGradientConfig):
+    """GRPO, and others without values."""
+
+    loss_type: LossName = "actor"
+    adv_type: AdvantageType = "grpo"

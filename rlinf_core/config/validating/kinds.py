@@ -1,0 +1,81 @@
+"""Keys of sections of which a key chooses the kind (`rlinf_core.config.variants`)."""
+
+from __future__ import annotations
+
+from operator import is_
+
+from pydantic import BaseModel
+
+from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find
+from rlinf_core.config.validating.model_fields import (
+    alternatives,
+    step,
+    types_at,
+    variants_of,
+    written_fields,
+    written_values,
+)
+from rlinf_core.config.variants import Variant, chosen
+
+
+def meant_kind(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
+    """Return the name of the kind that a section probably means; None for a path that chooses none."""
+    section, variants = find(tree, path[:-1]), variants_of(types_at(model, path[:-1]))
+    if not isinstance(section, MappingNode) or len(variants) < 2 or path[-1] != variants[0].chosen_by:
+        return None
+    return next(iter(chosen(variants, written_values(section)).names()), None)
+
+
+def key_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
+    """Return a hint for a key that other kinds of its section have; None for any other key."""
+    section, variants = find(tree, path[:-1]), variants_of(types_at(model, path[:-1]))
+    if not isinstance(section, MappingNode) or len(variants) < 2:
+        return None
+    owners = [variant for variant in variants if path[-1] in written_fields(variant)]
+    names = [f"`{name}`" for owner in owners for name in owner.names()]
+    if not names:
+        return None
+    key = variants[0].chosen_by
+    here = chosen(variants, written_values(section)).names()[0]
+    others = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
+    return f"it is a key of `{key}` {others}, not of `{here}`: remove it, or write `{key}: {names[0].strip('`')}`"
+
+
+def without_keys_of_others(model: type[BaseModel], tree: MappingNode) -> MappingNode:
+    """Return a file without the keys of other kinds that a base has set, or that are taken back by null.
+
+    A file that extends another, or an argument, chooses another kind of a section by its key alone.
+    """
+    return _section(tree, [model])
+
+
+def _section(node: MappingNode, types: list[object]) -> MappingNode:
+    variants = variants_of(types)
+    if len(variants) > 1:
+        kind = chosen(variants, written_values(node))
+        node = _of_kind(node, kind, [other for other in variants if other is not kind])
+        types = [annotation for annotation in types if annotation is kind or annotation not in variants]
+    entries: list[Entry] = []
+    for entry in node.entries:
+        value = entry.value
+        if isinstance(value, MappingNode):
+            below = [member for above in types for part in step(above, entry.key.raw) for member in alternatives(part)]
+            value = _section(value, below) if below else value
+        entries.append(entry if value is entry.value else Entry(entry.key, value))
+    return node if all(map(is_, entries, node.entries)) else MappingNode(node.span, tuple(entries))
+
+
+def _of_kind(node: MappingNode, kind: type[Variant], others: list[type[Variant]]) -> MappingNode:
+    own = written_fields(kind)
+    foreign = {key for other in others for key in written_fields(other) if key not in own}
+    choice = node.entry(kind.chosen_by)
+    layer = None if choice is None else choice.key.span.source.layer
+
+    def is_dropped(entry: Entry) -> bool:
+        if entry.key.raw not in foreign:
+            return False
+        is_null = isinstance(entry.value, ScalarNode) and entry.value.value is None
+        return is_null or (layer is not None and entry.key.span.source.layer < layer)
+
+    entries = tuple(entry for entry in node.entries if not is_dropped(entry))
+    return node if len(entries) == len(node.entries) else MappingNode(node.span, entries)
