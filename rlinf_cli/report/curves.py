@@ -24,7 +24,7 @@ _MOST_KEYS: Final = 2
 _INK: Final = "#333333"
 _SCALE: Final = 2.0
 _FORMATS: Final = (".svg", ".png", ".pdf")
-_TALL: Final = 300
+TALL: Final = 300
 
 
 class Panel(NamedTuple):
@@ -141,7 +141,7 @@ def compared_curves(comparison: Comparison, metric: str) -> Spec:
     if not lines:
         raise RunError(f"no run has the metric `{metric}`", help="choose a name in metrics.jsonl with `--metric`")
     x = comparison.x
-    return charts.curves(f"{metric} of each run over {x.words}", lines, x=x.label, height=_TALL)
+    return charts.curves(f"{metric} of each run over {x.words}", lines, x=x.label, height=TALL)
 
 
 def _set_curves(comparison: Comparison, place: int, metric: str) -> list[Curve]:

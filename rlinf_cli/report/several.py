@@ -13,7 +13,7 @@ from urllib.parse import quote
 from rlinf_cli.live import labels
 from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Curve
-from rlinf_cli.report.curves import compared_curves
+from rlinf_cli.report.curves import TALL, compared_curves
 from rlinf_cli.report.page import BESIDE, TIME, Drawings, write_page
 from rlinf_cli.report.report_writing import NAME
 from rlinf_cli.runs.comparison_table import (
@@ -30,7 +30,6 @@ from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 _MOST_CURVES: Final = 3
-_TALL: Final = 300
 
 
 class _ShownRun(NamedTuple):
@@ -58,7 +57,7 @@ def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0)
     for number, metric in enumerate(_metrics(runs)):
         curves.append((f"curve-{number}", metric))
         specs[f"curve-{number}"] = partial(
-            charts.curves, f"{metric} of each run over steps", _lines(metric, runs), height=_TALL
+            charts.curves, f"{metric} of each run over steps", _lines(metric, runs), height=TALL
         )
     context: dict[str, Any] = {
         "rows": [_row(run, path) for run in runs],

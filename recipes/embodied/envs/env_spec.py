@@ -52,6 +52,14 @@ class EnvSpec:
     high: tuple[float | None, ...] | None = None
     whole: bool = False
 
+    @classmethod
+    def of_plain(cls, data: Mapping[str, Any]) -> EnvSpec:
+        """Return the spec of which these are the fields, by `dataclasses.asdict`, as JSON has them."""
+        fields = dict(data)
+        fields["cameras"] = {camera: tuple(shape) for camera, shape in data["cameras"].items()}
+        fields |= {name: None if data[name] is None else tuple(data[name]) for name in ("low", "high")}
+        return cls(**fields)
+
     @property
     def bounded(self) -> BoolArray:
         """bool [A], the dimensions of an action that are clipped to -1 to 1."""

@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from recipes.embodied.envs.faults.repeating import SimulatorError
@@ -109,9 +110,8 @@ class SimulatorProcess:
         self._first = self._pulse.first_row = first
         self._batch = SimulationBatch(BatchRequest(*request), self._pulse.beat)
         facts = self._batch.facts
-        spec = facts.spec
         return {
-            "spec": [spec.state_size, spec.action_size, spec.num_choices, spec.cameras, spec.has_instructions],
+            "spec": asdict(facts.spec),
             "max_episode_steps": facts.max_episode_steps,
             "tasks": facts.tasks,
             "num_tasks": facts.num_tasks,

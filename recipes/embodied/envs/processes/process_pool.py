@@ -117,9 +117,7 @@ class SimulatorProcesses:
 
     def _map(self, made: list[dict[str, Any]], count: int) -> None:
         """Receive the facts that the processes report, and map shared memory of that size."""
-        state_size, action_size, num_choices, cameras, has_instructions = made[0]["spec"]
-        sizes = {camera: (shape[0], shape[1], shape[2]) for camera, shape in cameras.items()}
-        spec = EnvSpec(state_size, action_size, num_choices, sizes, has_instructions)
+        spec = EnvSpec.of_plain(made[0]["spec"])
         limits = [reply["max_episode_steps"] for reply in made if reply["max_episode_steps"] is not None]
         tasks = [task for reply in made for task in reply["tasks"]]
         faults = [fault for reply in made for fault in reply["start_faults"] or ()]

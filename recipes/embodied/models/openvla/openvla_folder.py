@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import isqrt
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,8 @@ STATISTICS: Final = "dataset_statistics.json"
 _HEADS: Final = {"vit_large_patch14_reg4_dinov2": 16, "vit_so400m_patch14_siglip": 16}
 # Of a vocabulary's part.
 _MOST_TOKENS: Final = 100_000
+# Of a tower: more than ten times those of any published one.
+_LARGEST_SIZE: Final = 65_536
 # OpenVLA adds it to what it divides by when it normalizes actions.
 _EPSILON: Final = 1e-8
 # Of towers whose second to last layer is read: what comes after it has no effect.
@@ -111,10 +113,20 @@ class OpenVlaShape:
 
     @classmethod
     def of_plain(cls, data: Mapping[str, Any]) -> OpenVlaShape:
-        """Return the sizes of `plain`."""
-        sizes = dict(data["sizes"])
-        towers = {name: TowerSizes(**sizes.pop(name)) for name in ("dino", "siglip")}
-        return cls(**towers, **sizes)
+        """Return the sizes of `plain`.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        sizes, names = data["sizes"], [field.name for field in fields(TowerSizes)]
+        dino, siglip = (
+            TowerSizes(*(whole_number(sizes[tower], name, _LARGEST_SIZE) for name in names))
+            for tower in ("dino", "siglip")
+        )
+        if not isinstance(sizes["text"], dict):
+            raise TypeError("`text` is no configuration of a language model")
+        padding, bins = (whole_number(sizes, name, _MOST_TOKENS) for name in ("padding", "bins"))
+        return cls(dino, siglip, sizes["text"], padding, bins)
 
 
 # Published: ViT-L/14 of DINOv2 with registers, and SigLIP's so400m/14.

@@ -93,6 +93,17 @@ def test_an_environment_says_what_becomes_of_its_spaces(task: str, processes: in
     env.close()
 
 
+@pytest.mark.parametrize("task", ["Pendulum-v1", "CartPole-v1"])
+def test_a_process_of_its_own_changes_nothing_about_the_spec(task: str) -> None:
+    """Bounds of the simulator's own numbers, too, by which actions are clipped."""
+    inside, outside = (
+        make_env("gymnasium", EnvSettings(num_envs=1, task=task, num_processes=processes)) for processes in (0, 1)
+    )
+    assert outside.spec == inside.spec
+    for env in (inside, outside):
+        env.close()
+
+
 def test_choices_and_states() -> None:
     env = make_env("gymnasium", EnvSettings(num_envs=3, task="CartPole-v1", max_episode_steps=500))
     assert (env.spec.state_size, env.spec.action_size, env.spec.num_choices) == (4, 1, 2)

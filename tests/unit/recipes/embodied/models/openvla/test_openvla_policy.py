@@ -15,7 +15,7 @@ from PIL import Image
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.openvla.openvla_folder import DINO, SIGLIP
-from recipes.embodied.models.policy_folder import save_policy
+from recipes.embodied.models.policy_folder import BACKBONE, save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline, centre_crop
 from rlinf_core import ConfigError
@@ -338,3 +338,14 @@ def test_several_data_sets_need_a_name(folder: Path, tmp_path: Path) -> None:
 def test_another_model_is_refused(about: dict[str, Any], words: str, folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         made("openvla", edited(folder, tmp_path, **about))
+
+
+@pytest.mark.parametrize("width", [0, "64", 10**9, None, True])
+def test_sizes_that_were_changed_are_refused(width: Any, tmp_path: Path) -> None:
+    save_policy(made("openvla", None), config_of("openvla", None), SPEC, tmp_path)
+    file = tmp_path / BACKBONE / "config.json"
+    about = json.loads(file.read_text())
+    about["sizes"]["dino"]["width"] = width
+    file.write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="expected a whole number from 1"):
+        made("openvla", tmp_path)
