@@ -6,7 +6,7 @@ Keys that a section alone decides about have their rules there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.sections.no_effect import (
@@ -26,44 +26,70 @@ from rlinf_core.config.model import WorldSizes
 SHARD_KEYS: Final = ("cpu_offload", "reduce_each_micro_batch")
 
 
-def _needs_critic(config: Any) -> str:
-    return "" if config.algorithm.wants_values else f"{adv_type(config)} uses no value estimates"
+class OptionalComponent(NamedTuple):
+    """A component that is placed where a value of the file asks for it.
+
+    Attributes:
+        does: what it does, for messages.
+        unneeded: why a file does not read it; "": it does.
+        needed: whether a file cannot run without.
+        key: the key that asks for it, with a value that does.
+        also: what else a file needs then, or could do instead.
+    """
+
+    does: str
+    unneeded: Callable[[Any], str]
+    needed: Callable[[Any], bool]
+    key: tuple[str, str, str]
+    also: str
+
+    @property
+    def setting(self) -> str:
+        """The setting that asks for it, as it is written."""
+        return f"{self.key[0]}.{self.key[1]}: {self.key[2]}"
 
 
-def _needs_reference(config: Any) -> str:
-    return "" if config.algorithm.kl_beta else "`algorithm.kl_beta` is 0"
-
-
-def _needs_teacher(config: Any) -> str:
-    return "" if config.algorithm.needs_teacher else f"{adv_type(config)} asks no teacher"
-
-
-def _needs_judge(config: Any) -> str:
-    return "" if config.reward.asks_judge else f"`reward_type: {config.reward.reward_type}` asks no judge"
-
-
-# By component: why a file does not need it, or ""; what it is for; and the key and value that ask for it.
-_OPTIONAL: Final[Mapping[str, tuple[Callable[[Any], str], str, str, str]]] = {
-    "critic": (_needs_critic, ", which estimates values,", "algorithm.adv_type", "gae"),
-    "reference": (_needs_reference, "", "algorithm.kl_beta", "0.001"),
-    "teacher": (_needs_teacher, "", "algorithm.adv_type", "distillation"),
-    "judge": (_needs_judge, "", "reward.reward_type", "judge"),
+OPTIONAL: Final[Mapping[str, OptionalComponent]] = {
+    "critic": OptionalComponent(
+        "which estimates values",
+        lambda config: "" if config.algorithm.wants_values else f"{adv_type(config)} uses no value estimates",
+        lambda config: config.algorithm.needs_values,
+        ("algorithm", "adv_type", "gae"),
+        ", or write `adv_type: grpo`",
+    ),
+    "reference": OptionalComponent(
+        "which gives the log-probabilities of a reference model",
+        lambda config: "" if config.algorithm.kl_beta else "`algorithm.kl_beta` is 0",
+        lambda config: bool(config.algorithm.kl_beta) and config.actor.model.adapter() is None,
+        ("algorithm", "kl_beta", "0.001"),
+        "; with `actor.model.lora`, the actor without its adapters is the reference",
+    ),
+    "teacher": OptionalComponent(
+        "which gives the log-probabilities of a teacher",
+        lambda config: "" if config.algorithm.needs_teacher else f"{adv_type(config)} asks no teacher",
+        lambda config: config.algorithm.needs_teacher,
+        ("algorithm", "adv_type", "distillation"),
+        ", and write `teacher.model_path: FOLDER`",
+    ),
+    "judge": OptionalComponent(
+        "whose model judges answers",
+        lambda config: "" if config.reward.asks_judge else f"`reward_type: {config.reward.reward_type}` asks no judge",
+        lambda config: config.reward.asks_judge,
+        ("reward", "reward_type", "judge"),
+        ", and write `judge.model_path: FOLDER`",
+    ),
 }
 
 
 def _read_by(component: str, *keys: str) -> IgnoredKeys:
     """Return the rule about keys that an optional component alone reads."""
-    unneeded, purpose, key, value = _OPTIONAL[component]
-
-    def why(config: Any) -> str:
-        return unneeded(config) or f"the group `{component}`{purpose} has no placement"
-
+    optional = OPTIONAL[component]
     return IgnoredKeys(
         keys,
-        lambda config, sizes: component not in config.cluster.component_placement or bool(unneeded(config)),
-        why,
-        f"remove it, or write `{key}: {value}` and `{component}: 0` in `cluster.component_placement`",
-        because=(key,),
+        lambda config, sizes: component not in config.cluster.component_placement or bool(optional.unneeded(config)),
+        lambda config: optional.unneeded(config) or f"the group `{component}`, {optional.does}, has no placement",
+        f"remove it, or write `{optional.setting}` and `{component}: 0` in `cluster.component_placement`",
+        because=(".".join(optional.key[:2]),),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from recipes.language.config.language_config import LanguageConfig
+from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.sections.checks import Report, blame, place_entry
 from recipes.sections.imports import check_own_algorithm
@@ -41,75 +42,42 @@ def check_algorithm(config: LanguageConfig, report: Report) -> None:
             " set too",
             "remove `ratio_clip_eps`, or the other keys",
         )
-    _check_groups(config, report)
+    _check_components(config, report)
     _check_teacher(config, report)
     _check_proximal(config, report)
     _check_aggregation(config, report)
 
 
-def _check_groups(config: LanguageConfig, report: Report) -> None:
-    """Report keys that need a group `critic` or `reference`, and such groups that no key needs."""
-    algorithm, placed = config.algorithm, config.cluster.component_placement
-    places = ("cluster", "component_placement")
-    if algorithm.needs_values and "critic" not in placed:
-        report(
-            ("algorithm", "adv_type"),
-            "missing-component",
-            f"`adv_type: {algorithm.adv_type}` needs values, but the group `critic`, which estimates them, has no"
-            " placement",
-            f"add {place_entry(config.cluster, 'critic')} to `cluster.component_placement`, or write `adv_type: grpo`",
-        )
-    if "critic" in placed and not algorithm.wants_values:
-        report(
-            (*places, "critic"),
-            "unused-component",
-            f"`adv_type: {algorithm.adv_type}` uses no values: the group `critic` would be idle",
-            "write `algorithm.adv_type: gae`, or remove its placement",
-            about=[("algorithm", "adv_type")],
-            severity=Severity.WARNING,
-        )
-    if algorithm.kl_beta and "reference" not in placed and config.actor.model.adapter() is None:
-        report(
-            ("algorithm", "kl_beta"),
-            "missing-component",
-            "`kl_beta` needs the log-probabilities of a reference model, but the group `reference` has no placement",
-            f"add {place_entry(config.cluster, 'reference')} to `cluster.component_placement`;"
-            " with `actor.model.lora`, the actor without its adapters is the reference",
-        )
-    if "reference" in placed and not algorithm.kl_beta:
-        report(
-            (*places, "reference"),
-            "unused-component",
-            "`algorithm.kl_beta` is 0: the group `reference` would be idle",
-            "write `algorithm.kl_beta: 0.001`, or remove its placement",
-            about=[("algorithm", "kl_beta")],
-            severity=Severity.WARNING,
-        )
+def _check_components(config: LanguageConfig, report: Report) -> None:
+    """Report optional components that a value needs and that have no place, and those that no value asks for."""
+    for name, component in OPTIONAL.items():
+        section, key, _ = component.key
+        if name in config.cluster.component_placement:
+            why = component.unneeded(config)
+            if why:
+                report(
+                    ("cluster", "component_placement", name),
+                    "unused-component",
+                    f"{why}: the group `{name}` would be idle",
+                    f"write `{component.setting}`, or remove its placement",
+                    about=[(section, key)],
+                    severity=Severity.WARNING,
+                )
+        elif component.needed(config):
+            report(
+                (section, key),
+                "missing-component",
+                f"`{key}: {getattr(getattr(config, section), key)}` needs the group `{name}`, {component.does}, and it"
+                " has no placement",
+                f"add {place_entry(config.cluster, name)} to `cluster.component_placement`{component.also}",
+            )
 
 
 def _check_teacher(config: LanguageConfig, report: Report) -> None:
-    """Report distillation without a teacher, a teacher without distillation, and keys that contradict it."""
-    algorithm, placed = config.algorithm, "teacher" in config.cluster.component_placement
-    at = ("algorithm", "adv_type")
+    """Report a teacher that has nothing to teach, and keys that contradict distillation."""
+    algorithm, at = config.algorithm, ("algorithm", "adv_type")
     if not algorithm.needs_teacher:
-        if placed:
-            report(
-                ("cluster", "component_placement", "teacher"),
-                "unused-component",
-                f"`adv_type: {algorithm.adv_type}` asks no teacher: the group `teacher` would be idle",
-                "write `algorithm.adv_type: distillation`, or remove its placement",
-                about=[at],
-                severity=Severity.WARNING,
-            )
         return
-    if not placed:
-        report(
-            at,
-            "missing-component",
-            "`adv_type: distillation` needs log-probabilities of a teacher, but the group `teacher` has no placement",
-            f"add {place_entry(config.cluster, 'teacher')} to `cluster.component_placement`,"
-            " and write `teacher.model_path: FOLDER`",
-        )
     if config.actor.model.model_path is not None and config.teacher.model_path is None:
         report(
             blame(config, ("teacher", "model_path"), at),

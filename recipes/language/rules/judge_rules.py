@@ -11,7 +11,7 @@ from recipes.language.config.judge_config import VERDICTS
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.model_rules import faults_of_tokenizer
-from recipes.sections.checks import Report, blame, place_entry
+from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
 from recipes.sections.shared_accelerators import share_accelerators
@@ -24,30 +24,12 @@ _REWARD: Path = ("reward", "reward_type")
 
 
 def check_judge(config: LanguageConfig, report: Report) -> None:
-    """Report a judge without a place, a model or a question; and one whose engine does not fit beside another."""
-    placed = "judge" in config.cluster.component_placement
+    """Report a judge without a model or a question; and one whose engine does not fit beside another."""
     if not config.reward.asks_judge:
-        if placed:
-            report(
-                ("cluster", "component_placement", "judge"),
-                "unused-component",
-                f"`reward_type: {config.reward.reward_type}` asks no judge: the group `judge` would be idle",
-                "write `reward.reward_type: judge`, or remove its placement",
-                about=[_REWARD],
-                severity=Severity.WARNING,
-            )
         return
-    if not placed:
-        report(
-            _REWARD,
-            "missing-component",
-            "`reward_type: judge` needs a judge model, but the group `judge` has no placement",
-            f"add {place_entry(config.cluster, 'judge')} to `cluster.component_placement`,"
-            " and write `judge.model_path: FOLDER`",
-        )
     _check_question(config, report)
     _check_model(config, report)
-    if placed:
+    if "judge" in config.cluster.component_placement:
         _check_room(config, report)
 
 
