@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -49,8 +49,6 @@ class RolloutBatch:
         finished: bool [n], whether the answer ended by itself and not at its limit.
         minibatches: int64 [n], number of the optimizer step of a pass that learns from the answer; equal within a
             group, and chosen for the batches of all ranks together.
-        experts: int16 [T, layers, k], the experts that the routers of the engine chose for each token; -1 where that is
-            not recorded, as for the last token of each sequence. [T, 0, 0] without `actor.router_replay`.
     """
 
     tokens: Tensor
@@ -65,7 +63,6 @@ class RolloutBatch:
     step_rewards: Tensor
     finished: Tensor
     minibatches: Tensor
-    experts: Tensor
 
     @classmethod
     def of(cls, answers: Sequence[Answer], group: int, rewards: Sequence[float]) -> RolloutBatch:
@@ -95,7 +92,6 @@ class RolloutBatch:
             ),
             finished=torch.tensor([answer.finish_reason == "stop" for answer in answers], dtype=torch.bool),
             minibatches=torch.zeros(len(answers), dtype=torch.int64),
-            experts=recorded_experts(answers),
         )
 
     @classmethod
@@ -103,9 +99,7 @@ class RolloutBatch:
         """Return all answers of several batches, in their order."""
         if not batches:
             return cls.empty()
-        columns = {field.name: [getattr(b, field.name) for b in batches] for field in fields(cls)}
-        columns["experts"] = _of_one_shape(columns["experts"])
-        return cls(**{name: torch.cat(values) for name, values in columns.items()})
+        return cls(**{field.name: torch.cat([getattr(b, field.name) for b in batches]) for field in fields(cls)})
 
     @classmethod
     def empty(cls) -> RolloutBatch:
@@ -136,19 +130,10 @@ class RolloutBatch:
         others = answer_sums((self.trained & (self.versions != version)).float(), self.answer_lengths)
         return self.trained & per_token(others == 0, self.answer_lengths)
 
-    @property
-    def replayed_tokens(self) -> int:
-        """Number of the tokens whose experts are recorded."""
-        return int((self.experts.flatten(1) >= 0).any(dim=1).sum())
-
-    def without_experts(self) -> RolloutBatch:
-        """Return the batch for another model, whose routers choose."""
-        return replace(self, experts=self.experts[:, :0, :0])
-
     def select(self, rows: Tensor) -> RolloutBatch:
         """Return some of the answers, by their numbers, int64 [m]."""
-        lengths = dict.fromkeys(("tokens", "experts"), self.lengths)
-        lengths |= dict.fromkeys(("trained", "logprobs", "versions", "step_rewards"), self.answer_lengths)
+        lengths = dict.fromkeys(("trained", "logprobs", "versions", "step_rewards"), self.answer_lengths)
+        lengths["tokens"] = self.lengths
         columns: dict[str, Tensor] = {field.name: getattr(self, field.name) for field in fields(self)}
         return RolloutBatch(
             **{
@@ -160,26 +145,6 @@ class RolloutBatch:
 
 def _whole(numbers: Sequence[int]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64)
-
-
-def recorded_experts(answers: Sequence[Answer]) -> Tensor:
-    """Return the `RolloutBatch.experts` of answers."""
-    lengths = [len(answer.prompt) + len(answer.tokens) for answer in answers]
-    layers, chosen = next((answer.experts[:2] for answer in answers if answer.experts), (0, 0))
-    experts = torch.full((sum(lengths), layers, chosen), -1, dtype=torch.int16)
-    start = 0
-    for answer, length in zip(answers, lengths, strict=True):
-        if answer.experts is not None and answer.experts.data:
-            recorded = torch.frombuffer(bytearray(answer.experts.data), dtype=torch.int16).view(-1, layers, chosen)
-            experts[start : start + len(recorded)] = recorded
-        start += length
-    return experts
-
-
-def _of_one_shape(experts: list[Tensor]) -> list[Tensor]:
-    """Return choices of experts, with -1 for those of batches that have none, such as of an older checkpoint."""
-    shape = max(tuple(part.shape[1:]) for part in experts)
-    return [part if part.shape[1:] == shape else part.new_full((len(part), *shape), -1) for part in experts]
 
 
 def per_token(values: Tensor, lengths: Tensor) -> Tensor:

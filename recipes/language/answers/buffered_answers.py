@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from recipes.language.answers.answer_batch import RolloutBatch, recorded_experts
-from recipes.language.answers.sequences import ExpertRecord, FinishReason, Sequence
+from recipes.language.answers.answer_batch import RolloutBatch
+from recipes.language.answers.sequences import FinishReason, Sequence
 from recipes.training.reading.archives import load_archive
 from recipes.training.typed_tensors import floats, integers, pieces
 from rlinf_core import Channel, CheckpointError
@@ -73,7 +73,9 @@ def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> Non
         CheckpointError: the file is missing or damaged, or lacks a group.
     """
     with _stored(folder / _FILE, "buffered answer groups") as groups:
-        batches = {slot: RolloutBatch(**groups[str(slot)]) for slot in slots}
+        # Those of earlier releases have a column more.
+        names = [field.name for field in fields(RolloutBatch)]
+        batches = {slot: RolloutBatch(**{name: groups[str(slot)][name] for name in names}) for slot in slots}
     for slot, batch in batches.items():
         channel.put(batch, weight=int(batch.lengths.sum()), key=str(slot))
 
@@ -121,14 +123,12 @@ def _tensors(answers: SequenceABC[Sequence]) -> dict[str, Tensor]:
         "tokens": torch.tensor([token for answer in answers for token in answer.tokens], dtype=torch.int64),
         "logprobs": torch.tensor([number for answer in answers for number in answer.logprobs], dtype=torch.float64),
         "versions": torch.tensor([version for answer in answers for version in answer.versions], dtype=torch.int64),
-        "experts": recorded_experts(answers),
     }
 
 
 def _answers(stored: dict[str, Tensor]) -> tuple[Sequence, ...]:
     lengths = integers(stored["lengths"])
     tokens, logprobs, versions = (pieces(stored[name], lengths) for name in ("tokens", "logprobs", "versions"))
-    experts = pieces(stored["experts"], [len(stored["prompt"]) + length for length in lengths])
     return tuple(
         Sequence(
             request_id="",
@@ -138,15 +138,8 @@ def _answers(stored: dict[str, Tensor]) -> tuple[Sequence, ...]:
             logprobs=tuple(floats(logprobs[number])),
             versions=tuple(integers(versions[number])),
             finish_reason=_REASONS[reason],
-            experts=_record(experts[number]),
         )
         for number, (sample, reason) in enumerate(
             zip(integers(stored["samples"]), integers(stored["reasons"]), strict=True)
         )
     )
-
-
-def _record(experts: Tensor) -> ExpertRecord | None:
-    """Return the experts of an answer, int16 [tokens, layers, chosen], the last of which is not recorded."""
-    _, layers, chosen = experts.shape
-    return ExpertRecord(layers, chosen, experts[:-1].numpy().tobytes()) if layers else None

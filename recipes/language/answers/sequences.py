@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from recipes.language.config.language_config import LanguageConfig
@@ -112,21 +112,6 @@ class Request:
         return self.prompt + self.begun.tokens
 
 
-class ExpertRecord(NamedTuple):
-    """The experts that routers chose for the tokens of an answer, for `actor.router_replay`.
-
-    Attributes:
-        layers: the number of layers, those without experts included.
-        chosen: the experts that a token gets.
-        data: int16 [tokens, layers, chosen] in the order of memory: of prompt and answer, but for the last token, which
-            no layer has seen.
-    """
-
-    layers: int
-    chosen: int
-    data: bytes
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sequence:
     """An answer.
@@ -146,7 +131,6 @@ class Sequence:
             has log-probability and version 0. Empty: all.
         rewards: the part of the answer's reward that came with each token, before the answer's end; empty: none.
         failure: why the engine gave no whole answer, where that is not a fault of the policy's; it is `aborted` then.
-        experts: the experts of its tokens; None: not recorded.
     """
 
     request_id: str
@@ -161,7 +145,6 @@ class Sequence:
     trained: tuple[bool, ...] = ()
     rewards: tuple[float, ...] = ()
     failure: str = ""
-    experts: ExpertRecord | None = None
 
     @property
     def failed(self) -> bool:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
 from recipes.language.config.judge_config import LanguageJudgeConfig
-from recipes.language.config.language_no_effect import LANGUAGE
+from recipes.language.config.language_no_effect import LANGUAGE, OPTIONAL
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.config.rollout_config import LanguageRolloutConfig
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig, ValueOptimConfig
@@ -132,7 +132,7 @@ class TokenizerConfig(ConfigModel):
 PRETRAINED_RATES: Final[Mapping[str, float]] = {"actor": 1e-6, "critic": 1e-5}
 
 # Components that are placed if the algorithm needs them.
-OPTIONAL_COMPONENTS: Final = ("critic", "reference", "teacher", "judge")
+OPTIONAL_COMPONENTS: Final = tuple(OPTIONAL)
 
 # What sums are written with; enough for a model that is built to learn them.
 SYMBOLS: Final = "0123456789+-*/=() .,?"
@@ -180,11 +180,6 @@ class AnswerActorConfig(LanguageActorConfig):
         default_factory=WarmStartConfig,
         description="Supervised warm start of a model without `model_path`: steps, lr.",
     )
-
-    @property
-    def replays_routers(self) -> bool:
-        """Whether tokens are trained with the experts that the engine chose for them."""
-        return False
 
 
 class LanguageCriticConfig(ConfigModel):

@@ -61,7 +61,7 @@ def make_engine(
         model.to(device)  # pyright: ignore[reportArgumentType] - a decorator of transformers hides the method
         what = f"greedy answers of `{type(model).__name__}` by the engine `torch`"
         (contact or FirstContact()).compare(what, PLAIN, lambda: check_engine(model))
-        return TorchEngine(model, records_experts=config.actor.replays_routers, **common)
+        return TorchEngine(model, **common)
     folder = config.actor.model.model_path
     if folder is None:
         return _with_built_model(config, tokenizer, dtype, common, owner)

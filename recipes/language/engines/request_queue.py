@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceABC
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from recipes.language.answers.sequences import ExpertRecord, FinishReason, Request, Sequence
+from recipes.language.answers.sequences import FinishReason, Request, Sequence
 from recipes.language.engines.engine import Engine, EngineStats
 
 # Failure of an answer whose next token has no probability.
@@ -54,7 +54,6 @@ class Answer:
         versions: tuple[int, ...] = (),
         finish_reason: FinishReason = "aborted",
         failure: str = "",
-        experts: ExpertRecord | None = None,
     ) -> Sequence:
         """Return the answer as it comes back."""
         return Sequence(
@@ -68,7 +67,6 @@ class Answer:
             seconds=time.monotonic() - self.since,
             metadata=self.request.metadata,
             failure=failure,
-            experts=experts,
         )
 
 

@@ -97,7 +97,6 @@ def _stand_in() -> RolloutBatch:
         step_rewards=torch.zeros(1),
         finished=torch.zeros(1, dtype=torch.bool),
         minibatches=torch.zeros(1, dtype=torch.int64),
-        experts=torch.empty(2, 0, 0, dtype=torch.int16),
     )
 
 

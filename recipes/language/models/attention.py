@@ -22,8 +22,6 @@ from rlinf_core import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from recipes.language.models.expert_choices import ExpertChoices
-
 ATTENTION = "rlinf"
 NO_PARENT = -1
 SLIDING = "sliding_attention"
@@ -35,13 +33,7 @@ _REMEDY = "use a model family listed in docs/language-models.md"
 
 
 class AttentionPlan(Protocol):
-    """The attention of one forward pass, layer by layer.
-
-    Attributes:
-        choices: the choices of experts in it; None: they are the routers', and nobody asks for them.
-    """
-
-    choices: ExpertChoices | None
+    """The attention of one forward pass, layer by layer."""
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
         """Return what a layer's attention gives.
@@ -175,10 +167,7 @@ class PackedPlan:
     Attributes:
         positions: int64 [1, T], the position of each token in its sequence, for the model's `position_ids`.
         longest: tokens of the longest sequence.
-        choices: see `AttentionPlan`.
     """
-
-    choices: ExpertChoices | None = None
 
     def __init__(self, segments: Sequence[Segment], device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)

@@ -26,15 +26,12 @@ class PackedRow:
         plan: attention within the sequences; has the positions.
         predictors: int64 [A], the position in the row whose output predicts each answer token, answer by answer.
         targets: int64 [A], the answer tokens.
-        experts: int16 [T, layers, k], see `RolloutBatch`; None: not recorded. A shared prompt has those of its first
-            answer.
     """
 
     tokens: Tensor
     plan: PackedPlan
     predictors: Tensor
     targets: Tensor
-    experts: Tensor | None = None
 
 
 def pack(batch: RolloutBatch, *, share_prompts: bool = True, device: torch.device | str = "cpu") -> PackedRow:
@@ -51,16 +48,15 @@ def pack(batch: RolloutBatch, *, share_prompts: bool = True, device: torch.devic
     start = 0
     for length, prompt in zip(integers(batch.lengths), integers(batch.prompt_lengths), strict=True):
         first, end = start + prompt, start + length
-        rows.append(_Sequence(tuple(tokens[start:first]), tuple(tokens[first:end]), start))
-        start += length
+        rows.append(_Sequence(tuple(tokens[start:first]), tuple(tokens[first:end])))
+        start = end
     writer = _Row()
     if share_prompts:
         _shared(rows, writer)
     else:
-        for number, (prompt, answer, start) in enumerate(rows):
-            segment = writer.add(prompt + answer[:-1], NO_PARENT, start)
-            writer.predict(number, answer, segment, len(prompt) - 1)
-    return writer.row(batch.experts, device)
+        for number, (prompt, answer) in enumerate(rows):
+            writer.predict(number, answer, writer.add(prompt + answer[:-1], NO_PARENT), len(prompt) - 1)
+    return writer.row(device)
 
 
 def packed_tokens(batch: RolloutBatch, rows: Sequence[int], *, share_prompts: bool) -> int:
@@ -75,16 +71,10 @@ def packed_tokens(batch: RolloutBatch, rows: Sequence[int], *, share_prompts: bo
 
 
 class _Sequence(NamedTuple):
-    """A sequence of a batch.
-
-    Attributes:
-        prompt, answer: its tokens.
-        start: place of the first of them among the tokens of the batch.
-    """
+    """The tokens of a sequence of a batch."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    start: int
 
 
 class _Row:
@@ -92,20 +82,15 @@ class _Row:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        # Of each segment, the place of its first token in the batch.
-        self._sources: list[int] = []
         self.segments: list[Segment] = []
         self._answers: dict[int, tuple[list[int], tuple[int, ...]]] = {}
 
-    def add(self, tokens: Sequence[int], parent: int, source: int) -> int:
-        """Append a segment, whose tokens begin at `source` in the batch, and return its number; one without tokens is
-        its parent.
-        """
+    def add(self, tokens: Sequence[int], parent: int) -> int:
+        """Append a segment, and return its number; one without tokens is its parent."""
         if not tokens:
             return parent
         self.segments.append(Segment(len(self.tokens), len(tokens), parent))
         self.tokens += tokens
-        self._sources.append(source)
         return len(self.segments) - 1
 
     def predict(self, number: int, answer: tuple[int, ...], segment: int, first: int) -> None:
@@ -121,8 +106,8 @@ class _Row:
             positions += range(start, start + len(answer) - 1)
         self._answers[number] = (positions[: len(answer)], answer)
 
-    def row(self, experts: Tensor, device: torch.device | str) -> PackedRow:
-        """Return the row, with its part of the `experts` of the batch."""
+    def row(self, device: torch.device | str) -> PackedRow:
+        """Return the row."""
         predictors = [position for number in sorted(self._answers) for position in self._answers[number][0]]
         targets = [token for number in sorted(self._answers) for token in self._answers[number][1]]
         return PackedRow(
@@ -130,12 +115,7 @@ class _Row:
             PackedPlan(self.segments, device),
             torch.tensor(predictors, dtype=torch.int64, device=device),
             torch.tensor(targets, dtype=torch.int64, device=device),
-            self._experts(experts).to(device) if experts.shape[1] else None,
         )
-
-    def _experts(self, experts: Tensor) -> Tensor:
-        parts = zip(self._sources, self.segments, strict=True)
-        return torch.cat([experts[source : source + segment.length] for source, segment in parts])
 
 
 def _shared(rows: Sequence[_Sequence], writer: _Row) -> None:
@@ -144,19 +124,18 @@ def _shared(rows: Sequence[_Sequence], writer: _Row) -> None:
     for number, row in enumerate(rows):
         members.setdefault(row.prompt, []).append(number)
     common = common_prefix(list(members))
-    root = writer.add(rows[0].prompt[:common], NO_PARENT, rows[0].start) if common else NO_PARENT
+    root = writer.add(rows[0].prompt[:common], NO_PARENT) if common else NO_PARENT
     for prompt, numbers in members.items():
-        own, start = prompt[common:], rows[numbers[0]].start
+        own = prompt[common:]
         if len(numbers) == 1:
             answer = rows[numbers[0]].answer
-            segment = writer.add(own + answer[:-1], root, start + common)
-            writer.predict(numbers[0], answer, segment, len(own) - 1)
+            writer.predict(numbers[0], answer, writer.add(own + answer[:-1], root), len(own) - 1)
             continue
-        stem = writer.add(own, root, start + common)
+        stem = writer.add(own, root)
         last = writer.segments[stem].start + len(own) - 1
         for number in numbers:
             answer = rows[number].answer
-            writer.predict_after(number, answer, last, writer.add(answer[:-1], stem, rows[number].start + len(prompt)))
+            writer.predict_after(number, answer, last, writer.add(answer[:-1], stem))
 
 
 def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType] - a part has no type
 
 from recipes.language.models.attention import longest_exact, use_plans
-from recipes.language.models.expert_choices import ExpertChoices, use_choices
-from recipes.language.models.expert_sizes import ExpertSizes
 from recipes.language.models.packing import PackedRow
 from recipes.training.huggingface import checkpoint_layers
 from rlinf_core import ConfigError
@@ -77,7 +75,6 @@ class AnswerModel(nn.Module):
         config = cast("Any", causal.config).get_text_config()
         self._longest = longest_exact(config)
         self._rule = LogitRule.of(config)
-        self._experts: ExpertSizes | None = None
         self._causal = [causal]  # in a list: it is part of `model` already
 
     @property
@@ -94,14 +91,6 @@ class AnswerModel(nn.Module):
         """Call a function that computes with the weights by another way than `forward`: FSDP2 gathers them for it."""
         return function()
 
-    def replay_routers(self) -> None:
-        """Take the experts that rows record from now on; elsewhere the routers choose.
-
-        Raises:
-            ConfigError: the model has no experts.
-        """
-        self._experts = use_choices(self.causal, decoder_layers(self.causal))
-
     def states(self, row: PackedRow) -> Tensor:
         """Return the hidden state from which each answer token is predicted, [A, W]."""
         if self._longest is not None and row.plan.longest > self._longest:
@@ -110,8 +99,6 @@ class AnswerModel(nn.Module):
                 " the sequence length",
                 help=f"write `runner.seq_length: {self._longest}` or less",
             )
-        if self._experts is not None and row.experts is not None:
-            row.plan.choices = ExpertChoices(self._experts, row.experts)
         decoder = cast("Any", self.causal.get_decoder())
         hidden: Tensor = decoder(
             input_ids=row.tokens, position_ids=row.plan.positions, use_cache=False, attention_plan=row.plan

@@ -70,8 +70,6 @@ class LanguageActor(ComparingWorker):
             world_size=self._world_size,
             is_sent=self._is_sent,
         )
-        if config.replays_routers:
-            policy.replay_routers()
         self._sender = WeightSender(
             self,
             (config.group_name, self._rank),
@@ -163,10 +161,8 @@ class LanguageActor(ComparingWorker):
         batch, algorithm = self._batch, self._config.algorithm
         for group in (self._critic, self._reference, self._teacher):
             if group is not None:
-                group.send(batch.without_experts())
+                group.send(batch)
         metrics: dict[str, float] = {}
-        if self._config.actor.replays_routers:
-            metrics["train/actor/replayed_fraction"] = batch.replayed_tokens / max(1, int((batch.lengths - 1).sum()))
         same = batch.drawn_by(self._state.version)
         if algorithm.recompute_logprobs:
             old, behaviour = self._learner.evaluate(batch), batch.logprobs
@@ -230,7 +226,7 @@ class LanguageActor(ComparingWorker):
         if self._reference is not None:
             return self._reference.recv_tokens()
         with without_adapters(self._state.policy):
-            return self._learner.evaluate(self._batch.without_experts())
+            return self._learner.evaluate(self._batch)
 
     def run_training(self, step: int, last_step: int | None) -> dict[str, float]:
         """Learn from the batch, and return figures by their full names.

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from recipes.language.engines.own.kv_cache import KvBucket, KvCache
 from recipes.language.models.attention_rule import AttentionRule, attention, attention_and_normalizers
-from recipes.language.models.expert_choices import ExpertChoices
 
 
 class DecodeLayout:
@@ -40,10 +39,7 @@ class DecodePlan:
 
     Attributes:
         positions: int64 [rows, 1], the position of each new token in its sequence.
-        choices: see `AttentionPlan`.
     """
-
-    choices: ExpertChoices | None = None
 
     def __init__(self, layout: DecodeLayout, ends: Tensor | None = None) -> None:
         self._numbers, self._order = layout.numbers, layout.order

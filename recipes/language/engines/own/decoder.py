@@ -11,8 +11,6 @@ from torch import Tensor
 
 from recipes.language.engines.own.decode_plan import DecodeLayout, DecodePlan
 from recipes.language.engines.own.kv_cache import KvCache
-from recipes.language.models.expert_choices import ExpertChoices
-from recipes.language.models.expert_sizes import ExpertSizes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,17 +29,10 @@ class Decoder:
     Args:
         model: the model that `use_plans` has prepared.
         graphs: whether steps are recorded on a GPU.
-        experts: the sizes of the model's mixture of experts, whose choices are recorded; None: they are not.
-
-    Attributes:
-        chosen: int16 [rows, layers, k], the experts that the last step chose for its tokens, where they are recorded.
     """
 
-    chosen: Tensor
-
-    def __init__(self, model: PreTrainedModel, *, graphs: bool = True, experts: ExpertSizes | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, *, graphs: bool = True) -> None:
         self._model: Any = model
-        self._experts = experts
         self._graphs = graphs and model.device.type == "cuda"
         self._graph: Any = None
         self.forget()
@@ -79,8 +70,6 @@ class Decoder:
         return logits
 
     def _pass(self, tokens: Tensor, plan: DecodePlan) -> Tensor:
-        if self._experts is not None:
-            plan.choices = ExpertChoices(self._experts)
         logits: Tensor = self._model(
             input_ids=tokens[:, None],
             position_ids=plan.positions,
@@ -88,8 +77,6 @@ class Decoder:
             logits_to_keep=1,
             attention_plan=plan,
         ).logits
-        if plan.choices is not None:
-            self.chosen = plan.choices.recorded()
         return logits[:, -1]
 
     def _record(self, tokens: Tensor, cache: KvCache) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 from recipes.language.engines.own.kv_prompts import Tokens
 from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment
 from recipes.language.models.attention_rule import AttentionRule
-from recipes.language.models.expert_choices import ExpertChoices
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +21,11 @@ class SharedPrefix:
     Attributes:
         tokens: their ids; none where nothing is shared.
         keys, values: the keys and values, for each layer, float [heads, P, dim].
-        experts: int16 [P, layers, k], the experts chosen for them, on the CPU; empty: not recorded.
     """
 
     tokens: Tokens = ()
     keys: Sequence[Tensor] = ()
     values: Sequence[Tensor] = ()
-    experts: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def begins(self, prompt: Tokens) -> bool:
         """Return whether a prompt starts with the tokens and continues after them."""
@@ -47,10 +44,7 @@ class PrefillPlan:
     Attributes:
         positions: int64 [1, T], positions of the tokens of the forward pass in their sequences.
         keys, values: the keys and values, for each layer, float [heads, P + T, dim], after the forward pass.
-        choices: see `AttentionPlan`.
     """
-
-    choices: ExpertChoices | None = None
 
     def __init__(self, plan: PackedPlan, layers: int, known: SharedPrefix | None = None) -> None:
         self._plan = plan
@@ -70,15 +64,6 @@ class PrefillPlan:
         self.keys[layer], self.values[layer] = keys[0], values[0]
         return self._plan.attend(layer, queries, keys, values, rule)[:, :, self._first :]
 
-    def experts(self) -> Tensor:
-        """Return the experts chosen for the tokens of the row, int16 [P + T, layers, k] on the CPU, after the forward
-        pass; empty: not recorded.
-        """
-        if self.choices is None:
-            return torch.empty(0)
-        own = self.choices.recorded().cpu()
-        return own if self._known is None else torch.cat((self._known.experts, own))
-
     def prefix(self, tokens: Tokens) -> SharedPrefix:
         """Return keys and values of the first tokens of the row, after the forward pass."""
         count = len(tokens)
@@ -86,7 +71,6 @@ class PrefillPlan:
             tokens,
             [key[:, :count].clone() for key in self.keys],
             [value[:, :count].clone() for value in self.values],
-            self.experts()[:count].clone(),
         )
 
 

@@ -10,8 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recipes.language.answers.sequences import ExpertRecord, FinishReason, SamplingParams, Sequence
-from recipes.language.engines.own.row_choices import RowChoices
+from recipes.language.answers.sequences import FinishReason, SamplingParams, Sequence
 from recipes.language.engines.request_queue import NOT_FINITE, Answer, StopTexts
 from recipes.language.engines.sampling import prompt_key, stream_key, uniforms
 from recipes.training.typed_tensors import integers
@@ -49,7 +48,6 @@ class Rows:
         device: the device of the tensors.
         stop_token_ids: tokens that end every answer.
         decode: text of token ids, for answers that stop at a text.
-        choices: keeps the experts of their tokens; None: they are not recorded.
     """
 
     def __init__(
@@ -57,12 +55,10 @@ class Rows:
         device: torch.device,
         stop_token_ids: frozenset[int],
         decode: Callable[[SequenceABC[int]], str] | None,
-        choices: RowChoices | None = None,
     ) -> None:
         self._device = device
         self._stops = stop_token_ids
         self._stop_texts = None if decode is None else StopTexts(decode)
-        self._choices = choices
         self._rows: list[_Row] = []
         self._alive = torch.empty(0, dtype=torch.bool)
         self._running = 0
@@ -102,13 +98,12 @@ class Rows:
         """The last token of each row, int64 [n]."""
         return self._tokens.gather(1, (self._numbers[1] - 1)[:, None])[:, 0]
 
-    def add(self, answers: SequenceABC[Answer], seed: int, experts: SequenceABC[Tensor] = ()) -> None:
+    def add(self, answers: SequenceABC[Answer], seed: int) -> None:
         """Append a row for each answer.
 
         Args:
             answers: the answers.
             seed: added to that of their requests.
-            experts: int16 [tokens, layers, k] of each, the experts chosen for its context, where they are recorded.
         """
         numbers: list[list[int]] = [[], [], []]
         shares: list[list[float]] = [[], []]
@@ -138,8 +133,6 @@ class Rows:
         self._tokens = _grown(self._tokens, self.count, width)
         self._logprobs = _grown(self._logprobs, self.count, width)
         self._versions = _grown(self._versions, self.count, width)
-        if self._choices is not None:
-            self._choices.add(experts, width)
         for row, answer in enumerate(answers, first):
             begun = answer.request.begun
             if count := len(begun.tokens):
@@ -191,11 +184,6 @@ class Rows:
             if count + 1 < row.params.min_new_tokens:
                 banned[index, list(row.stops)] = True
         return banned
-
-    def put_experts(self, chosen: Tensor) -> None:
-        """Keep the experts chosen for the newest token of each row, int16 [rows, layers, k]."""
-        if self._choices is not None:
-            self._choices.put(chosen, self._numbers[1] - 1)
 
     def put(self, tokens: Tensor, logprobs: Tensor, version: int, first: int) -> list[Sequence]:
         """Append a token to each row from `first` on, and return the answers that this ends."""
@@ -269,15 +257,9 @@ class Rows:
                 tuple(logprobs),
                 tuple(versions),
                 reasons[row],
-                experts=self._experts(row, len(tokens)),
             )
             for row, tokens, logprobs, versions in zip(rows, *columns, strict=True)
         ]
-
-    def _experts(self, row: int, drawn: int) -> ExpertRecord | None:
-        if self._choices is None:
-            return None
-        return self._choices.record(row, len(self._rows[row].answer.request.begun.tokens), drawn)
 
     def abort(self) -> list[Sequence]:
         """Return all running answers as they are; nothing runs then."""
@@ -302,8 +284,6 @@ class Rows:
         self._tokens = self._tokens[kept]
         self._logprobs = self._logprobs[kept]
         self._versions = self._versions[kept]
-        if self._choices is not None:
-            self._choices.keep(numbers)
         self._look_at_params()
         return numbers
 

@@ -20,15 +20,12 @@ from recipes.language.engines.own.kv_cache import KvCache, NewRow
 from recipes.language.engines.own.kv_prompts import Tokens
 from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.engines.own.prefill import PackedContexts, PrefillPlan, SharedPrefix
-from recipes.language.engines.own.row_choices import RowChoices
 from recipes.language.engines.own.rows import Rows
 from recipes.language.engines.request_queue import Answer, QueuedEngine, RequestQueue
 from recipes.language.engines.sampling import draw
 from recipes.language.models.attention import PackedPlan, longest_exact, use_plans
-from recipes.language.models.expert_choices import ExpertChoices, use_choices
 from recipes.language.models.fingerprint import Fingerprint
 from recipes.language.models.packing import MIN_SHARED, common_prefix
-from recipes.language.models.policy import decoder_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +55,6 @@ class TorchEngine(QueuedEngine):
         seed: added to that of every request.
         graphs: whether a GPU repeats decoding steps from a CUDA graph.
         min_saved: copies of a prompt's tokens that storing it once for several answers must save.
-        records_experts: whether answers come with the experts that routers chose, for a model that has some.
     """
 
     continues: ClassVar[bool] = True
@@ -76,7 +72,6 @@ class TorchEngine(QueuedEngine):
         seed: int = 0,
         graphs: bool = True,
         min_saved: int = MIN_SAVED,
-        records_experts: bool = False,
     ) -> None:
         use_plans(model)
         self._model = model.eval()
@@ -87,8 +82,7 @@ class TorchEngine(QueuedEngine):
         self._min_saved = min_saved
         self._seed = seed
         self._cache = KvCache(cache_shape(model))
-        self._experts = use_choices(model, decoder_layers(model)) if records_experts else None
-        self._decoder = Decoder(model, graphs=graphs, experts=self._experts)
+        self._decoder = Decoder(model, graphs=graphs)
         self._prefix = SharedPrefix()
         self._rows = self._no_rows()
         self._adapter = MergedAdapter(model, adapter_scale)
@@ -106,9 +100,7 @@ class TorchEngine(QueuedEngine):
         self._shapes: dict[str, torch.Size] = {}
 
     def _no_rows(self) -> Rows:
-        sizes, device = self._experts, self._cache.shape.device
-        choices = None if sizes is None else RowChoices(sizes.layers, sizes.chosen, device)
-        return Rows(device, self._stop_token_ids, self._decode, choices)
+        return Rows(self._cache.shape.device, self._stop_token_ids, self._decode)
 
     # Requests
 
@@ -230,8 +222,6 @@ class TorchEngine(QueuedEngine):
         plan = PrefillPlan(
             PackedPlan(packed.segments, device), self._cache.shape.layers, self._prefix if is_known else None
         )
-        if self._experts is not None:
-            plan.choices = ExpertChoices(self._experts)
         logits = self._model(
             input_ids=torch.tensor([packed.tokens[known:]], device=device),
             position_ids=plan.positions,
@@ -243,9 +233,7 @@ class TorchEngine(QueuedEngine):
             self._prefix = plan.prefix(common)
         which = [packed.numbers[context] for context in contexts]
         positions = packed.positions()
-        experts = plan.experts()
-        recorded = [experts[place] for place in positions] if self._experts is not None else []
-        self._rows.add(answers, self._seed, [recorded[number] for number in which] if recorded else ())
+        self._rows.add(answers, self._seed)
         self._cache.add(plan.keys, plan.values, [row for _, row in wave], [positions[number] for number in which])
         self._prefilled += len(packed.tokens) - known
         self._prompted += sum(map(len, contexts))
@@ -270,8 +258,6 @@ class TorchEngine(QueuedEngine):
         if self._rows.ended * self._ended_share >= self._rows.count:
             self._leave_out_ended()
         logits = self._decoder.logits(self._rows.newest, self._cache)
-        if self._experts is not None:
-            self._rows.put_experts(self._decoder.chosen)
         return self._draw(logits, first=0)
 
     def _draw(self, logits: Tensor, first: int) -> list[Sequence]:

@@ -14,7 +14,6 @@ from recipes.language.answers.sequences import Sequence
 
 END = 1
 VOCABULARY = 40
-LAYERS, EXPERTS, CHOSEN = 2, 4, 2
 
 
 def tiny_model(seed: int = 0, layers: int = 2) -> Any:
@@ -30,30 +29,6 @@ def tiny_model(seed: int = 0, layers: int = 2) -> Any:
             num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
-            max_position_embeddings=256,
-            eos_token_id=END,
-            pad_token_id=0,
-        )
-    ).eval()
-
-
-def tiny_mixture() -> Any:
-    """Return a Qwen3 of `LAYERS` layers with `EXPERTS` experts each, of which a token takes `CHOSEN`."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    return Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=64,
-            moe_intermediate_size=16,
-            num_hidden_layers=LAYERS,
-            num_experts=EXPERTS,
-            num_experts_per_tok=CHOSEN,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=8,
             max_position_embeddings=256,
             eos_token_id=END,
             pad_token_id=0,

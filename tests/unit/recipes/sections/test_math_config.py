@@ -831,29 +831,6 @@ def test_weights_of_files_are_dumped_and_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "change", "words"),
-    [
-        (None, "", "a model built from scratch has no experts"),
-        ({"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "num_hidden_layers": 2}, "", ""),
-        ({"model_type": "qwen3", "num_hidden_layers": 2}, "", "the model, of type `qwen3`, has no experts"),
-        ({"model_type": "phimoe"}, "", "of type `phimoe` cannot be replayed"),
-        ({"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}, "", "that are chosen by groups"),
-        ({"model_type": "mixtral"}, "rollout: {backend: vllm}\n", "engine `vllm` does not report the experts"),
-    ],
-)
-def test_router_replay_needs_experts_and_their_choices(
-    tmp_path: Path, findings: Any, settings: dict[str, Any] | None, change: str, words: str
-) -> None:
-    model = ""
-    if settings is not None:
-        (tmp_path / "config.json").write_text(json.dumps(settings))
-        model = f"model: {{model_path: {tmp_path}}}, "
-    results = findings(LAPTOP + f"actor: {{{model}router_replay: true}}\n" + change, messages=True)
-    about = [finding[2] for finding in results if "experts" in finding[2]]
-    assert (words == "" and not about) or any(words in message for message in about)
-
-
-@pytest.mark.parametrize(
     ("params", "code", "underlined"),
     [
         ('{stop: ["a", ""]}', "bad-value", '""'),

@@ -27,7 +27,7 @@ from recipes.training.sharding import parallelize
 from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
 from rlinf_core.algorithms.loss_inputs import LossSettings
 from rlinf_core.algorithms.losses import actor
-from tests.unit.recipes.language.tiny import CHOSEN, EXPERTS, LAYERS, random_batch, tiny_mixture, tiny_model
+from tests.unit.recipes.language.tiny import random_batch, tiny_model
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Case:
         how: `loss_agg_func`.
         half: whether layers compute in bfloat16.
         reduces_each: `reduce_each_micro_batch`.
-        experts: whether the model is a mixture, whose recorded choices of experts are replayed.
     """
 
     groups: Sequence[Sequence[int]] = ((0, 1, 5), (2, 3, 4))
@@ -54,7 +53,6 @@ class Case:
     how: Any = "token-mean"
     half: bool = False
     reduces_each: bool = True
-    experts: bool = False
 
 
 # The same passes for any number of ranks: rounding to half the bits depends on what is computed together.
@@ -75,8 +73,6 @@ CASES: Mapping[str, Case] = {
     "bfloat16, replicas": Case(half=True, settings=_ONE_BY_ONE, sharding="no_shard"),
     "bfloat16, LoRA": Case(half=True, settings=_ONE_BY_ONE, lora=True),
     "bfloat16, values": Case(half=True, settings=_ONE_BY_ONE, values=True),
-    "router replay": Case(experts=True, settings=LearnerSettings(max_tokens=40)),
-    "router replay, prompts by themselves": Case(experts=True, settings=LearnerSettings(share_prompts=False)),
     "values": Case(values=True),
     "values, several optimizer steps": Case(values=True, settings=LearnerSettings(minibatches=3)),
 }
@@ -85,7 +81,7 @@ CASES: Mapping[str, Case] = {
 def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
     """Return metrics, log-probabilities before the step, and weights after it."""
     torch.manual_seed(0)
-    model: Any = tiny_mixture() if case.experts else tiny_model()
+    model: Any = tiny_model()
     if case.lora:
         model = with_lora(model, LoraSettings(rank=2, alpha=8.0))
         for name, weight in model.named_parameters():
@@ -103,12 +99,9 @@ def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
         compute_dtype=torch.bfloat16 if case.half else None,
         exact=[module.value_head] if isinstance(module, ValueModel) else [],
     )
-    if case.experts and isinstance(module, LanguagePolicy):
-        module.replay_routers()
     optimizer = torch.optim.SGD([weight for weight in module.parameters() if weight.requires_grad], lr=0.5)
     whole = random_batch(3, groups=6, size=3, common=9)
     whole = replace(whole, minibatches=whole.groups % case.settings.minibatches)
-    whole = replace(whole, experts=_choices(whole)) if case.experts else whole
     wanted = case.groups[rank] if world_size > 1 else range(6)
     rows = [row for row, group in enumerate(whole.groups.tolist()) if group in wanted]
     batch = whole.select(torch.tensor(rows, dtype=torch.int64))
@@ -126,14 +119,6 @@ def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
         "tokens": dict(zip(rows, tokens.split(batch.answer_lengths.tolist()), strict=True)),
         "weights": {name: strategy.full_tensor(value).clone() for name, value in weights.items()},
     }
-
-
-def _choices(batch: RolloutBatch) -> Tensor:
-    """Return choices of experts as an engine may have recorded them: of every token but the last of a sequence."""
-    random = torch.Generator().manual_seed(7)
-    experts = torch.rand(len(batch.tokens), LAYERS, EXPERTS, generator=random).topk(CHOSEN).indices.to(torch.int16)
-    experts[batch.lengths.cumsum(0) - 1] = -1
-    return experts
 
 
 def _targets(batch: RolloutBatch) -> TokenTargets:

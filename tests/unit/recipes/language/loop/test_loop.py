@@ -24,7 +24,6 @@ from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.runners import events
 from rlinf_core.runners.storage.first_contact import read_comparisons
 from tests.unit.recipes.language.in_threads import LocalRun, LocalTrain, local_train
-from tests.unit.recipes.language.models.architectures import architectures, tiny
 
 # Answers that are under way for a while, in a model that knows no end of them.
 LONG = (
@@ -338,24 +337,3 @@ def test_what_was_compared_stands_in_the_run_folder(train: LocalTrain, skips: bo
             assert check.largest_difference <= check.bound
     gap = results["actor", "log-probabilities of the engine"]
     assert (gap.verdict, gap.bound) == ("agrees", 1e-2)
-
-
-@pytest.mark.parametrize("stale", [0, 2])
-def test_a_mixture_learns_with_the_engine_s_experts(train: LocalTrain, tmp_path: Path, stale: int) -> None:
-    from recipes.language.config.language_config import SYMBOLS
-    from recipes.language.models.load_model import built_tokenizer
-
-    made: Any = built_tokenizer(SYMBOLS)
-    made.save_pretrained(tmp_path / "mixture")
-    tiny(architectures()["qwen3_moe"], eos_token_id=made.eos_token_id).save_pretrained(tmp_path / "mixture")
-    run = train(
-        f"actor.model={{model_path: {tmp_path / 'mixture'}}}",
-        "actor.warm_start={}",
-        "actor.router_replay=true",
-        "rollout.check_logprobs=strict",
-        f"runner.max_staleness={stale}",
-        "runner.save_interval=2",
-    )
-    assert run.steps == [1, 2, 3, 4]
-    assert [metrics.metrics["train/actor/replayed_fraction"] for metrics in run.metrics] == [1.0] * 4
-    assert all(metrics.metrics.get("train/logprob_gap/max", 0.0) < 1e-4 for metrics in run.metrics)
