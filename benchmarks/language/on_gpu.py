@@ -32,8 +32,8 @@ from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.language_memory import Sizes, component_forecasts
-from recipes.language.learning.initial_training import begin_training
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
+from recipes.language.learning.warm_start import begin_training
 from recipes.language.models.attention import PackedPlan, Segment
 from recipes.language.models.attention_rule import AttentionRule
 from recipes.language.models.load_model import make_tokenizer

@@ -8,7 +8,7 @@ from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.loop.agent_runner import AgentRunner
 from recipes.agent.loop.protocols import AgentCalls, IndexGroup, TurnGroup
 from recipes.language.config.group_names import LanguageLayout
-from recipes.language.loop.worker_groups import ACTOR, REWARD, optional_groups
+from recipes.language.loop.protocols import ACTOR, REWARD, optional_groups
 from recipes.language.rules.model_rules import require_model
 from rlinf_core import Cluster, HybridComponentPlacement, Job, WorkerGroup, run_job
 from rlinf_core.runners.events import Listener

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from recipes.language.config.described_models import judge_job, reference_model, teacher_model
 from recipes.language.config.engine_facts import BACKENDS, MIN_SAVED
-from recipes.language.config.frozen_models import judge_job, reference_model, teacher_model
 from recipes.language.config.language_config import (
     LanguageConfig,
     LanguageModelConfig,
     LanguageReferenceConfig,
     LanguageTeacherConfig,
 )
-from recipes.language.loop.worker_groups import optional_components
+from recipes.language.loop.protocols import optional_components
 from recipes.language.model_sizes import LanguageModelSizes, model_sizes
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from recipes.language.config.group_names import LanguageLayout
-from recipes.language.loop.protocols import GenerationGroup
+from recipes.language.loop.protocols import ACTOR, REWARD, GenerationGroup, optional_groups
 from recipes.language.loop.reasoning_runner import ReasoningRunner
-from recipes.language.loop.worker_groups import ACTOR, REWARD, optional_groups
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from rlinf_core import Cluster, HybridComponentPlacement, Job, run_job

@@ -10,7 +10,7 @@ recipe = Recipe(
     " JSONL or Parquet files)",
     config="recipes.sft_chat.config:ChatConfig",
     default_config="sft_chat_laptop",
-    program="recipes.sft_chat.chat_program:program",
+    program="recipes.sft_chat.chat_runner:program",
     check="recipes.sft_chat.chat_rules:check",
     export="recipes.language.using.model_exporting:export_checkpoint",
     evaluate="recipes.sft_chat.chat_evaluation:evaluate",

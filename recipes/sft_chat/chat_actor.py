@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from recipes.language.data.problems import training_order
-from recipes.language.learning.initial_training import begin_training
+from recipes.language.learning.warm_start import begin_training
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import AnswerEval
 from recipes.language.weights.model_export import export_state

@@ -13,7 +13,7 @@ from torch import Tensor
 from recipes.language.models.load_model import load_model, make_tokenizer, stop_token_ids
 from recipes.language.models.packing import PackedRow
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
-from recipes.language.using.evaluation_record import write_evaluation
+from recipes.language.using.answer_scoring import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations

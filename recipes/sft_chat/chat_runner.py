@@ -1,4 +1,4 @@
-"""The loop of recipe `sft_chat`."""
+"""The loop of recipe `sft_chat`, and the program that `rlinf train` runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from recipes.language.loop.model_checkpoints import require_state, save_parts
+from recipes.sft_chat.chat_rules import require_inputs
 from recipes.sft_chat.config import ChatConfig
 from recipes.training.comparing_worker import Comparing, comparisons_of
-from rlinf_core import Runner, WorkerGroup, mean_over_ranks
+from rlinf_core import Cluster, HybridComponentPlacement, Job, Runner, WorkerGroup, mean_over_ranks, run_job
 from rlinf_core.runners import events
+from rlinf_core.runners.events import Listener
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.runner import NEVER
 from rlinf_core.runners.storage.first_contact import note_comparisons
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.worker.group.worker_group import launch_together
+from rlinf_core.worker.worker_reference import WorkerReference
 
 
 class ChatRunner(Runner):
@@ -102,3 +107,25 @@ class ChatTraining(Comparing, Protocol):
     def save_checkpoint(self, folder: str, /) -> None: ...
     def load_checkpoint(self, folder: str, /) -> int: ...
     def save_model(self, folder: str, /) -> None: ...
+
+
+# Named and not imported: torch is for the workers.
+ACTOR = WorkerReference[ChatTraining]("recipes.sft_chat.chat_actor:ChatActor", ChatTraining, "actor")
+
+
+def program(job: Job, folder: RunFolder, listener: Listener) -> None:
+    """Train a language model on conversations as configured in `job`, and record the run in `folder`.
+
+    Raises:
+        RLinfError: see `run_job`; and ConfigError: a row or the folder of the model cannot be used.
+    """
+    require_inputs(cast("ChatConfig", job.config))
+    run_job(job, folder, listener, launch)
+
+
+def launch(config: ChatConfig, cluster: Cluster, record: RunRecord) -> ChatRunner:
+    """Place and start the workers, and return the loop over them."""
+    placement = HybridComponentPlacement(config, cluster)
+    actor = ACTOR.create_group(config)
+    launch_together(cluster, {actor: placement.get_strategy("actor")})
+    return ChatRunner(config, actor, record)

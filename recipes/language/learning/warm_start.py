@@ -1,4 +1,4 @@
-"""Initial models: loaded, or built with a supervised warm start; with adapters if configured."""
+"""Initial models, loaded or built with a supervised warm start, with adapters if configured; and their first state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.language_config import LanguageActorConfig, LanguageConfig, LanguageModelConfig
-from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
@@ -19,13 +19,15 @@ from recipes.language.data.text_tokens import TextTokens
 from recipes.language.models.load_model import check_vocabulary, hollow_causal, make_model
 from recipes.language.models.packing import pack
 from recipes.language.models.plain_check import PLAIN, check_policy
-from recipes.language.models.policy import AnswerModel, LanguagePolicy, checkpoint_decoder
+from recipes.language.models.policy import METHODS, AnswerModel, LanguagePolicy, checkpoint_decoder
 from recipes.training.huggingface import with_lora
 from recipes.training.initial.pretrained import stored_weights, within
 from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource
 from recipes.training.optim.optimizer import EagerAdamW
 from recipes.training.seeding import Purpose, derive_seed
-from recipes.training.typed_tensors import DTYPES, cast_weights
+from recipes.training.sharding import is_sharded
+from recipes.training.state.training_state import TrainingState
+from recipes.training.typed_tensors import DTYPES, cast_weights, compute_dtype
 from recipes.training.without_memory import forget_weights, without_memory
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
@@ -33,7 +35,6 @@ from rlinf_core.runners.storage.first_contact import FirstContact
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
 
 Examples: TypeAlias = Callable[[LanguageConfig, "PreTrainedTokenizerBase"], Sequence[Answer]]
 
@@ -228,3 +229,58 @@ def example(prompt: tuple[int, ...], tokens: tuple[int, ...], trained: tuple[boo
         finish_reason="stop",
         trained=trained,
     )
+
+
+def begin_training(
+    config: ModelJobConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    contact: FirstContact,
+    *,
+    device: torch.device,
+    rank: int,
+    world_size: int,
+    is_sent: Callable[[str], bool],
+) -> tuple[LanguagePolicy, TrainingState]:
+    """Load or build the model of `actor`, and create its optimizer. All ranks call it together, and start alike.
+
+    Args:
+        config: the configuration of the job.
+        tokenizer: its tokens must be within the model's vocabulary.
+        contact: receives what was compared.
+        device, rank, world_size: the device, rank and world size of this worker.
+        is_sent: whether a weight, by its name, goes to other groups.
+
+    Raises:
+        ConfigError: the model cannot be loaded, does not fit, or is computed otherwise than by transformers.
+    """
+    actor = config.actor
+    computes = compute_dtype(actor.model.precision)
+    policy, weights = initial_policy(
+        config,
+        tokenizer,
+        device,
+        gradient_checkpointing=actor.fsdp_config.gradient_checkpointing,
+        shards=is_sharded(actor.fsdp_config, world_size, computes),
+        rank=rank,
+    )
+    contact.compare(
+        "tokens of the tokenizer",
+        "the model's vocabulary",
+        lambda: check_vocabulary(policy.causal, tokenizer),
+        cheap=True,
+    )
+    state = TrainingState(
+        policy,
+        actor.optim,
+        actor.fsdp_config,
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        blocks=policy.blocks,
+        methods=METHODS,
+        is_sent=is_sent,
+        compute_dtype=computes,
+        initial=weights,
+    )
+    compare_with_plain(contact, policy)
+    return policy, state

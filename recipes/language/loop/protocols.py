@@ -1,13 +1,19 @@
-"""The groups of workers as the loop of language models calls them: each call returns a handle of all ranks' values."""
+"""The groups of workers as the loop of language models calls them: each call returns a handle of all ranks' values.
+
+The workers are named and not imported: torch is for their processes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
+from recipes.language.config.language_config import LanguageConfig
+from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.language.prompts.prompt_messages import Assignment, Prompt, ScoredGroup
 from recipes.training.comparing_worker import Comparing
-from rlinf_core import WorkerGroupHandle
+from rlinf_core import WorkerGroup, WorkerGroupHandle
+from rlinf_core.worker.worker_reference import WorkerReference
 
 Metrics: TypeAlias = Mapping[str, float]
 Nothing: TypeAlias = WorkerGroupHandle[None]
@@ -92,3 +98,30 @@ class JudgeGroup(PreparedGroup, Protocol):
     """The workers that judge answers by a model."""
 
     def serve(self) -> Nothing: ...
+
+
+ACTOR = WorkerReference[LanguageActorGroup](
+    "recipes.language.workers.actor_worker:LanguageActor", LanguageActorGroup, "actor"
+)
+REWARD = WorkerReference[RewardGroup]("recipes.language.workers.reward_worker:RewardWorker", RewardGroup, "reward")
+CRITIC = WorkerReference[CriticGroup]("recipes.language.workers.critic_worker:LanguageCritic", CriticGroup, "critic")
+REFERENCE = WorkerReference[ReferenceGroup](
+    "recipes.language.workers.reference_worker:LanguageReference", ReferenceGroup, "reference"
+)
+TEACHER = WorkerReference[ReferenceGroup](
+    "recipes.language.workers.reference_worker:LanguageTeacher", ReferenceGroup, "teacher"
+)
+JUDGE = WorkerReference[JudgeGroup]("recipes.language.workers.judge_worker:JudgeWorker", JudgeGroup, "judge")
+
+
+def optional_groups(config: LanguageConfig) -> dict[str, WorkerGroup[Any]]:
+    """Return the groups of `optional_components`, by component."""
+    references: tuple[WorkerReference[Any], ...] = (CRITIC, REFERENCE, TEACHER, JUDGE)
+    named = dict(zip(OPTIONAL, references, strict=True))
+    return {name: named[name].create_group(config) for name in optional_components(config)}
+
+
+def optional_components(config: LanguageConfig) -> list[str]:
+    """Return those of critic, reference, teacher and judge that have a place, and something to do."""
+    placed = config.cluster.component_placement
+    return [name for name, component in OPTIONAL.items() if name in placed and not component.unneeded(config)]

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, cast
 
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.loop.answer_evaluation import evaluation_metrics, scoring_progress
-from recipes.language.loop.answer_recovery import AnswerRecovery
+from recipes.language.loop.answer_recovery import AnswerRecovery, SuspectedPrompts
 from recipes.language.loop.arrivals import Arrivals, group_metrics, nothing_to_learn, rank_figures
 from recipes.language.loop.generation import PROGRESS, AsyncRollouts, PromptService, SyncRollouts, wait_for
 from recipes.language.loop.model_checkpoints import PromptCheckpoints, require_state, save_parts
@@ -33,7 +33,6 @@ from recipes.language.loop.protocols import (
     ReferenceGroup,
     RewardGroup,
 )
-from recipes.language.loop.suspected_prompts import SuspectedPrompts
 from recipes.language.prompts.curriculum import make_curriculum
 from recipes.language.prompts.prompt_messages import (
     GroupReport,

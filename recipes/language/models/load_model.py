@@ -20,7 +20,7 @@ from rlinf_core.runners.storage.first_contact import Difference
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from recipes.language.config.model_job import DescribedModel
+    from recipes.language.config.described_models import DescribedModel
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
 

@@ -7,8 +7,8 @@ from pathlib import Path as FilePath
 from typing import Final
 
 from recipes.language.answers.sequences import sampling_params
+from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS, LanguageConfig, check_minibatches
-from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rules.algorithm_rules import check_algorithm
 from recipes.language.rules.engine_rules import check_engine

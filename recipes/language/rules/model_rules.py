@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, cast
 
+from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.language_config import LanguageConfig, LanguageModelConfig
-from recipes.language.config.model_job import ModelJobConfig
 from recipes.language.data.problem_sources import check_file
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.template_rules import ChatFault, stored_vocabulary, template_fault, vocabulary_difference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,17 +18,16 @@ from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine
-from recipes.language.judging.judge import Judge
-from recipes.language.judging.judge_scorer import Ask, make_scorer
+from recipes.language.judging.judge import Ask, Judge, make_scorer
 from recipes.language.loop.answer_evaluation import evaluation_metrics, progress_ends, progress_text
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.rewards.scoring import AnswerScorer, Item, Score
-from recipes.language.using.evaluation_record import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from rlinf_core import Job
 from rlinf_core.runners.step_clock import Stopwatch
 from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
 
 SCHEMA: Final = "rlinf.eval_answers/1"
 _TELL_SECONDS: Final = 5.0
@@ -241,3 +240,36 @@ def _lines(asked: Sequence[AskedProblem]) -> list[dict[str, Any]]:
         for number, problem in enumerate(asked)
         for answer, text, score in problem.answers
     ]
+
+
+def write_evaluation(
+    schema: str,
+    job: Job,
+    checkpoint: Path | None,
+    model_path: str | None,
+    folder: Path,
+    watch: Stopwatch,
+    parts: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write `eval.json` into `folder`, and return its object.
+
+    Args:
+        schema: the name of the contract.
+        job: the checked file.
+        checkpoint: the checkpoint that was evaluated; None: the folder `model_path`.
+        watch: started at the begin of the evaluation.
+        parts: what was evaluated on, and the figures.
+    """
+    record = {
+        "schema": schema,
+        "recipe": job.recipe.name if job.recipe is not None else None,
+        "checkpoint": {
+            "step": None if checkpoint is None else open_checkpoint(checkpoint).step,
+            "model_path": None if checkpoint is not None else model_path,
+        },
+        **parts,
+        "versions": versions(),
+        "times": watch.times(),
+    }
+    durable.write_whole(folder / "eval.json", json.dumps(record, indent=1) + "\n")
+    return record

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 
-from recipes.language.config.model_job import ModelJobConfig
+from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.loop.model_checkpoints import MODEL, STATE
 from recipes.language.models.load_model import make_model, make_tokenizer
 from recipes.language.models.policy import LanguagePolicy

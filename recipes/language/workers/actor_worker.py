@@ -20,9 +20,9 @@ from recipes.language.config.algorithm_config import LANGUAGE_LOSSES
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.learning.answer_advantages import token_advantages
-from recipes.language.learning.initial_training import begin_training
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
+from recipes.language.learning.warm_start import begin_training
 from recipes.language.loop.generation import UNFINISHED, unfinished_key
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import LanguagePolicy

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recipes.language.config.frozen_models import reference_model, teacher_model, with_model
+from recipes.language.config.described_models import reference_model, teacher_model, with_model
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig, LanguageReferenceConfig, LanguageTeacherConfig
 from recipes.language.learning.micro_batches import MicroBatches

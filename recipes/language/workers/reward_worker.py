@@ -15,7 +15,7 @@ from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config.group_names import LanguageLayout, SampleRecord
 from recipes.language.config.language_config import LanguageConfig
-from recipes.language.judging.judge_scorer import JudgeClient, make_scorer
+from recipes.language.judging.judge import JudgeClient, make_scorer
 from recipes.language.loop.answer_evaluation import progress_ends
 from recipes.language.loop.generation import ANSWERS, PROGRESS, REPORTS
 from recipes.language.loop.order_inbox import Inbox

@@ -18,7 +18,7 @@ PROGRAMS = (
     "recipes.embodied.program",
     "recipes.math.program",
     "recipes.serve.serve_program",
-    "recipes.sft_chat.chat_program",
+    "recipes.sft_chat.chat_runner",
 )
 
 

@@ -26,7 +26,7 @@ from recipes.serve import config as serve_config
 from recipes.serve import serve_program
 from recipes.sft import config as sft_config
 from recipes.sft import sft_memory, sft_program
-from recipes.sft_chat import chat_evaluation, chat_memory, chat_program, chat_rules
+from recipes.sft_chat import chat_evaluation, chat_memory, chat_rules, chat_runner
 from recipes.sft_chat import config as chat_config
 from rlinf_core import Recipe
 
@@ -109,7 +109,7 @@ RECIPES = (
         summary="",
         config=chat_config.ChatConfig,
         default_config="",
-        program=chat_program.program,
+        program=chat_runner.program,
         check=chat_rules.check,
         facts=job_rules.facts,
         export=model_exporting.export_checkpoint,

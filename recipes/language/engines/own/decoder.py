@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from recipes.language.engines.own.decode_plan import DecodeLayout, DecodePlan
-from recipes.language.engines.own.kv_cache import KvCache
+from recipes.language.engines.own.kv_cache import KvBucket, KvCache
+from recipes.language.models.attention_rule import AttentionRule, attention, attention_and_normalizers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -105,3 +105,206 @@ class Decoder:
         with torch.cuda.graph(graph, pool=None if self._graph is None else self._graph.pool()):
             self._logits = self._pass(self._tokens, DecodePlan(self._layout, self._ends))
         self._graph = graph
+
+
+class DecodeLayout:
+    """The places of a cache's rows, for the steps in which it keeps its memory.
+
+    Attributes:
+        parts: the parts of each bucket.
+        numbers: int64 [its rows] of each bucket, in the order of the engine; none where there is one bucket.
+        order: int64 [rows], the place of each row of the engine among the rows of all buckets.
+    """
+
+    def __init__(self, cache: KvCache) -> None:
+        device, buckets = cache.shape.device, cache.buckets
+        self.parts = [_BucketLayout(bucket, device) for bucket in buckets]
+        numbers = [bucket.numbers for bucket in buckets]
+        self.numbers = [number.to(device) for number in numbers] if len(buckets) > 1 else []
+        self.order = torch.cat(numbers).argsort().to(device)
+
+
+class DecodePlan:
+    """Attention of one new token for every row of a cache, which keeps the token's keys and values.
+
+    Args:
+        layout: the layout of the cache, which has room for the token.
+        ends: int64 [buckets], the columns of the new tokens, which the caller keeps up to date. With it the operations
+            are the same at every step of the layout, for a CUDA graph: all columns are read, and a mask hides those
+            that have no tokens yet. None: of the cache at this moment.
+
+    Attributes:
+        positions: int64 [rows, 1], the position of each new token in its sequence.
+    """
+
+    def __init__(self, layout: DecodeLayout, ends: Tensor | None = None) -> None:
+        self._numbers, self._order = layout.numbers, layout.order
+        self._parts = [
+            _BucketPlan(part, None if ends is None else ends[index : index + 1])
+            for index, part in enumerate(layout.parts)
+        ]
+        self.positions = torch.cat([part.positions for part in self._parts])[:, None]
+        if self._numbers:
+            self.positions = self.positions.index_select(0, self._order)
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
+        """See `AttentionPlan`; T is 1."""
+        if not self._numbers:
+            return self._parts[0].attend(layer, queries, keys, values, rule)
+        results: list[Tensor] = []
+        for part, numbers in zip(self._parts, self._numbers, strict=True):
+            own = [tensor.index_select(0, numbers) for tensor in (queries, keys, values)]
+            results.append(part.attend(layer, own[0], own[1], own[2], rule))
+        return torch.cat(results).index_select(0, self._order)
+
+
+class _Lanes(NamedTuple):
+    """Rows laid out by the prompts that they share.
+
+    Attributes:
+        rows: int64 [prompts * n], rows of each prompt; those of a prompt with fewer are filled up with row 0.
+        places: int64 [rows], where each row is in it.
+        size: n.
+    """
+
+    rows: Tensor
+    places: Tensor
+    size: int
+
+
+class _BucketLayout:
+    """The part of a `DecodeLayout` for one bucket.
+
+    Attributes:
+        rows, prompts: see `KvBucket`.
+        first: first column that any row uses.
+        is_ragged: whether rows begin at different columns.
+        base: tokens of the longest prompt.
+        starts, bases: int64 [rows], first columns, and tokens of each row's prompt; on the device.
+        lanes: rows by their prompts; None where rows share none.
+        lengths: int64 [prompts], on the device.
+        is_padded: whether prompts are of different lengths.
+    """
+
+    def __init__(self, bucket: KvBucket, device: torch.device) -> None:
+        self.rows, self.prompts = bucket.rows, bucket.prompts
+        starts, bases, lengths = bucket.rows.starts, bucket.bases, bucket.prompts.lengths
+        self.first = int(starts.min())
+        self.is_ragged = bool((starts != self.first).any())
+        self.base = int(bases.max())
+        self.starts, self.bases, self.lengths = starts.to(device), bases.to(device), lengths.to(device)
+        self.lanes = _lanes(bucket.owners, bucket.prompts.count, device) if bucket.prompts.count else None
+        self.is_padded = bool((lengths != bucket.prompts.columns).any())
+
+
+class _BucketPlan:
+    """The part of a `DecodePlan` that is about one bucket.
+
+    Attributes:
+        positions: int64 [rows].
+    """
+
+    def __init__(self, layout: _BucketLayout, end: Tensor | None) -> None:
+        rows = layout.rows
+        self._layout = layout
+        self._is_static = end is not None
+        self._end: int | Tensor = rows.end if end is None else end
+        self._first = 0 if self._is_static else layout.first
+        self._behind = rows.columns if self._is_static else rows.end + 1
+        self._longest = layout.base + rows.end + 1 - layout.first
+        self.positions = layout.bases + (self._end - layout.starts)
+        self._masks: dict[int | None, Tensor | None] = {}
+        self._prompt_masks: dict[int | None, Tensor | None] = {}
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
+        """See `AttentionPlan`. Query heads that share a key head are taken as rows of one product."""
+        kept_keys, kept_values = self._layout.rows.layer(layer)
+        if isinstance(self._end, Tensor):
+            kept_keys.index_copy_(2, self._end, keys)
+            kept_values.index_copy_(2, self._end, values)
+        else:
+            kept_keys[:, :, self._end] = keys[:, :, 0]
+            kept_values[:, :, self._end] = values[:, :, 0]
+        rows, heads, _, dim = queries.shape
+        seen = slice(self._first, self._behind)
+        own_keys, own_values = kept_keys[:, :, seen], kept_values[:, :, seen]
+        # A recorded step is repeated when sequences have become longer.
+        window = rule.window if self._is_static or rule.hides(self._longest) else None
+        if window not in self._masks:
+            self._masks[window] = self._mask(window)
+        mask = self._masks[window]
+        grouped = queries.reshape(rows, keys.shape[1], heads // keys.shape[1], dim)
+        if self._layout.lanes is None:
+            result = attention(grouped if rule.is_plain else queries, own_keys, own_values, mask, rule)
+            return result.reshape(rows, heads, 1, values.shape[-1])
+        own, normalizers = attention_and_normalizers(grouped, own_keys, own_values, mask, rule)
+        shared, of_shared = self._of_prompts(self._layout.lanes, layer, grouped, window, rule)
+        # Each part counts by its share of the sum of exponentials.
+        result = torch.lerp(own, shared, torch.sigmoid(of_shared - normalizers)[..., None].to(own.dtype))
+        if rule.sinks is not None:
+            sinks = rule.sinks.float().reshape(normalizers.shape[1:])
+            result = result * torch.sigmoid(torch.logaddexp(normalizers, of_shared) - sinks)[..., None].to(own.dtype)
+        return result.reshape(rows, heads, 1, values.shape[-1])
+
+    def _of_prompts(
+        self, lanes: _Lanes, layer: int, queries: Tensor, window: int | None, rule: AttentionRule
+    ) -> tuple[Tensor, Tensor]:
+        """Return attention of queries [rows, G, R, D] to the prompts alone, [rows, G, R, E], and its normalizers."""
+        keys, values = self._layout.prompts.layer(layer)
+        heads, share, dim = queries.shape[1:]
+        if window not in self._prompt_masks:
+            self._prompt_masks[window] = self._prompt_mask(lanes, window)
+        mask = self._prompt_masks[window]
+        if mask is not None and mask.shape[2] > 1:
+            mask = mask.repeat_interleave(share, dim=2)
+        laid = queries.index_select(0, lanes.rows).reshape(-1, lanes.size, heads, share, dim).transpose(1, 2)
+        laid = laid.reshape(-1, heads, lanes.size * share, dim)
+        result, normalizers = attention_and_normalizers(laid, keys, values, mask, rule)
+        result = result.reshape(-1, heads, lanes.size, share, values.shape[-1]).transpose(1, 2)
+        normalizers = normalizers.reshape(-1, heads, lanes.size, share).transpose(1, 2)
+        return (
+            result.reshape(-1, heads, share, values.shape[-1]).index_select(0, lanes.places),
+            normalizers.reshape(-1, heads, share).index_select(0, lanes.places),
+        )
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        """Return the columns that each row's new token sees, bool [rows, 1, 1, columns]; None: all."""
+        if window is None and not (self._is_static or self._layout.is_ragged):
+            return None
+        starts = self._layout.starts
+        columns = torch.arange(self._first, self._behind, device=starts.device)
+        seen = columns[None] >= starts[:, None]
+        if self._is_static:
+            seen &= columns <= self._end
+        if window is not None:
+            seen &= self._end - columns[None] < window
+        return seen[:, None, None]
+
+    def _prompt_mask(self, lanes: _Lanes, window: int | None) -> Tensor | None:
+        """Return the columns that the new tokens of each prompt's rows see; None: all.
+
+        Returns:
+            bool [prompts, 1, n, columns], or with 1 for n where all rows of a prompt see the same.
+        """
+        if window is None and not self._layout.is_padded:
+            return None
+        lengths = self._layout.lengths
+        columns = torch.arange(self._layout.prompts.columns, device=lengths.device)
+        seen = (columns[None] < lengths[:, None])[:, None]
+        if window is not None:
+            newest = self.positions.index_select(0, lanes.rows).reshape(-1, lanes.size)
+            seen = seen & (newest[..., None] - columns < window)
+        return seen[:, None]
+
+
+def _lanes(owners: Tensor, prompts: int, device: torch.device) -> _Lanes:
+    """Lay rows out by their prompts, int64 [rows]."""
+    counts = owners.bincount(minlength=prompts)
+    most = int(counts.max())
+    order = owners.argsort(stable=True)
+    before = (counts.cumsum(0) - counts)[owners[order]]
+    places = torch.empty_like(owners)
+    places[order] = owners[order] * most + torch.arange(len(owners)) - before
+    rows = torch.zeros(prompts * most, dtype=torch.int64)
+    rows[places] = torch.arange(len(owners))
+    return _Lanes(rows.to(device), places.to(device), most)

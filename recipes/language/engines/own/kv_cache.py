@@ -9,9 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from recipes.language.engines.own.cache_shape import CacheShape
-from recipes.language.engines.own.kv_prompts import KvPrompts, Tokens
-from recipes.language.engines.own.kv_rows import KvRows
+from recipes.language.engines.own.kv_memory import CacheShape, KvPrompts, KvRows, Tokens
 from recipes.training.typed_tensors import integers
 
 # Lengths up to this share a bucket; beyond it a bucket takes lengths that differ by less than a factor of 2.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recipes.language.engines.own.kv_prompts import Tokens
+from recipes.language.engines.own.kv_memory import Tokens
 from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment
 from recipes.language.models.attention_rule import AttentionRule
 

@@ -14,10 +14,9 @@ from torch import Tensor
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.engine_facts import MIN_SAVED
 from recipes.language.engines.engine import ArrivingTensors, PauseMode
-from recipes.language.engines.own.cache_shape import cache_shape
 from recipes.language.engines.own.decoder import Decoder
 from recipes.language.engines.own.kv_cache import KvCache, NewRow
-from recipes.language.engines.own.kv_prompts import Tokens
+from recipes.language.engines.own.kv_memory import Tokens, cache_shape
 from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.engines.own.prefill import PackedContexts, PrefillPlan, SharedPrefix
 from recipes.language.engines.own.rows import Rows

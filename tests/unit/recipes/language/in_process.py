@@ -18,7 +18,7 @@ from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.registry import make_engine
-from recipes.language.loop.worker_groups import optional_components
+from recipes.language.loop.protocols import optional_components
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.weights.weight_transfer import IncomingWeights
 from recipes.language.workers.actor_worker import LanguageActor

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from recipes.language.config.group_names import LanguageLayout
+from recipes.language.loop.protocols import optional_components
 from recipes.language.loop.reasoning_runner import ReasoningRunner
-from recipes.language.loop.worker_groups import optional_components
 from recipes.language.workers.actor_worker import LanguageActor
 from recipes.language.workers.critic_worker import LanguageCritic
 from recipes.language.workers.judge_worker import JudgeWorker

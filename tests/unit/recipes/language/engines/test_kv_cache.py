@@ -17,7 +17,7 @@ import torch
 pytest.importorskip("transformers")
 
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
-from recipes.language.engines.own.decode_plan import DecodeLayout, DecodePlan
+from recipes.language.engines.own.decoder import DecodeLayout, DecodePlan
 from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.models.attention_rule import AttentionRule, attention, attention_and_normalizers
 from tests.unit.recipes.language.models.architectures import architectures, tiny

@@ -18,8 +18,16 @@ import torch
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.judging import judge as judging
-from recipes.language.judging.judge import TEMPLATES, Judge, correct, filled, score, verdict_rule
-from recipes.language.judging.judge_scorer import JudgeClient, JudgeScorer
+from recipes.language.judging.judge import (
+    TEMPLATES,
+    Judge,
+    JudgeClient,
+    JudgeScorer,
+    correct,
+    filled,
+    score,
+    verdict_rule,
+)
 from recipes.language.models.load_model import built_model, built_tokenizer, make_tokenizer
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key
 from recipes.language.rewards.scoring import Item, Score

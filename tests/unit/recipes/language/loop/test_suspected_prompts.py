@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.loop.suspected_prompts import SuspectedPrompts
+from recipes.language.loop.answer_recovery import SuspectedPrompts
 from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core.errors import WorkerDiedError
 from rlinf_core.failures import WorkerGroupError

@@ -19,7 +19,7 @@ import transformers
 from torch import nn
 
 import recipes.language.weights.written_model as written_model
-from recipes.language.learning.initial_training import begin_training
+from recipes.language.learning.warm_start import begin_training
 from recipes.language.models.attention import PackedPlan, Segment
 from recipes.language.models.load_model import built_tokenizer, hollow_causal
 from recipes.language.models.packing import PackedRow
