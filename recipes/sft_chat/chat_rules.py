@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from recipes.language.rules.architecture_rules import fault_of_architecture
 from recipes.language.rules.job_rules import facts
-from recipes.language.rules.model_rules import Fault, adapter_faults, check_packages, faults_of_tokenizer, lacks_folder
+from recipes.language.rules.model_rules import Fault, check_packages, faults_of_tokenizer, lacks_folder
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -100,8 +100,6 @@ def _check_model(config: ChatConfig, report: Report) -> None:
         return
     for fault in _faults(config):
         report(fault.path, "unusable-path", fault.message, fault.help)
-    for fault in adapter_faults(config.actor.model, "actor"):
-        report(blame(config, fault.path, _MODEL), "conflicting-settings", fault.message, fault.help, about=[_MODEL])
 
 
 def _faults(config: ChatConfig) -> Iterator[Fault]:
@@ -134,7 +132,7 @@ def require_inputs(config: ChatConfig) -> None:
     folder = config.actor.model.model_path
     if folder is not None:
         require_folder(folder, "a folder that `save_pretrained` wrote")
-    for fault in (*_faults(config), *adapter_faults(config.actor.model, "actor")):
+    for fault in _faults(config):
         raise ConfigError(fault.message, help=fault.help)
     for evaluation in (False, True):
         load_conversations(config.data, evaluation=evaluation)

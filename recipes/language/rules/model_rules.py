@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, cast
 
 from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.engine_facts import BACKENDS
-from recipes.language.config.language_config import LanguageConfig, LanguageModelConfig
-from recipes.language.data.problem_sources import check_file
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
-from recipes.language.rules.template_rules import ChatFault, stored_vocabulary, template_fault, vocabulary_difference
+from recipes.language.rules.template_rules import stored_vocabulary
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import (
@@ -23,7 +22,6 @@ from recipes.sections.model_folders import (
     read_object,
     require_folder,
 )
-from recipes.training.chat_template import ChatTemplate
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
@@ -80,7 +78,7 @@ def check_model(config: LanguageConfig, report: Report) -> None:
     folder = config.actor.model.model_path
     for fault in architecture_faults(config):
         report(fault.path, "unusable-path", fault.message, fault.help, about=[_MODEL])
-    for fault in weight_faults(config):
+    for fault in faults_of_ties(config):
         report(blame(config, fault.path, _MODEL), "conflicting-settings", fault.message, fault.help, about=[_MODEL])
     described = folder is not None and not list(FilePath(folder).glob("*.safetensors")) and _has_settings(folder)
     severity = Severity.WARNING if described else Severity.ERROR
@@ -122,7 +120,7 @@ def require_model(config: LanguageConfig) -> None:
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
     require_folder(folder, "a folder that `save_pretrained` wrote")
-    for fault in (*faults(config), *architecture_faults(config), *weight_faults(config)):
+    for fault in (*faults(config), *architecture_faults(config), *faults_of_ties(config)):
         raise ConfigError(fault.message, help=fault.help)
 
 
@@ -145,23 +143,13 @@ def architecture_faults(config: LanguageConfig) -> list[Fault]:
     return reported
 
 
-def weight_faults(config: LanguageConfig) -> list[Fault]:
-    """Return the adapters that the models of actor and critic cannot have, and an engine that would compute another."""
-    reported = adapter_faults(config.actor.model, "actor")
-    if config.critic.model is not None:
-        reported += adapter_faults(config.critic.model, "critic")
+def faults_of_ties(config: LanguageConfig) -> list[Fault]:
+    """Return that an engine which goes by config.json alone would compute another model than the actor's."""
     folder = config.actor.model.model_path
-    if folder is not None and BACKENDS[config.rollout.backend].name != "torch":
-        fault = fault_of_ties(folder)
-        reported += [] if fault is None else [Fault(("rollout", "backend"), *fault)]
-    return reported
-
-
-def adapter_faults(section: LanguageModelConfig, component: str) -> list[Fault]:
-    """Return why the model of a component cannot have the adapters of its section; at most one."""
-    fault = fault_of_adapter(section)
-    key = ("lora", "target_modules") if section.lora is not None else ("is_lora",)
-    return [] if fault is None else [Fault((component, "model", *key), *fault)]
+    if folder is None or BACKENDS[config.rollout.backend].name == "torch":
+        return []
+    fault = fault_of_ties(folder)
+    return [] if fault is None else [Fault(("rollout", "backend"), *fault)]
 
 
 def _folders(config: LanguageConfig) -> Mapping[Path, str]:
@@ -192,23 +180,11 @@ def faults(config: LanguageConfig) -> list[Fault]:
     if tokenizer is not None:
         at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
         faults = faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
-        reported += faults or _faults_of_template(config, tokenizer, at)
-    return reported + _faults_of_teacher(config, tokenizer)
-
-
-def _faults_of_teacher(config: LanguageConfig, tokenizer: str | None) -> list[Fault]:
-    """Return that the teacher's folder is unusable, or has other tokens than the actor's tokenizer."""
-    folder = config.teacher.model_path
-    if folder is None or not os.path.isdir(folder):
-        return []
-    fault = fault_of_model(FilePath(folder))
-    mine = stored_vocabulary(FilePath(tokenizer)) if tokenizer is not None else dict[str, int]()
-    theirs = stored_vocabulary(FilePath(folder))
-    difference = vocabulary_difference(mine, theirs) if mine and theirs else None
-    reported = [] if fault is None else [Fault(_TEACHER, *fault)]
-    if difference is not None:
-        message = f"the teacher has other tokens than the actor: {difference}"
-        reported.append(Fault(_TEACHER, message, "distillation compares tokens: use a teacher of the same family"))
+        reported += faults
+    teacher = config.teacher.model_path
+    if teacher is not None and os.path.isdir(teacher):
+        fault = fault_of_model(FilePath(teacher))
+        reported += [] if fault is None else [Fault(_TEACHER, *fault)]
     return reported
 
 
@@ -241,43 +217,6 @@ def faults_of_tokenizer(
     return reported
 
 
-def _faults_of_template(config: LanguageConfig, folder: str, at: Path) -> list[Fault]:
-    """Return the messages of the job that a tokenizer's chat template cannot render."""
-    if not config.data.apply_chat_template or missing_modules(["transformers", "torch", "jinja2"]):
-        return []
-    # For files that ask for a template: they import much.
-    from recipes.training.huggingface import load_tokenizer
-
-    try:
-        tokenizer = load_tokenizer(folder)
-    except ConfigError as error:
-        return [Fault(at, f"{error.message}: {error.why}", error.help or "")]
-    try:
-        template = ChatTemplate(tokenizer, config.data.chat_template_kwargs)
-        fault = template_fault(config, template) or _fault_of_rows(config, template)
-    except ConfigError as error:
-        key = "chat_template_kwargs" if "chat_template_kwargs" in error.message else "apply_chat_template"
-        return [Fault(("data", key), error.message + (f": {error.why}" if error.why else ""), error.help or "")]
-    return [] if fault is None else [Fault(*fault)]
-
-
-def _fault_of_rows(config: LanguageConfig, template: ChatTemplate) -> ChatFault | None:
-    """Return the first message list in the files of problems that a chat template does not write."""
-    data = config.data
-    for key, paths in (("train_data_paths", data.train_files), ("val_data_paths", data.val_data_paths)):
-        for path in paths:
-            try:
-                problems = check_file(path, data.prompt_key, data.answer_key)
-            except ConfigError:
-                continue  # `problem_rules` reports it
-            for number, problem in enumerate(problems[index] for index in range(len(problems))):
-                why = template.fault(problem.messages) if problem.messages else None
-                if why is not None:
-                    message = f"`{path}`, problem {number}: the chat template cannot render its messages: {why}"
-                    return ChatFault(("data", key), message, "change their roles, or remove the rows")
-    return None
-
-
 def check_packages(config: ModelJobConfig, report: Report) -> None:
     """Report packages that this Python lacks."""
     needs: list[tuple[Path, str, str]] = [(("recipe",), "recipes of language models need", "transformers")]
@@ -291,25 +230,6 @@ def check_packages(config: ModelJobConfig, report: Report) -> None:
                 f"{what} the package `{module}`, {absence(module)}",
                 f"run `{install_command(module)}`",
             )
-
-
-def fault_of_adapter(section: LanguageModelConfig) -> FolderFault | None:
-    """Return why the layers of a section's `lora` get no adapters; None: they do, or the folder cannot be looked at."""
-    lora, folder = section.adapter(), section.model_path
-    if lora is None or folder is None or not os.path.isdir(folder) or missing_modules([*_PACKAGES, "peft"]):
-        return None
-    from recipes.language.models.load_model import hollow_causal
-    from recipes.training.huggingface import with_lora
-
-    try:
-        model = hollow_causal(folder)
-    except Exception:  # noqa: BLE001 - by the classes of transformers; rules about the folder say why
-        return None
-    try:
-        with_lora(model, lora)
-    except ConfigError as error:
-        return FolderFault(f"{error.message}: {error.why}", error.help or "")
-    return None
 
 
 def fault_of_ties(folder: str) -> FolderFault | None:

@@ -7,7 +7,6 @@ import shutil
 
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problem_sources import FileProblems, check_file
-from recipes.language.rewards.gold_answers import CHECKED, GoldFault, complaint, gold_error, quick_fault
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rewards.signatures import detect_convention, missing_columns, signature_in_source
 from recipes.sections.checks import Report, blame
@@ -169,7 +168,6 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
     One that is missing is a warning: the file may be meant for another machine.
     """
     data = config.data
-    sizes: dict[str, int] = {}
     for key, paths in (("train_data_paths", data.train_files), ("val_data_paths", data.val_data_paths)):
         for path in paths:
             if not os.path.exists(path):
@@ -182,7 +180,6 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
                 why = f": {error.why}" if error.why else ""
                 report(("data", key), "unusable-path", f"{error.message}{why}", error.help)
                 continue
-            sizes[path] = len(problems)
             if not data.apply_chat_template and any(problems[number].messages for number in range(len(problems))):
                 report(
                     ("data", "apply_chat_template"),
@@ -192,18 +189,7 @@ def _check_files(config: LanguageConfig, report: Report) -> None:
                     about=[("data", key)],
                 )
             _check_symbols(config, key, path, problems, report)
-            _check_right_answers(config, key, problems, report)
             _check_columns(config, key, path, problems, report)
-    # Every tenth problem is held out.
-    count = sum(sizes.values())
-    if data.train_files and not data.val_data_paths and sizes.keys() == {*data.train_files} and count < 10:
-        report(
-            ("data", "train_data_paths"),
-            "conflicting-settings",
-            f"{count} problems are too few to hold some out for evaluation",
-            "write `data.val_data_paths: FILE`, or give at least ten problems",
-            about=[("data", "val_data_paths")],
-        )
 
 
 def _check_columns(config: LanguageConfig, key: str, path: str, problems: FileProblems, report: Report) -> None:
@@ -221,27 +207,3 @@ def _check_columns(config: LanguageConfig, key: str, path: str, problems: FilePr
             "give the argument a default, or add the column to the data",
             about=[("data", key)],
         )
-
-
-def _check_right_answers(config: LanguageConfig, key: str, problems: FileProblems, report: Report) -> None:
-    """Report right answers among the first rows that their rule can never call right, as far as that is cheap."""
-    rule = config.reward.reward_type
-    if rule not in CHECKED:
-        return
-    answers = [problems[number].answer for number in range(len(problems))]
-    faults = [
-        GoldFault(place, answer, reason)
-        for place, answer in zip(problems.places, answers, strict=True)
-        if (reason := quick_fault(rule, answer))
-    ]
-    if not faults:
-        return
-    error = gold_error(rule, faults, len(answers)) if config.rewards_by_rule else None
-    report(
-        _REWARD,
-        "conflicting-settings",
-        complaint(rule, faults, len(answers)),
-        "set `reward.reward_type` to the rule that fits the data, or `data.answer_key` to the key of the answer",
-        about=[("data", key)],
-        severity=Severity.WARNING if error is None else Severity.ERROR,
-    )

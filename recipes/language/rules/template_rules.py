@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from recipes.sections.model_folders import read_object
 from rlinf_core import ConfigError
-from rlinf_core.config.tree import Path
 from rlinf_core.runners.storage.first_contact import Difference
 
 if TYPE_CHECKING:
@@ -28,25 +27,6 @@ _HELP: Final = {
 _OTHER_HELP: Final = "use a tokenizer with another template, or write `data.apply_chat_template: false`"
 
 
-class ChatFault(NamedTuple):
-    """A conversation that a chat template cannot render: the key that requires it, the reason and the remedy."""
-
-    path: Path
-    message: str
-    help: str
-
-
-def template_fault(config: LanguageConfig, template: ChatTemplate) -> ChatFault | None:
-    """Return the first conversation of a job that a chat template does not write, if any."""
-    for path, roles, tools, help in config.chat_roles(template):
-        why = template.fault([{"role": role, "content": _TEXTS[role]} for role in roles], tools)
-        if why is not None:
-            message = f"the tokenizer's chat template cannot render a conversation of {', '.join(roles)}: {why}"
-            known = next((text for role, text in _HELP.items() if role in roles), _OTHER_HELP)
-            return ChatFault(path, message, help or known)
-    return None
-
-
 def require_conversations(config: LanguageConfig, template: ChatTemplate | None) -> Difference | None:
     """Check that the chat template writes every conversation of a job, and return which these are; None without one.
 
@@ -55,10 +35,16 @@ def require_conversations(config: LanguageConfig, template: ChatTemplate | None)
     """
     if template is None:
         return None
-    fault = template_fault(config, template)
-    if fault is not None:
-        raise ConfigError(fault.message, where=".".join(map(str, fault.path)), help=fault.help)
-    note = "; ".join(", ".join(asked.roles) for asked in config.chat_roles(template))
+    asked = config.chat_roles(template)
+    for path, roles, tools, help in asked:
+        why = template.fault([{"role": role, "content": _TEXTS[role]} for role in roles], tools)
+        if why is not None:
+            raise ConfigError(
+                f"the tokenizer's chat template cannot render a conversation of {', '.join(roles)}: {why}",
+                where=".".join(map(str, path)),
+                help=help or next((text for role, text in _HELP.items() if role in roles), _OTHER_HELP),
+            )
+    note = "; ".join(", ".join(item.roles) for item in asked)
     missing = template.missing_prompt()
     if missing is None:
         return Difference(note=note)

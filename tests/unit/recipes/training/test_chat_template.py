@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,3 +85,42 @@ def test_missing_prompt_is_among_the_comparisons_of_a_run() -> None:
     assert lacking is not None
     assert (good.agrees, lacking.agrees) == (True, False)
     assert "prompts do not end with '<|im_start|>assistant" in lacking.note
+
+
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+NO_TOOL = PLAIN.replace("{{", "{% if m.role == 'tool' %}{{ raise_exception('x') }}{% endif %}{{")
+NO_ASSISTANT = "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
+BRIEF = "data.system_prompt=Be brief."
+
+
+@pytest.mark.parametrize(
+    ("recipe", "template", "settings", "where", "why"),
+    [
+        ("math_laptop", PLAIN, [BRIEF], None, ""),
+        ("math_laptop", NO_SYSTEM, [], None, ""),
+        ("math_laptop", NO_SYSTEM, [BRIEF], "data.system_prompt", "no system"),
+        (
+            "math_laptop",
+            PLAIN.replace("m.content", "m.content if m.role == 'user'"),
+            [BRIEF],
+            "data.system_prompt",
+            "text of the `system` message",
+        ),
+        ("agent_calculator", PLAIN, [], None, ""),
+        ("agent_calculator", NO_SYSTEM, [], "", "a conversation of system, user"),
+        ("agent_calculator", NO_SYSTEM, ["agent.tools=[]"], None, ""),
+        ("agent_calculator", NO_ASSISTANT, ["agent.tools=[]"], "", "text of the `assistant` message"),
+        ("agent_calculator", NO_TOOL, [], "", "assistant, tool"),
+    ],
+)
+def test_conversations_of_a_job_are_written_by_its_template(
+    recipe: str, template: str, settings: list[str], where: str | None, why: str
+) -> None:
+    config: Any = load_job(recipe, ["data.apply_chat_template=true", *settings], environ={}).config
+    if where is None:
+        assert require_conversations(config, made(template)) is not None
+        return
+    with pytest.raises(ConfigError, match=re.escape(why)) as caught:
+        require_conversations(config, made(template))
+    assert where in str(caught.value.where)
