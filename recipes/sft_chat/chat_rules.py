@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path as FilePath
-from typing import Any, Final
+from typing import Final
 
-from recipes.language.rules.architecture_rules import fault_of_architecture
 from recipes.language.rules.job_rules import facts
-from recipes.language.rules.model_rules import Fault, check_packages, faults_of_tokenizer, lacks_folder
+from recipes.language.rules.model_rules import (
+    MODEL,
+    Fault,
+    check_packages,
+    faults_of_folder,
+    lacks_folder,
+    report_faults,
+    tokenizer_faults,
+)
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -17,7 +22,7 @@ from recipes.sections.checks import (
     check_sections,
 )
 from recipes.sections.imports import runs_in_this_interpreter
-from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object, require_folder
+from recipes.sections.model_folders import require_folder
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import FIRST_ROWS, check_rows, load_conversations
 from rlinf_core import ConfigError
@@ -25,8 +30,6 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import missing_modules
 
-_MODEL: Final[Path] = ("actor", "model", "model_path")
-_TOKENIZER: Final[Path] = ("actor", "tokenizer", "tokenizer_model")
 _TRAIN: Final[Path] = ("data", "train_data_paths")
 _VAL: Final[Path] = ("data", "val_data_paths")
 
@@ -39,7 +42,8 @@ def check(config: ChatConfig, world_sizes: WorldSizes, report: Report) -> None:
         return
     check_packages(config, report)
     _check_files(config, report)
-    _check_model(config, report)
+    if not lacks_folder(config.actor.model.model_path, MODEL, report):
+        report_faults(config, _faults(config), report)
 
 
 def _check_source(config: ChatConfig, report: Report) -> None:
@@ -68,7 +72,7 @@ def _check_source(config: ChatConfig, report: Report) -> None:
         )
     if data.source == "chat" and config.actor.model.model_path is None:
         report(
-            blame(config, _TRAIN, _MODEL),
+            blame(config, _TRAIN, MODEL),
             "conflicting-settings",
             "there is no `model_path`, and a model built from scratch reads only digits and signs",
             "give `actor.model.model_path`, unless the conversations are of sums",
@@ -95,30 +99,10 @@ def _check_files(config: ChatConfig, report: Report) -> None:
                 report(key, "unusable-path", f"{error.message}{why}", error.help)
 
 
-def _check_model(config: ChatConfig, report: Report) -> None:
-    if lacks_folder(config, report):
-        return
-    for fault in _faults(config):
-        report(fault.path, "unusable-path", fault.message, fault.help)
-
-
-def _faults(config: ChatConfig) -> Iterator[Fault]:
+def _faults(config: ChatConfig) -> list[Fault]:
     """Return the faults of the existing folders of the model and the tokenizer."""
-    model = config.actor.model.model_path
-    tokenizer = config.actor.tokenizer.tokenizer_model or model
-    settings: Mapping[str, Any] = {}
-    if model is not None:
-        settings = read_object(FilePath(model) / SETTINGS)
-        fault = fault_of_model(FilePath(model))
-        if fault is not None:
-            yield Fault(_MODEL, *fault)
-        refused = fault_of_architecture(settings, config.runner.seq_length)
-        if refused is not None:
-            at: Path = ("runner", "seq_length") if refused.limits_length else _MODEL
-            yield Fault(at, refused.message, refused.help)
-    if tokenizer is not None:
-        at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
-        yield from faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=False)
+    folder = config.actor.model.model_path
+    return faults_of_folder(MODEL, folder, config.runner.seq_length) + tokenizer_faults(config, chat=False)
 
 
 def require_inputs(config: ChatConfig) -> None:

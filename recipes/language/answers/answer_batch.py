@@ -132,8 +132,8 @@ class RolloutBatch:
 
     def select(self, rows: Tensor) -> RolloutBatch:
         """Return some of the answers, by their numbers, int64 [m]."""
-        lengths = dict.fromkeys(("trained", "logprobs", "versions", "step_rewards"), self.answer_lengths)
-        lengths["tokens"] = self.lengths
+        of_answers = ("trained", "logprobs", "versions", "step_rewards")
+        lengths = {"tokens": self.lengths, **dict.fromkeys(of_answers, self.answer_lengths)}
         columns: dict[str, Tensor] = {field.name: getattr(self, field.name) for field in fields(self)}
         return RolloutBatch(
             **{

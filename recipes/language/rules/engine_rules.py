@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Literal
 from urllib.parse import urlsplit
 
 from recipes.language.config.engine_facts import BACKENDS, RESERVED_OPTIONS
@@ -18,15 +19,7 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
     """Report settings that the engine in `rollout.backend` does not support."""
     rollout = config.rollout
     backend = BACKENDS[rollout.backend]
-    lacking = missing_modules(backend.modules) if runs_in_this_interpreter(config, "rollout") else []
-    if lacking:
-        report(
-            ("rollout", "backend"),
-            "missing-extra",
-            f"`backend: {backend.name}` needs the package `{lacking[0]}`, {absence(lacking[0])}",
-            f"run `{install_command(*lacking)}`, or name a `python_interpreter_path` that has it"
-            " for the node group of `rollout`",
-        )
+    check_backend(config, "rollout", report)
     if config.runner.max_staleness and config.runner.partial_rollout and not backend.keeps_partial:
         report(
             blame(config, ("runner", "partial_rollout"), ("rollout", "backend"), ("runner", "max_staleness")),
@@ -55,6 +48,21 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
     _check_logprobs(config, report)
     if backend.name == "server":
         _check_server(config, world_sizes.get("rollout") or 1, report)
+
+
+def check_backend(config: LanguageConfig, component: Literal["rollout", "judge"], report: Report) -> None:
+    """Report an engine whose package the interpreter of a component lacks."""
+    name = (config.rollout if component == "rollout" else config.judge).backend
+    modules = BACKENDS[name].modules
+    lacking = missing_modules(modules) if runs_in_this_interpreter(config, component) else []
+    if lacking:
+        report(
+            (component, "backend"),
+            "missing-extra",
+            f"`backend: {name}` needs the package `{lacking[0]}`, {absence(lacking[0])}",
+            f"run `{install_command(*lacking)}`, or name a `python_interpreter_path` that has it"
+            f" for the node group of `{component}`",
+        )
 
 
 def _check_shared_accelerators(config: LanguageConfig, report: Report) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path as FilePath
 
 from recipes.language.answers.sequences import SamplingParams
-from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.judge_config import VERDICTS
 from recipes.language.config.language_config import LanguageConfig
-from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
-from recipes.language.rules.model_rules import faults_of_tokenizer
+from recipes.language.rules.engine_rules import check_backend
+from recipes.language.rules.model_rules import faults_of_folder, faults_of_tokenizer, lacks_folder
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
-from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
+from recipes.sections.model_folders import SETTINGS, read_object
 from recipes.sections.shared_accelerators import share_accelerators
-from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
-from rlinf_core.process.requirements import absence, install_command, missing_modules
 
 _MODEL: Path = ("judge", "model_path")
 _REWARD: Path = ("reward", "reward_type")
@@ -86,36 +82,18 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
         return
     if not runs_in_this_interpreter(config, "judge"):
         return
-    lacking = missing_modules(BACKENDS[judge.backend].modules)
-    if lacking:
-        report(
-            ("judge", "backend"),
-            "missing-extra",
-            f"`judge.backend: {judge.backend}` needs the package `{lacking[0]}`, {absence(lacking[0])}",
-            f"run `{install_command(*lacking)}`, or set `python_interpreter_path` of the node group of `judge`",
-        )
-    if not os.path.isdir(judge.model_path):
-        report(
-            _MODEL,
-            "unusable-path",
-            f"`judge.model_path` names `{judge.model_path}`, which is not on this machine",
-            "name a folder that `save_pretrained` wrote, or a model of the HuggingFace Hub, `ORG/NAME`",
-            severity=Severity.WARNING,
-        )
+    check_backend(config, "judge", report)
+    if lacks_folder(judge.model_path, _MODEL, report):
         return
-    folder = FilePath(judge.model_path)
-    fault, settings = fault_of_model(folder), read_object(folder / SETTINGS)
-    if fault is not None:
-        report(_MODEL, "unusable-path", fault.message, fault.help)
-    unlike = None
-    if BACKENDS[judge.backend].name == "torch":
-        unlike = fault_of_architecture(settings, judge.seq_length) or fault_of_sampling(settings)
-    if unlike is not None:
-        at = ("judge", "seq_length") if unlike.limits_length else _MODEL
-        report(at, "unusable-path", unlike.message, unlike.help, about=[_MODEL])
-    template: Path = ("judge", "apply_chat_template")
-    for fault in faults_of_tokenizer(folder, _MODEL, settings, chat=judge.apply_chat_template, template=template):
-        report(fault.path, "unusable-path", fault.message, fault.help)
+    length = judge.seq_length if judge.backend == "torch" else None
+    faults = faults_of_folder(
+        _MODEL, judge.model_path, length, length=("judge", "seq_length"), samples=judge.backend == "torch"
+    )
+    folder, template = FilePath(judge.model_path), ("judge", "apply_chat_template")
+    settings = read_object(folder / SETTINGS)
+    faults += faults_of_tokenizer(folder, _MODEL, settings, chat=judge.apply_chat_template, template=template)
+    for fault in sorted(faults, key=lambda fault: fault.of_files):
+        report(fault.path, "unusable-path", fault.message, fault.help, about=[_MODEL])
 
 
 def _check_room(config: LanguageConfig, report: Report) -> None:

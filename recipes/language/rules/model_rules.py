@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, cast
 
@@ -27,10 +27,8 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 
-_MODEL: Path = ("actor", "model", "model_path")
-_LENGTH: Path = ("runner", "seq_length")
+MODEL: Path = ("actor", "model", "model_path")
 _TOKENIZER: Path = ("actor", "tokenizer", "tokenizer_model")
-_TEACHER: Path = ("teacher", "model_path")
 _TEMPLATE: Path = ("data", "apply_chat_template")
 _PACKAGES = ["torch", "transformers"]
 
@@ -41,23 +39,24 @@ class Fault(NamedTuple):
     Attributes:
         path: the key it is about.
         message, help: what is wrong, and what to do.
+        of_files: whether the folder, where it is copied to, may be without it.
     """
 
     path: Path
     message: str
     help: str
+    of_files: bool = True
 
 
-def lacks_folder(config: ModelJobConfig, report: Report) -> bool:
+def lacks_folder(folder: str | None, at: Path, report: Report) -> bool:
     """Report a folder of a model that is not on this machine; return whether there is none to look at."""
-    folder = config.actor.model.model_path
     if folder is None or os.path.isdir(folder):
         return False
     what = "a file" if os.path.exists(folder) else "not on this machine"
     report(
-        _MODEL,
+        at,
         "unusable-path",
-        f"`model_path` names `{folder}`, which is {what}",
+        f"`{at[-1]}` names `{folder}`, which is {what}",
         "name a folder that `save_pretrained` wrote, or a model of the HuggingFace Hub, `ORG/NAME`",
         severity=Severity.WARNING,
     )
@@ -73,24 +72,19 @@ def check_model(config: LanguageConfig, report: Report) -> None:
     if not runs_in_this_interpreter(config, "actor"):
         return
     check_packages(config, report)
-    if lacks_folder(config, report):
-        return
     folder = config.actor.model.model_path
-    for fault in architecture_faults(config):
-        report(fault.path, "unusable-path", fault.message, fault.help, about=[_MODEL])
+    if lacks_folder(folder, MODEL, report):
+        return
+    report_faults(config, faults(config), report)
     for fault in faults_of_ties(config):
-        report(blame(config, fault.path, _MODEL), "conflicting-settings", fault.message, fault.help, about=[_MODEL])
-    described = folder is not None and not list(FilePath(folder).glob("*.safetensors")) and _has_settings(folder)
-    severity = Severity.WARNING if described else Severity.ERROR
-    for fault in faults(config):
-        report(fault.path, "unusable-path", fault.message, fault.help, severity=severity)
+        report(blame(config, fault.path, MODEL), "conflicting-settings", fault.message, fault.help, about=[MODEL])
     if folder is None and config.data.apply_chat_template:
         report(
             _TEMPLATE,
             "conflicting-settings",
             "the tokenizer of a model built from scratch has no chat template",
             "write `apply_chat_template: false`, or give `actor.model.model_path`",
-            about=[_MODEL],
+            about=[MODEL],
         )
     if folder is None and config.actor.model.adapter() is not None:
         report(
@@ -102,12 +96,22 @@ def check_model(config: LanguageConfig, report: Report) -> None:
         )
     if folder is None and config.data.type == "reasoning_gym":
         report(
-            blame(config, ("data", "type"), _MODEL),
+            blame(config, ("data", "type"), MODEL),
             "conflicting-settings",
             "there is no `model_path`, and a model built from scratch reads only digits and signs",
             "give `actor.model.model_path`, unless the problems are sums",
             severity=Severity.WARNING,
         )
+
+
+def report_faults(config: ModelJobConfig, faults: Iterable[Fault], report: Report) -> None:
+    """Report faults of the folders of a job; those of files are warnings where the model's weights are elsewhere."""
+    folder = FilePath(config.actor.model.model_path or os.devnull)
+    elsewhere = bool(read_object(folder / SETTINGS)) and not list(folder.glob("*.safetensors"))
+    # Of several findings at one key the first is shown.
+    for fault in sorted(faults, key=lambda fault: fault.of_files):
+        severity = Severity.WARNING if elsewhere and fault.of_files else Severity.ERROR
+        report(fault.path, "unusable-path", fault.message, fault.help, about=[MODEL], severity=severity)
 
 
 def require_model(config: LanguageConfig) -> None:
@@ -120,27 +124,8 @@ def require_model(config: LanguageConfig) -> None:
     if folder is None or not runs_in_this_interpreter(config, "actor"):
         return
     require_folder(folder, "a folder that `save_pretrained` wrote")
-    for fault in (*faults(config), *architecture_faults(config), *faults_of_ties(config)):
+    for fault in (*faults(config), *faults_of_ties(config)):
         raise ConfigError(fault.message, help=fault.help)
-
-
-def _has_settings(folder: str) -> bool:
-    return bool(read_object(FilePath(folder) / SETTINGS))
-
-
-def architecture_faults(config: LanguageConfig) -> list[Fault]:
-    """Return why the models in the folders of actor, critic and reference cannot be trained or evaluated."""
-    reported: list[Fault] = []
-    length = config.runner.seq_length
-    for path, folder in _folders(config).items():
-        settings = read_object(FilePath(folder) / SETTINGS)
-        fault = fault_of_architecture(settings, length, writes=path[0] != "critic")
-        if fault is not None:
-            reported.append(Fault(_LENGTH if fault.limits_length else path, fault.message, fault.help))
-        elif path == _MODEL and BACKENDS[config.rollout.backend].name == "torch":
-            unsampled = fault_of_sampling(settings)
-            reported += [Fault(path, unsampled.message, unsampled.help)] if unsampled is not None else []
-    return reported
 
 
 def faults_of_ties(config: LanguageConfig) -> list[Fault]:
@@ -152,40 +137,71 @@ def faults_of_ties(config: LanguageConfig) -> list[Fault]:
     return [] if fault is None else [Fault(("rollout", "backend"), *fault)]
 
 
-def _folders(config: LanguageConfig) -> Mapping[Path, str]:
-    """Return the folders of models that the file names, with their keys."""
-    folders: dict[Path, str | None] = {
-        _MODEL: config.actor.model.model_path,
-        ("critic", "model", "model_path"): config.critic.model.model_path if config.critic.model else None,
-        ("reference", "model_path"): config.reference.model_path,
-        _TEACHER: config.teacher.model_path,
-    }
-    return {path: folder for path, folder in folders.items() if folder is not None}
-
-
 def faults(config: LanguageConfig) -> list[Fault]:
-    """Return the faults of the existing folders of the model and the tokenizer."""
-    model = config.actor.model.model_path
-    tokenizer = config.actor.tokenizer.tokenizer_model or model
+    """Return the faults of the existing folders of the job's models and of the tokenizer."""
+    critic = config.critic.model
+    folders: dict[Path, str | None] = {
+        MODEL: config.actor.model.model_path,
+        ("critic", "model", "model_path"): critic.model_path if critic else None,
+        ("reference", "model_path"): config.reference.model_path,
+        ("teacher", "model_path"): config.teacher.model_path,
+    }
     reported: list[Fault] = []
-    settings: Mapping[str, Any] = {}
-    if model is not None:
-        settings = read_object(FilePath(model) / SETTINGS)
-        fault = fault_of_model(FilePath(model))
-        reported += [] if fault is None else [Fault(_MODEL, *fault)]
+    for path, folder in folders.items():
+        answers = path == MODEL
+        samples = answers and BACKENDS[config.rollout.backend].name == "torch"
+        reported += faults_of_folder(
+            path, folder, config.runner.seq_length, answers=answers, samples=samples, writes=path[0] != "critic"
+        )
+    return reported + tokenizer_faults(config, chat=config.data.apply_chat_template)
+
+
+def faults_of_folder(
+    at: Path,
+    folder: str | None,
+    seq_length: int | None,
+    *,
+    length: Path = ("runner", "seq_length"),
+    answers: bool = False,
+    samples: bool = False,
+    writes: bool = True,
+) -> list[Fault]:
+    """Return the faults of the folder of a model; none where there is no such folder here.
+
+    Args:
+        at: the key that names it.
+        folder: the folder.
+        seq_length: tokens of the longest sequence; None: another package computes the model.
+        length: the key of that.
+        answers: whether answers end where the folder says.
+        samples: whether the engine `torch` answers by it.
+        writes: see `fault_of_architecture`.
+    """
+    if folder is None or not os.path.isdir(folder):
+        return []
+    where = FilePath(folder)
+    settings, fault = read_object(where / SETTINGS), fault_of_model(where)
+    reported = [] if fault is None else [Fault(at, *fault)]
+    if answers:
         try:
-            named_stops(FilePath(model))
+            named_stops(where)
         except ConfigError as error:
-            reported.append(Fault(_MODEL, f"{error.message}: {error.why}", error.help or ""))
-    if tokenizer is not None:
-        at = _TOKENIZER if config.actor.tokenizer.tokenizer_model else _MODEL
-        faults = faults_of_tokenizer(FilePath(tokenizer), at, settings, chat=config.data.apply_chat_template)
-        reported += faults
-    teacher = config.teacher.model_path
-    if teacher is not None and os.path.isdir(teacher):
-        fault = fault_of_model(FilePath(teacher))
-        reported += [] if fault is None else [Fault(_TEACHER, *fault)]
+            reported.append(Fault(at, f"{error.message}: {error.why}", error.help or ""))
+    unlike = None if seq_length is None else fault_of_architecture(settings, seq_length, writes=writes)
+    unlike = unlike or (fault_of_sampling(settings) if samples else None)
+    if unlike is not None:
+        reported.append(Fault(length if unlike.limits_length else at, unlike.message, unlike.help, of_files=False))
     return reported
+
+
+def tokenizer_faults(config: ModelJobConfig, *, chat: bool) -> list[Fault]:
+    """Return the faults of the folder of the actor's tokenizer; see `faults_of_tokenizer`."""
+    model, own = config.actor.model.model_path, config.actor.tokenizer.tokenizer_model
+    folder = own or model
+    if folder is None:
+        return []
+    settings = read_object(FilePath(model) / SETTINGS) if model is not None else {}
+    return faults_of_tokenizer(FilePath(folder), _TOKENIZER if own else MODEL, settings, chat=chat)
 
 
 def faults_of_tokenizer(
@@ -254,7 +270,7 @@ def fault_of_ties(folder: str) -> FolderFault | None:
 
     try:
         said, held = config_of(AutoConfig, folder), cast("Any", hollow_causal(folder).config)
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - by the classes of transformers; rules about the folder say why
         return None
     if not said.tie_word_embeddings or held.tie_word_embeddings:
         return None
