@@ -7,24 +7,18 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from recipes.language.config.engine_facts import no_sglang
+from recipes.language.config.rollout_config import EngineSettings
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import ConfigModel, Count, Fraction
+from rlinf_core import Count
 from rlinf_core.config.sections.values import NonNegativeFloat, NonNegativeInt, OptionalModelPath, Precision
 from rlinf_core.scalars import Bool, Data, Text
 
 VERDICTS: Final = ("correct", "score")
 # Keys that `rollout` has under the same names.
-ENGINE_KEYS: Final = (
-    "backend",
-    "max_running_tokens",
-    "threads",
-    "tensor_parallel_size",
-    "gpu_memory_utilization",
-    "engine_options",
-)
+ENGINE_KEYS: Final = ("backend", *EngineSettings.model_fields)
 
 
-class LanguageJudgeConfig(ConfigModel):
+class LanguageJudgeConfig(EngineSettings):
     """The workers that hold the model that judges answers."""
 
     group_name: Text = Field(
@@ -35,18 +29,7 @@ class LanguageJudgeConfig(ConfigModel):
     backend: Annotated[Literal["torch", "vllm"], BeforeValidator(no_sglang)] = Field(
         default="torch", description="Inference engine of the judge: torch (built in) or vllm."
     )
-    max_running_tokens: NonNegativeInt = Field(
-        default=65536, description="Maximum tokens, prompts and verdicts, in the judge's engine at once; 0: no limit."
-    )
-    threads: Count = Field(default=1, description="CPU threads per process.")
-    tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm.")
-    gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] = Field(
-        default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm."
-    )
-    engine_options: dict[str, Data] = Field(
-        default_factory=dict[str, Any],
-        description="Additional arguments of `vllm.LLM`, by their own names.",
-    )
+    max_running_tokens: NonNegativeInt = 65536
     seq_length: Count = Field(default=8192, description="Maximum tokens of a prompt of the judge and its reply.")
     max_new_tokens: Count = Field(default=1024, description="Maximum length of the judge's reply, in tokens.")
     temperature: NonNegativeFloat = Field(

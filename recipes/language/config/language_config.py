@@ -182,45 +182,42 @@ class AnswerActorConfig(LanguageActorConfig):
     )
 
 
-class LanguageCriticConfig(ConfigModel):
-    """The workers that estimate values, for PPO: the language model with a linear value in the place of its logits."""
+class EvaluatorConfig(ConfigModel):
+    """Workers with a model that computes a number for each token of the actors' answers."""
 
     group_name: Text = Field(
-        default="CriticGroup", description="Name of the worker group, by which other components address it."
+        default="EvaluatorGroup", description="Name of the worker group, by which other components address it."
     )
-    max_tokens_per_micro_batch: Count = Field(
-        default=4096, description="Packed tokens per forward and backward pass on one rank."
-    )
+    max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens per pass on one rank.")
     threads: Count = Field(default=1, description="CPU threads per process.")
+    enable_offload: Bool = Field(
+        default=False, description="Offload the model from its accelerators while other components use them."
+    )
+
+
+class LanguageCriticConfig(EvaluatorConfig):
+    """The workers that estimate values, for PPO: the language model with a linear value in the place of its logits."""
+
+    group_name: Text = "CriticGroup"
     model: LanguageModelConfig | None = Field(
         default=None, description="The model that learns values: model_path, precision, lora. Default: the actor's."
     )
     optim: CriticOptimConfig = Field(
         default_factory=CriticOptimConfig, description="Optimizer: lr, value_lr (of the value head), clipping."
     )
-    enable_offload: Bool = Field(
-        default=False, description="Offload the critic from its accelerators while other components use them."
-    )
     fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
 
 
-class LanguageReferenceConfig(ConfigModel):
+class LanguageReferenceConfig(EvaluatorConfig):
     """The workers that hold the reference model, which `algorithm.kl_beta` keeps the policy near."""
 
-    group_name: Text = Field(
-        default="ReferenceGroup", description="Name of the worker group, by which other components address it."
-    )
-    max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens per forward pass.")
-    threads: Count = Field(default=1, description="CPU threads per process.")
-    enable_offload: Bool = Field(
-        default=False, description="Offload the reference model from its accelerators while other components use them."
-    )
+    group_name: Text = "ReferenceGroup"
     model_path: OptionalModelPath = Field(
         default=None, description="Folder of the reference model. Default: the actor's initial model."
     )
 
 
-class LanguageTeacherConfig(ConfigModel):
+class LanguageTeacherConfig(EvaluatorConfig):
     """The workers that hold the teacher, whose log-probabilities `adv_type: distillation` learns from."""
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
@@ -232,14 +229,7 @@ class LanguageTeacherConfig(ConfigModel):
         ),
     )
 
-    group_name: Text = Field(
-        default="TeacherGroup", description="Name of the worker group, by which other components address it."
-    )
-    max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens per forward pass.")
-    threads: Count = Field(default=1, description="CPU threads per process.")
-    enable_offload: Bool = Field(
-        default=False, description="Offload the teacher from its accelerators while other components use them."
-    )
+    group_name: Text = "TeacherGroup"
     model_path: OptionalModelPath = Field(
         default=None,
         description="Folder of the teacher, with the tokens of the actor's tokenizer. Default: a model built from"

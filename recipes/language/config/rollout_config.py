@@ -92,12 +92,9 @@ class ServerSettings(ConfigModel):
     )
 
 
-class LanguageRolloutConfig(RolloutConfig):
-    """The workers that answer prompts."""
+class EngineSettings(ConfigModel):
+    """What an engine is made with."""
 
-    backend: Annotated[Literal["torch", "huggingface", "vllm", "server"], BeforeValidator(no_sglang)] = Field(
-        default="torch", description="Inference engine: torch (built in; also `huggingface`), vllm or server."
-    )
     max_running_tokens: NonNegativeInt = Field(
         default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit but GPU memory."
     )
@@ -107,8 +104,15 @@ class LanguageRolloutConfig(RolloutConfig):
         default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm."
     )
     engine_options: dict[str, Data] = Field(
-        default_factory=dict[str, Any],
-        description="Additional arguments of `vllm.LLM`, by their own names.",
+        default_factory=dict[str, Any], description="Additional arguments of `vllm.LLM`, by their own names."
+    )
+
+
+class LanguageRolloutConfig(RolloutConfig, EngineSettings):
+    """The workers that answer prompts."""
+
+    backend: Annotated[Literal["torch", "huggingface", "vllm", "server"], BeforeValidator(no_sglang)] = Field(
+        default="torch", description="Inference engine: torch (built in; also `huggingface`), vllm or server."
     )
     server: ServerSettings = Field(
         default_factory=ServerSettings, description="The server of `backend: server`: url, token_env, weight_updates."
