@@ -30,32 +30,6 @@ def run(engine: TorchEngine, requests: SequenceABC[Request]) -> dict[tuple[str, 
     return by_name
 
 
-@pytest.mark.parametrize(("common", "limit"), [(0, 0), (20, 0), (0, 200), (20, 300)])
-def test_greedy_answers_are_those_of_generate(common: int, limit: int) -> None:
-    model, plain = tiny_model(), tiny_model()
-    prompts = prompts_of(16, seed=common, common=common)
-    lengths = [random.Random(index).randrange(1, 40) for index in range(len(prompts))]
-    engine = TorchEngine(model, stop_token_ids=(END,), max_running_tokens=limit)
-
-    result = run(
-        engine,
-        [
-            Request(request_id=str(i), prompt=prompt, params=SamplingParams(temperature=0, max_new_tokens=lengths[i]))
-            for i, prompt in enumerate(prompts)
-        ],
-    )
-
-    for index, prompt in enumerate(prompts):
-        row = torch.tensor([prompt])
-        expected = plain.generate(row, do_sample=False, max_new_tokens=lengths[index])[0, len(prompt) :].tolist()
-        answer = result[str(index), 0]
-        assert answer.tokens == tuple(expected)
-        assert answer.finish_reason == ("stop" if expected[-1] == END else "length")
-        logits = plain(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-        exact = logits.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
-        torch.testing.assert_close(torch.tensor(answer.logprobs), exact, atol=1e-4, rtol=0)
-
-
 def test_sample_depends_on_seed_prompt_and_number_alone() -> None:
     model = tiny_model()
     prompts = prompts_of(12)
@@ -106,67 +80,6 @@ def test_prompts_that_begin_alike_compute_that_once() -> None:
     stats = engine.stats()
     assert stats.prefilled_tokens == 30 + sum(len(item) - 30 for item in distinct)
     assert stats.prompt_tokens == 5 * sum(len(prompt) for prompt in prompts)
-
-
-def test_running_answers_stay_within_the_limit_of_tokens() -> None:
-    engine = TorchEngine(tiny_model(), max_running_tokens=120)
-    for index in range(40):
-        engine.submit(Request(request_id=str(index), prompt=(3, 4), params=SamplingParams(max_new_tokens=10)))
-    most, result = 0, 0
-    while engine.unfinished:
-        result += len(engine.step())
-        most = max(most, engine.stats().reserved_tokens)
-
-    assert result == 40
-    assert 0 < most <= 120
-
-
-def test_texts_and_tokens_end_answers_and_nothing_does_too_early() -> None:
-    model = tiny_model()
-
-    def decode(tokens: SequenceABC[int]) -> str:
-        return "".join(chr(64 + token) for token in tokens)
-
-    free = run(TorchEngine(model), [Request(request_id="0", prompt=(7,), params=SamplingParams(max_new_tokens=20))])
-    drawn = free["0", 0].tokens
-    text = decode(drawn[4:6])
-    stopped = run(
-        TorchEngine(model, decode=decode),
-        [Request(request_id="0", prompt=(7,), params=SamplingParams(max_new_tokens=20, stop=(text,)))],
-    )["0", 0]
-    by_token = run(
-        TorchEngine(model),
-        [Request(request_id="0", prompt=(7,), params=SamplingParams(max_new_tokens=20, stop_token_ids=(drawn[3],)))],
-    )["0", 0]
-    least = run(
-        TorchEngine(model, stop_token_ids=tuple(range(2, VOCABULARY))),
-        [Request(request_id="0", prompt=(7,), params=SamplingParams(max_new_tokens=20, min_new_tokens=5))],
-    )["0", 0]
-
-    assert stopped.tokens == drawn[: len(stopped.tokens)]
-    assert decode(stopped.tokens).endswith(text)
-    assert text not in decode(stopped.tokens[:-1])
-    assert stopped.finish_reason == "stop"
-    assert by_token.tokens == drawn[: drawn.index(drawn[3]) + 1]
-    assert len(least.tokens) >= 5
-
-
-def test_frozen_answers_continue_and_mark_weights_by_token() -> None:
-    model, new = tiny_model(), tiny_model(seed=1)
-    engine = TorchEngine(model)
-    engine.submit(Request(request_id="0", prompt=(5, 6, 7), params=SamplingParams(max_new_tokens=10), group_size=3))
-    for _ in range(4):
-        engine.step()
-    assert engine.pause("freeze") == []
-    assert engine.step() == []
-
-    mine = engine.load_weights(new.state_dict().items(), version=7)
-    other = TorchEngine(tiny_model(seed=2)).load_weights(new.state_dict().items(), version=7)
-    engine.resume()
-    results = list(engine.results())
-
-    assert mine == other
-    assert [result.versions for result in results] == [(0,) * 5 + (7,) * 5] * 3
 
 
 def test_aborted_answers_come_back_with_what_they_have() -> None:
