@@ -64,7 +64,6 @@ class ChatRunner(Runner):
 
     @property
     def keeps_state(self) -> bool:
-        """See `Runner`."""
         return self._settings.saves_state
 
     def write_checkpoint(self, folder: Path) -> None:

@@ -241,5 +241,4 @@ class MathRewardConfig(LanguageRewardConfig):
 
     @property
     def overlong_margin(self) -> int:
-        """See `LanguageRewardConfig`."""
         return self.soft_overlong

@@ -220,20 +220,16 @@ class QueuedEngine(Engine):
         return 0
 
     def submit(self, request: Request) -> None:
-        """See `Engine`."""
         self._queue.add(request)
 
     @property
     def unfinished(self) -> int:
-        """See `Engine`."""
         return len(self._queue) + self._in_flight
 
     def resume(self) -> None:
-        """See `Engine`."""
         self._paused = False
 
     def stats(self) -> EngineStats:
-        """See `Engine`."""
         return EngineStats(
             running=self._in_flight,
             waiting=len(self._queue),

@@ -330,7 +330,6 @@ class ServerEngine(QueuedEngine):
         """Do nothing: the server's memory is its own."""
 
     def stop(self) -> None:
-        """See `Engine`."""
         self._queue.abort()
         self._running.clear()
         self._server.close()

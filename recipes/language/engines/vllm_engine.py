@@ -184,7 +184,6 @@ class VllmEngine(QueuedEngine):
         )
 
     def unfinished_answers(self) -> list[Sequence]:
-        """See `Engine`."""
         return [running.sequence("aborted") for running in self._running.values()] + self._queue.waiting()
 
     # Steps
@@ -266,7 +265,6 @@ class VllmEngine(QueuedEngine):
     # Control
 
     def pause(self, mode: PauseMode) -> list[Sequence]:
-        """See `Engine`."""
         done: list[Sequence] = []
         if mode == "drain":
             while self._running:
@@ -318,7 +316,6 @@ class VllmEngine(QueuedEngine):
         adapter.load(self._llm.llm_engine, weights)
 
     def sleep(self, level: int = 1) -> None:
-        """See `Engine`."""
         if self._running:
             raise ValueError(f"{len(self._running)} answers are in progress: pause the engine first")
         if self._llm.llm_engine.model_config.enable_sleep_mode:
@@ -328,7 +325,6 @@ class VllmEngine(QueuedEngine):
             self._llm.llm_engine.reset_prefix_cache()
 
     def wake(self) -> None:
-        """See `Engine`."""
         if self._asleep:
             self._llm.wake_up()
             self._asleep = False
@@ -349,7 +345,6 @@ class VllmEngine(QueuedEngine):
         return self._cache_bytes
 
     def stop(self) -> None:
-        """See `Engine`."""
         self._queue.abort()
         self._running.clear()
         llm, self._llm = self._llm, None

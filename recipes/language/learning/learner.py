@@ -290,7 +290,6 @@ class LanguageLearner(AnswerLearner):
             )
 
     def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
-        """See `AnswerLearner`."""
         evaluated: AnswerEval = self._strategy.module(row, self._settings.temperature, entropy=True)
         entropy = evaluated.entropy
         if entropy is not None and not self._loss_settings.entropy_bonus:
@@ -326,7 +325,6 @@ class ValueLearner(AnswerLearner):
         return self._learn(batch, {"returns": returns, "old_values": old_values}, seed, step)
 
     def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
-        """See `AnswerLearner`."""
         values = padded(self._strategy.module(row), lengths)
         old, returns = targets["old_values"], targets["returns"]
         return value_loss(values, old, returns, self._loss_settings, targets["mask"], totals["token_total"])

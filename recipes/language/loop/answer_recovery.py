@@ -145,7 +145,6 @@ class AnswerRecovery(Relaunching):
         return ""
 
     def relaunch(self, error: WorkerGroupError | WorkerDiedError) -> bool:
-        """See `Relaunching`."""
         self._reason = _reason(error)
         return super().relaunch(error)
 
@@ -195,12 +194,10 @@ class AnswerRecovery(Relaunching):
         return _flat(results[:split]), _flat(results[split:])
 
     def may_relaunch(self, dead: Dead) -> bool:
-        """See `Relaunching`."""
         # Shards of weights are gathered while they are sent: an actor may still wait for the one whose peer died.
         return self._channel is not None and not (self._syncing and self._all["actor"].world_size > 1)
 
     def prepare(self, dead: Dead) -> str:
-        """See `Relaunching`."""
         rollouts, send_weights = dead.get("rollout", ()), self._send_weights
         if send_weights is None:
             raise RuntimeError("called before the workers were prepared")

@@ -122,7 +122,6 @@ class SyncRollouts(PromptService):
         self._tokens, self._seconds = 0, 0.0
 
     def ask(self, prompts: Sequence[Prompt]) -> None:
-        """See `PromptService`."""
         self._asked += prompts
 
     def poll(self) -> list[ScoredGroup]:
@@ -143,11 +142,9 @@ class SyncRollouts(PromptService):
         return wait_for(calls, self._check_alongside) if looks else wait_together(*calls)
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
-        """See `PromptService`."""
         return (self._rollout.sync_model_from_actor(),)
 
     def offload(self, *, weights_follow: bool) -> None:
-        """See `PromptService`."""
         wait_together(self._rollout.offload(weights_follow))
 
     def tokens_per_second(self) -> float:
@@ -218,7 +215,6 @@ class AsyncRollouts(PromptService):
         return cls(stages, keys, orders, reports)
 
     def ask(self, prompts: Sequence[Prompt]) -> None:
-        """See `PromptService`."""
         for rank, key in enumerate(self._stages[0].keys):
             own = tuple(prompt for prompt in prompts if prompt.worker == rank)
             if own:
@@ -232,7 +228,6 @@ class AsyncRollouts(PromptService):
             raise
 
     def poll(self) -> list[ScoredGroup]:
-        """See `PromptService`."""
         if time.monotonic() - self._checked >= _CHECK_SECONDS:
             self._checked = time.monotonic()
             self._check()
@@ -267,7 +262,6 @@ class AsyncRollouts(PromptService):
         return ()
 
     def keep_unfinished(self, step: int) -> bool:
-        """See `PromptService`."""
         if self._keeps_unfinished:
             for key in self._stages[0].keys:
                 self._put(KeepUnfinished(step), key)
@@ -281,14 +275,12 @@ class AsyncRollouts(PromptService):
         return speed
 
     def end(self) -> None:
-        """See `PromptService`."""
         for stage in self._stages:
             for key in stage.keys:
                 self._put(None, key)
             wait_together(stage.running)
 
     def abandon(self) -> None:
-        """See `PromptService`."""
         self._inbox.abandon()
 
     def _check(self) -> None:

@@ -230,7 +230,6 @@ class ReasoningRunner(RolloutRunner):
         return bool(checks)
 
     def update_rollout_weights(self, step: int | None = None) -> None:
-        """See `RolloutRunner`."""
         update = super().update_rollout_weights
 
         def attempt() -> None:
@@ -248,12 +247,10 @@ class ReasoningRunner(RolloutRunner):
             self._recovery.sync(attempt)
 
     def send_weights(self) -> tuple[WorkerGroupHandle[Any], ...]:
-        """See `RolloutRunner`."""
         return *self._service.load_weights(self.weight_version), self.actor.sync_model_to_rollout()
 
     @property
     def runs_ahead(self) -> bool:
-        """See `RolloutRunner`."""
         return isinstance(self._service, AsyncRollouts)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:
@@ -370,7 +367,6 @@ class ReasoningRunner(RolloutRunner):
 
     @property
     def keeps_state(self) -> bool:
-        """See `Runner`."""
         return self._settings.saves_state
 
     def write_checkpoint(self, folder: Path) -> None:

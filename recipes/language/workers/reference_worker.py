@@ -104,11 +104,9 @@ class LanguageTeacher(LanguageReference):
 
     @property
     def _section(self) -> LanguageTeacherConfig:
-        """See `LanguageReference`."""
         return self._config.teacher
 
     def _frozen(self) -> LanguageConfig:
-        """See `LanguageReference`."""
         return with_model(self._config, teacher_model(self._config), self._config.teacher.warm_start)
 
     def init_worker(self, layout: LanguageLayout) -> None:

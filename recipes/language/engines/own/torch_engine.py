@@ -104,7 +104,6 @@ class TorchEngine(QueuedEngine):
     # Requests
 
     def submit(self, request: Request) -> None:
-        """See `Engine`."""
         super().submit(request)
         self._full = False
 
@@ -120,7 +119,6 @@ class TorchEngine(QueuedEngine):
         return self._cache.nbytes + len(self._prefix.tokens) * self._cache.shape.bytes_per_token
 
     def unfinished_answers(self) -> list[Sequence]:
-        """See `Engine`."""
         return self._rows.unfinished() + self._queue.waiting()
 
     # Steps
@@ -280,7 +278,6 @@ class TorchEngine(QueuedEngine):
 
     @torch.inference_mode()
     def pause(self, mode: PauseMode) -> list[Sequence]:
-        """See `Engine`."""
         done: list[Sequence] = []
         if mode == "drain":
             while self._rows.running:
@@ -346,7 +343,6 @@ class TorchEngine(QueuedEngine):
 
     @torch.inference_mode()
     def sleep(self, level: int = 1) -> None:
-        """See `Engine`."""
         if self._rows.running:
             raise ValueError(f"{self._rows.running} answers are in progress: pause the engine first")
         if level > 1 and self._adapter.is_merged:
@@ -362,7 +358,6 @@ class TorchEngine(QueuedEngine):
                 weight.data = weight.new_empty(0)
 
     def wake(self) -> None:
-        """See `Engine`."""
         for name, shape in self._shapes.items():
             weight = self._model.get_parameter(name)
             weight.data = weight.new_empty(shape)
@@ -373,7 +368,6 @@ class TorchEngine(QueuedEngine):
             raise ValueError("the engine has released its weights: wake it first")
 
     def stop(self) -> None:
-        """See `Engine`."""
         self._queue.abort()
         self._rows = self._no_rows()
         self._cache = KvCache(self._cache.shape)
