@@ -5,8 +5,9 @@ Keys that a section alone decides about have their rules there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
 
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.sections.no_effect import (
@@ -26,7 +27,8 @@ from rlinf_core.config.model import WorldSizes
 SHARD_KEYS: Final = ("cpu_offload", "reduce_each_micro_batch")
 
 
-class OptionalComponent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OptionalComponent:
     """A component that is placed where a value of the file asks for it.
 
     Attributes:
@@ -49,7 +51,7 @@ class OptionalComponent(NamedTuple):
         return f"{self.key[0]}.{self.key[1]}: {self.key[2]}"
 
 
-OPTIONAL: Final[Mapping[str, OptionalComponent]] = {
+OPTIONAL: Final = {
     "critic": OptionalComponent(
         "which estimates values",
         lambda config: "" if config.algorithm.wants_values else f"{adv_type(config)} uses no value estimates",

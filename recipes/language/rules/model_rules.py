@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.language_config import LanguageConfig
+from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.template_rules import stored_vocabulary
 from recipes.sections.checks import Report, blame
@@ -148,6 +149,8 @@ def faults(config: LanguageConfig) -> list[Fault]:
     }
     reported: list[Fault] = []
     for path, folder in folders.items():
+        if path[0] in OPTIONAL and OPTIONAL[path[0]].unneeded(config):
+            continue  # nothing reads it
         answers = path == MODEL
         samples = answers and BACKENDS[config.rollout.backend].name == "torch"
         reported += faults_of_folder(
@@ -200,7 +203,7 @@ def tokenizer_faults(config: ModelJobConfig, *, chat: bool) -> list[Fault]:
     folder = own or model
     if folder is None:
         return []
-    settings = read_object(FilePath(model) / SETTINGS) if model is not None else {}
+    settings: Mapping[str, Any] = read_object(FilePath(model) / SETTINGS) if model is not None else {}
     return faults_of_tokenizer(FilePath(folder), _TOKENIZER if own else MODEL, settings, chat=chat)
 
 
