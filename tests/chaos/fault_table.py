@@ -118,7 +118,7 @@ class Standstill(NamedTuple):
 
 
 _WHY: Final = "integration/cli/planted/test_why_causes.py::test_process_that_holds_a_run_up_is_named"
-_ENDED: Final = "integration/runtime/failures/test_hangs.py::test_holder_is_named_and_ended"
+_ENDED: Final = "integration/runtime/failures/test_failures.py::test_holder_is_named_and_ended"
 _REPLY: Final = "unit/supervision/test_verdicts.py::test_lost_reply_is_that_of_an_idle_worker"
 _HOLDS: Final = "nothing if it goes on; `runner.on_hang: restart` ends it, which costs what its death costs"
 STANDSTILLS: Final[Sequence[Standstill]] = (
@@ -133,7 +133,7 @@ STANDSTILLS: Final[Sequence[Standstill]] = (
         "nothing: messages are on their way",
         "-",
         "nothing",
-        "cluster/runtime/test_link_cuts.py::test_link_cut_for_seconds_is_waited_for",
+        "cluster/runtime/test_runtime_netns.py::test_link_cut_for_seconds_is_waited_for",
     ),
     Standstill(
         "the link of a node is cut for ever",

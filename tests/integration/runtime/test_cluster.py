@@ -1,19 +1,26 @@
-"""What a cluster answers and allocates when it is asked by hand, without a worker group."""
+"""A cluster that is asked by hand, and the Ray that a driver starts for itself."""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
+from rlinf_core import Worker
+from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import ClusterError, PlacementError
+from rlinf_core.placement.strategies import NodePlacementStrategy
+from tests.listeners import family_of, listeners_of
 
 SEEN = "SEEN_BY_THE_ACTOR"
 
@@ -99,3 +106,261 @@ def test_actor_has_the_variables_of_its_group(allocate: Callable[..., Any]) -> N
 def test_no_actor_is_made_on_a_node_that_is_not_there(cluster: Cluster) -> None:
     with pytest.raises(ClusterError, match="there is no node 1"):
         cluster.allocate(Actor, node_rank=1, args=(1, ""))
+
+
+WITHOUT_RAYLET = """
+import ray._private.node as node
+from rlinf_core import Cluster, ClusterError
+
+def never(self, *args, **kwargs):
+    raise Exception("the node timed out during startup")
+
+node.Node.start_ray_processes = never
+try:
+    Cluster(num_nodes=1)
+except ClusterError as error:
+    print(error)
+"""
+
+LAST_WORDS = """
+import os
+from rlinf_core import Cluster, Worker, WorkerDiedError
+
+class Talker(Worker):
+    def talk(self):
+        print("last words")
+
+    def die(self):
+        os._exit(3)
+
+cluster = Cluster(num_nodes=1)
+talker = Talker.create_group().launch(cluster, name="talker")
+try:
+    talker.die().wait()
+except* WorkerDiedError:
+    print("it", "died")
+talker = Talker.create_group().launch(cluster, name="another")
+talker.talk().wait()
+"""
+
+
+# Ray comes first: then it has made up its mind about starting by itself before rlinf is there.
+AFTERWARDS = """
+import asyncio
+import ray
+from rlinf_core import Channel, Cluster, ClusterError, RLinfError, Worker, WorkerGroup
+
+class Idle(Worker):
+    def ready(self):
+        return self._rank
+
+def refused(what):
+    try:
+        what()
+    except ClusterError as error:
+        print(error.message)
+
+def fails(what):
+    try:
+        what()
+    except RLinfError:
+        return True
+    return False
+
+cluster = Cluster(num_nodes=1)
+group = Idle.create_group().launch(cluster, name="idle")
+view = group.execute_on(0)
+channel = Channel.create("belt")
+channel.put(1)
+handle = group.ready()
+# Answered, which nobody has looked at: what is in the midst of a call is cancelled, and says that.
+group.ready().wait()
+cluster.shutdown()
+refused(handle.wait)
+refused(lambda: asyncio.run(handle.async_wait()))
+refused(lambda: Idle.create_group().launch(cluster))
+refused(lambda: cluster.allocate(object, node_rank=0))
+refused(lambda: cluster.client)
+refused(lambda: cluster.declare_groups("idle"))
+refused(lambda: cluster.record(None))
+refused(lambda: ray.put(1))
+refused(lambda: view.ready())
+refused(lambda: view.ready.scatter([1]))
+uses = (
+    lambda: group.ready(),
+    lambda: group.execute_on(0),
+    lambda: group.take_spans(),
+    lambda: WorkerGroup.from_group_name(Idle, "idle"),
+    lambda: channel.put(2),
+    lambda: channel.put(2, async_op=True).wait(),
+    lambda: channel.get(),
+    lambda: channel.get_nowait(),
+    lambda: channel.get(async_op=True).wait(),
+    lambda: channel.get_batch(1),
+    lambda: channel.qsize(),
+    lambda: next(iter(channel)),
+    lambda: Channel.create("another"),
+    lambda: Channel.connect("belt"),
+)
+print([fails(use) for use in uses] == [True] * len(uses))
+# What is known of it needs nobody's answer, and ending it again ends nothing.
+print(cluster.num_nodes, cluster.get_node_info(0).rank, cluster.get_node_group("node").num_units)
+group.shutdown()
+cluster.shutdown()
+print(ray.is_initialized())
+with Cluster(num_nodes=1) as another:
+    Idle.create_group().launch(another)
+    refused(handle.wait)
+"""
+
+FORK = """
+import os, sys
+from rlinf_core import Cluster, ClusterError, Worker
+
+class Idle(Worker):
+    def ready(self):
+        return self._rank
+
+cluster = Cluster(num_nodes=1)
+group = Idle.create_group().launch(cluster, name="idle")
+handle = group.ready()
+child = os.fork()
+if child == 0:
+    for use in handle.wait, Cluster:
+        try:
+            use()
+        except ClusterError as error:
+            print(error.message, flush=True)
+    cluster.shutdown()
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), handle.wait(), group.ready().wait())
+"""
+
+JOIN = """
+import pytest
+
+from rlinf_core import Cluster, Worker
+
+class Idle(Worker):
+    def ready(self):
+        return self._rank
+
+with Cluster(num_nodes=1) as cluster:
+    print(Idle.create_group().launch(cluster).ready().wait(), cluster.get_node_ip(0))
+"""
+
+
+class Idle(Worker):
+    def ready(self) -> int:
+        return self._rank
+
+
+def test_it_listens_on_loopback_alone(cluster: Cluster) -> None:
+    with Idle.create_group().launch(cluster) as group:
+        group.ready().wait()
+        listening = listeners_of(family_of(os.getpid()))
+    assert cluster.get_node_ip(0) == "127.0.0.1"
+    assert len(listening) > 3
+    assert {listener.place for listener in listening} == {"loopback", "unix socket"}
+
+
+def test_another_driver_with_its_token_joins_it_by_its_address(cluster: Cluster) -> None:
+    running = engine.current()
+    assert running is not None
+    done = _run(JOIN, RLINF_ADDRESS=running.address)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[0] 127.0.0.1\n"
+    with Idle.create_group().launch(cluster) as group:
+        assert group.ready().wait() == [0]
+
+
+def test_one_that_does_not_start_is_an_error_of_the_cluster() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RAYLET], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Ray does not start on this machine" in done.stdout
+    assert "the node timed out during startup" in done.stdout
+
+
+def test_a_program_prints_its_own_lines_and_all_of_its_workers() -> None:
+    done = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [re.sub(r"\x1b\[\d+m", "", line) for line in done.stdout.splitlines()]
+    assert [re.sub(r"pid=\d+", "pid", line) for line in lines] == ["it died", "(another:0 pid) last words"]
+
+
+@pytest.mark.nightly
+def test_after_its_end_nothing_starts_another_by_accident() -> None:
+    done = _run(AFTERWARDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        *["the cluster was shut down"] * 10,
+        "True",
+        "1 0 1",
+        "False",
+        "the cluster of idle.ready() was shut down",
+    ]
+
+
+def test_forked_child_ends_and_leaves_the_cluster_alone(cluster: Cluster) -> None:
+    running = engine.current()
+    assert running is not None
+    done = _run(FORK, RLINF_ADDRESS=running.address)
+    assert (done.returncode, done.stderr) == (0, "")
+    *child, parent = done.stdout.splitlines()
+    assert len(child) == 2
+    assert all(line.startswith("this process was forked from one in a cluster") for line in child)
+    assert parent == "7 [0] [0]"
+
+
+def _run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# A driver, its Ray and a worker: what they keep in temporary folders is in one that all of them find.
+WORKS = """
+from rlinf_core import Cluster, Worker
+
+class Idle(Worker):
+    def ready(self):
+        return self._rank
+
+with Cluster(num_nodes=1) as cluster:
+    print(Idle.create_group().launch(cluster, name="idle").ready().wait())
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["TMPDIR", "HOME"])
+@pytest.mark.parametrize("folder", ["missing", "with a blank", "long" * 30, "/proc"])
+def test_it_works_whatever_tmpdir_and_home_are(tmp_path: Path, name: str, folder: str) -> None:
+    if folder not in ("missing", "/proc"):
+        (tmp_path / folder).mkdir()
+    done = _run(WORKS, **{name: str(tmp_path / folder)})
+    assert (done.returncode, done.stdout) == (0, "[0]\n"), done.stderr
+
+
+@pytest.mark.security
+def test_another_user_reaches_nothing_that_ray_keeps(cluster: Cluster) -> None:
+    # Ray gives its own folders to everybody, again with each worker: the one around them keeps others out.
+    with Idle.create_group().launch(cluster, NodePlacementStrategy([0] * 4)) as group:
+        group.ready().wait()
+        running = engine.current()
+        assert running is not None
+        assert running.folder is not None
+        around = running.folder.parent.stat()
+        assert (around.st_uid, oct(around.st_mode & 0o7777)) == (os.getuid(), "0o700")
+        if os.getuid() == 0:
+            look = f"import os; os.stat({str(running.folder)!r})"
+            done = subprocess.run(
+                ["python3", "-c", look], user=65534, group=65534, extra_groups=[], stderr=subprocess.PIPE, check=False
+            )
+            assert b"PermissionError" in done.stderr

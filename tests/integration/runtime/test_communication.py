@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.errors import InvalidNameError, MismatchError, PayloadError
+from rlinf_core.errors import InvalidNameError, MismatchError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.worker.group.worker_group import WorkerGroup
@@ -25,9 +24,6 @@ class Batch:
 
 
 class Talker(Worker):
-    def give(self, obj: Any, group: str, rank: int) -> None:
-        self.send(obj, group, rank)
-
     def exchange(self, group: str) -> dict[int, Any]:
         others = [rank for rank in range(self._world_size) if rank != self._rank]
         self.send_to({rank: (self._rank, rank) for rank in others}, group)
@@ -41,28 +37,10 @@ class Talker(Worker):
             return []
         return [self.recv(group, 0) for _ in range(3)]
 
-    def take(self, group: str, rank: int) -> Any:
-        return self.recv(group, rank)
-
     def ring(self, group: str) -> str:
         me, size = self._rank, self._world_size
         self.send(f"from {me}", group, (me + 1) % size)
         return self.recv(group, (me - 1) % size)
-
-    def async_ring(self, group: str) -> int:
-        me, size = self._rank, self._world_size
-        work = self.send(me, group, (me + 1) % size, async_op=True)
-        received = self.recv(group, (me - 1) % size, async_op=True)
-        doubled = received.then(lambda value: value * 2)
-        work.wait()
-        return doubled.wait()
-
-    async def asyncio_ring(self, group: str) -> int:
-        me, size = self._rank, self._world_size
-        sent = self.send(me, group, (me + 1) % size, async_op=True)
-        received = await self.recv(group, (me - 1) % size, async_op=True).async_wait()
-        await sent.async_wait()
-        return received
 
     def tensors(self, group: str) -> tuple[str, float, list[str]]:
         import torch
@@ -117,9 +95,6 @@ class Talker(Worker):
     def broadcast_to(self, groups: Any, src: Any) -> Any:
         return self.broadcast(1, groups, src)
 
-    def unpicklable(self, group: str) -> None:
-        self.send(sys._getframe(), group, 1)
-
     def modules(self) -> list[str]:
         return [name for name in ("torch", "numpy", "rich", "pydantic") if name in sys.modules]
 
@@ -136,20 +111,6 @@ def test_a_worker_that_does_not_use_torch_does_not_import_it(group: WorkerGroup[
 
 def test_a_ring_of_messages(group: WorkerGroup[Talker]) -> None:
     assert group.ring("talk").wait(timeout=20) == ["from 2", "from 0", "from 1"]
-
-
-def test_handles_of_operations(group: WorkerGroup[Talker]) -> None:
-    assert group.async_ring("talk").wait(timeout=20) == [4, 0, 2]
-
-
-def test_asynchronous_methods(group: WorkerGroup[Talker]) -> None:
-    assert asyncio.iscoroutinefunction(Talker.asyncio_ring)
-    assert group.asyncio_ring("talk").wait(timeout=20) == [2, 0, 1]
-
-
-def test_a_message_waits_for_its_receiver(group: WorkerGroup[Talker]) -> None:
-    group.execute_on(0).give({"a": 1}, "talk", 2).wait(timeout=20)
-    assert group.execute_on(2).take("talk", 0).wait(timeout=20) == [{"a": 1}]
 
 
 def test_each_rank_its_own(group: WorkerGroup[Talker]) -> None:
@@ -182,13 +143,6 @@ def test_broadcast_without_members_is_refused_everywhere(group: WorkerGroup[Talk
         group.broadcast_to(groups, src).wait(timeout=20)
     assert caught.value.ranks == (0, 1, 2)
     assert all(isinstance(error, InvalidNameError) for error in caught.value.exceptions)
-
-
-def test_an_object_that_does_not_pickle(group: WorkerGroup[Talker]) -> None:
-    with pytest.raises(WorkerGroupError) as caught:
-        group.execute_on(0).unpicklable("talk").wait(timeout=20)
-    assert isinstance(caught.value.exceptions[0], PayloadError)
-    assert "frame" in str(caught.value.exceptions[0])
 
 
 def test_tensors_and_dataclasses(group: WorkerGroup[Talker]) -> None:

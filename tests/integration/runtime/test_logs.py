@@ -1,20 +1,20 @@
-"""What workers log and print is in a file for each of them."""
+"""What workers log and print is in a file for each of them; what they did is in the trace."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.context import enter_session
 from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.process.known_secrets import remember
+from rlinf_core.runners.trace import TraceWriter
 from rlinf_core.worker.worker import Worker
 
 
@@ -78,43 +78,51 @@ def test_a_folder_that_cannot_be_written_is_no_failure(recorded: Cluster, tmp_pa
         assert group.talk("anyway").wait()
 
 
-PRINTER = """
-import sys, time
-from rlinf_core import Cluster, NodePlacementStrategy, Worker
-
-class Talker(Worker):
-    def talk(self):
-        print("hello from", self._rank)
-
-with Cluster(num_nodes=1) as cluster:
-    with Talker.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="talk") as group:
-        group.talk().wait()
-        print("said", flush=True)
-        sys.stdin.read()
-"""
+class Ping(Worker):
+    def play(self, rounds: int) -> None:
+        with self.worker_timer("rally"):
+            for _ in range(rounds):
+                if self._rank == 0:
+                    self.send(np.zeros(1000), "traced-group", 1)
+                else:
+                    self.recv("traced-group", 0)
 
 
-def test_what_a_worker_prints_comes_to_the_driver_under_its_name() -> None:
-    driver = subprocess.Popen(
-        [sys.executable, "-c", PRINTER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"RAY_COLOR_PREFIX": "0", "RAY_DEDUP_LOGS": "0"},
-    )
-    assert driver.stdin is not None
-    assert driver.stdout is not None
-    heard: set[str] = set()
-    try:
-        for line in driver.stdout:  # ends with the driver, if it never comes
-            match = re.search(r"\((talk:\d) pid=\d+\).* hello from (\d)", line)
-            if match:
-                heard.add(f"{match[1]} {match[2]}")
-            if len(heard) == 2:
-                break
-    finally:
-        driver.stdin.close()
-        driver.stdout.read()
-        driver.wait(60)
-    assert heard == {"talk:0 0", "talk:1 1"}
+@pytest.fixture
+def traced(cluster: Cluster) -> Iterator[Cluster]:
+    before = cluster.session
+    yield cluster
+    cluster.record(None)
+    cluster.session = before
+    enter_session(before)
+
+
+def test_what_workers_did_is_in_the_trace(traced: Cluster, tmp_path: Path) -> None:
+    traced.record(None, trace=True)
+    path = tmp_path / "trace.json"
+    with (
+        TraceWriter(path) as writer,
+        Ping.create_group().launch(traced, NodePlacementStrategy([0] * 2), name="traced-group") as group,
+    ):
+        group.play(3).wait()
+        writer.collect([group])
+        group.play(2).wait()
+        writer.collect([group], last=True)
+    events = json.loads(path.read_text())
+    processes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    assert set(processes) == {"driver", "traced-group:0", "traced-group:1"}
+
+    def names(process: str, phase: str) -> list[str]:
+        return [event["name"] for event in events if event["pid"] == processes[process] and event["ph"] == phase]
+
+    for rank in range(2):
+        assert names(f"traced-group:{rank}", "X").count("play") == 2
+        assert names(f"traced-group:{rank}", "X").count("rally") == 2
+    assert names("traced-group:0", "b").count("send to traced-group:1") == 5
+    assert names("traced-group:1", "b").count("recv from traced-group:0") == 5
+    assert names("driver", "X").count("call `traced-group.play()`") == 2
+
+
+def test_untraced_workers_have_nothing_to_tell(cluster: Cluster) -> None:
+    with Ping.create_group().launch(cluster, NodePlacementStrategy([0]), name="untraced-group") as group:
+        assert group.take_spans().wait() == [([], 0)]

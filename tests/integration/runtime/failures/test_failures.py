@@ -1,13 +1,13 @@
-"""What goes wrong between workers: who hears of it, how soon, and in which words."""
+"""What goes wrong between workers: who hears of it, how soon, and in which words; what holds a job up."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,28 +20,19 @@ from rlinf_core.errors import (
     CancelledOperationError,
     CommunicationTimeoutError,
     DeadlockError,
-    PeerNotFoundError,
     WorkerDiedError,
 )
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.node.process_end import memory_kill
 from rlinf_core.placement.strategies import NodePlacementStrategy
-from rlinf_core.supervision.client import ManagerClient
+from rlinf_core.supervision.client import ManagerClient, current_client
+from rlinf_core.supervision.verdicts import held_up
 from rlinf_core.worker.group import worker_group
 from rlinf_core.worker.group.handle import WorkerGroupHandle
-from rlinf_core.worker.group.worker_group import WorkerGroup
+from rlinf_core.worker.group.worker_group import WorkerGroup, end_worker
 from rlinf_core.worker.worker import Worker
 from tests.kernel import KEEPS_ENDS
 from tests.waiting import until
-
-
-class Memory(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 class Peer(Worker):
@@ -51,14 +42,6 @@ class Peer(Worker):
     async def take_in_a_task(self, group: str, rank: int) -> Any:
         return await self.recv(group, rank, async_op=True).async_wait()
 
-    def take_and_tell(self, group: str, rank: int) -> tuple[str, float]:
-        began = time.monotonic()
-        try:
-            self.recv(group, rank)
-        except WorkerDiedError as error:
-            return error.cause or "", time.monotonic() - began
-        raise AssertionError("something was received")
-
     def fail_once_there_is(self, path: Path) -> None:
         while not path.exists():
             time.sleep(0.01)
@@ -66,19 +49,6 @@ class Peer(Worker):
 
     def give(self, value: Any, group: str, rank: int) -> None:
         self.send(value, group, rank)
-
-    def look_for(self, group: str) -> tuple[list[str], float, str]:
-        """Return what is logged while it looks for a group that is not there, how long it takes, and the error."""
-        memory = Memory()
-        logging.getLogger("rlinf").addHandler(memory)
-        began = time.monotonic()
-        try:
-            self.recv(group, 0, timeout=0.5)
-        except PeerNotFoundError as error:
-            return memory.lines, time.monotonic() - began, str(error)
-        finally:
-            logging.getLogger("rlinf").removeHandler(memory)
-        raise AssertionError("something was received")
 
     def end(self, how: str) -> None:
         if how == "kill":
@@ -154,18 +124,6 @@ def test_a_death_reaches_who_waits_with_its_cause(
         raise error
     with pytest.raises(WorkerDiedError, match=cause):
         raise only_error(ending)
-    mortal.shutdown()
-
-
-def test_a_task_that_waits_hears_of_a_death(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
-    mortal = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="mortal_async")
-    waiting = waiters.execute_on(0).take_in_a_task("mortal_async", 0)
-    until_it_waits(cluster, "waiters:0")
-    ending = mortal.end("kill")
-    assert isinstance(only_error(waiting), WorkerDiedError)
-    # Ray may hear of it later than the workers do.
-    with pytest.raises(WorkerGroupError):
-        ending.wait(timeout=20)
     mortal.shutdown()
 
 
@@ -251,21 +209,6 @@ def test_who_is_killed_for_memory_is_told_to_have_been(
     mortal.shutdown()
 
 
-def test_missing_group_is_named_with_a_suggestion(waiters: WorkerGroup[Peer]) -> None:
-    ((lines, seconds, error),) = waiters.execute_on(0).look_for("waitres").wait(timeout=20)
-    # It is logged when it lasts for seconds: groups start in parallel.
-    assert not lines
-    assert seconds > 0.4
-    assert "`waitres:0` did not appear within 0.5 s" in error
-    assert "did you mean `waiters`?" in error
-
-
-def test_a_rank_that_does_not_exist_fails_at_once(waiters: WorkerGroup[Peer]) -> None:
-    error = only_error(waiters.execute_on(0).take("waiters", 7))
-    assert isinstance(error, PeerNotFoundError)
-    assert "`waiters` has no rank 7" in str(error)
-
-
 def test_a_deadline_says_who_waits_for_whom(waiters: WorkerGroup[Peer]) -> None:
     error = only_error(waiters.execute_on(0).take("waiters", 1, timeout=0.3))
     assert isinstance(error, CommunicationTimeoutError)
@@ -314,15 +257,6 @@ def test_a_blocked_group_is_shut_down_at_once(cluster: Cluster, monkeypatch: pyt
         assert all(isinstance(error, CancelledOperationError | WorkerDiedError) for error in caught.value.exceptions)
 
 
-def test_who_waits_for_a_group_that_is_shut_down_is_told(cluster: Cluster, waiters: WorkerGroup[Peer]) -> None:
-    short = Peer.create_group().launch(cluster, NodePlacementStrategy([0]), name="short")
-    waiting = waiters.execute_on(0).take_and_tell("short", 0)
-    until_it_waits(cluster, "waiters:0")
-    short.shutdown()
-    ((cause, _),) = waiting.wait(timeout=20)
-    assert cause == "its group was shut down"
-
-
 def test_what_a_worker_makes_of_a_deadlock_is_the_answer(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,3 +276,46 @@ def test_what_a_worker_makes_of_a_deadlock_is_the_answer(
         with pytest.raises(WorkerGroupError) as caught:
             handle.wait()
         assert str(caught.value.exceptions[0]) == "the camera is unplugged"
+
+
+class Holder(Worker):
+    def pid(self) -> int:
+        return os.getpid()
+
+    def hold(self, how: str) -> None:
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif how == "zombie":
+            ctypes.CDLL(None).pthread_exit(None)
+        elif how == "locked":
+            # Not at the head of this module, which all workers here import: it brings the recipes.
+            from tests.integration.cli.planted.planted_faults import hold_a_lock
+
+            hold_a_lock()
+        threading.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("stopped", "is stopped, as by SIGSTOP"),
+        pytest.param("zombie", "is a zombie", marks=pytest.mark.nightly),
+        pytest.param("locked", "holds the interpreter's lock", marks=pytest.mark.nightly),
+        pytest.param("hangs", "runs `hold`", marks=pytest.mark.nightly),
+    ],
+)
+def test_holder_is_named_and_ended(cluster: Cluster, how: str, words: str) -> None:
+    group: WorkerGroup[Any] = Holder.create_group().launch(cluster, name=f"Holder-{how}")
+    client = current_client()
+    assert client is not None
+    with group:
+        held = group.hold(how)
+        until(lambda: held_up(client), "a holder", 20)
+        (standing,) = held_up(client)
+        assert (standing.name, words in standing.how) == (f"Holder-{how}:0", True), standing.how
+        end_worker(group, 0, f"given up: {standing.how}")
+        with pytest.raises(WorkerGroupError) as raised:
+            held.wait(timeout=30)
+    (error,) = raised.value.exceptions
+    assert isinstance(error, WorkerDiedError)
+    assert error.cause == f"given up: {standing.how}"

@@ -1,16 +1,24 @@
-"""How the workers of a group come to be: all at once, each seeing the accelerators that its placement says."""
+"""How the workers of a group come to be: what each sees, the order of imports, a first word."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
+from rlinf_core.process.import_path import OWN_ROOT
+from rlinf_core.supervision.waits import LongWaits
 from rlinf_core.topology import ClusterTopology
 from rlinf_core.worker.worker import Worker
 
@@ -84,3 +92,83 @@ def test_a_worker_sees_its_own_accelerators_or_all_of_its_node(
     with group:
         assert [tuple(item.values()) for item in group.sight().wait()] == sights
         assert group.device().wait() == devices
+
+
+DRIVER = """\
+import os, sys
+sys.path.pop(0)
+from rlinf_core.process import import_path
+import_path.manage(os.getcwd())
+import json
+import mine
+from rlinf_core import Cluster
+if __name__ == "__main__":
+    with Cluster(address="local") as cluster:
+        [found] = mine.Mine.create_group().launch(cluster).find().wait()
+    print(json.dumps(found))
+"""
+MINE = """\
+from rlinf_core import Worker
+class Mine(Worker):
+    def find(self):
+        import queue, random, recipes.embodied, recipes.theirs
+        return [module.__file__ for module in (queue, random, recipes.embodied, recipes.theirs)]
+"""
+
+
+@pytest.mark.timeout(200)
+def test_workers_import_rlinf_the_library_and_user_code(tmp_path: Path) -> None:
+    for name in ("random", "queue", "rlinf_core"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('hidden')")
+    (tmp_path / "recipes").mkdir()
+    for name in ("__init__", "theirs"):
+        (tmp_path / "recipes" / f"{name}.py").write_text("")
+    (tmp_path / "mine.py").write_text(MINE)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("RLINF_", "RAY_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        cwd=tmp_path,
+        env={**env, "PYTHONPATH": OWN_ROOT},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *standard, recipe, theirs = map(Path, json.loads(done.stdout.splitlines()[-1]))
+    assert all(file.parent != tmp_path for file in standard)
+    assert Path(OWN_ROOT) in recipe.parents
+    assert theirs == tmp_path / "recipes" / "theirs.py"
+
+
+# Seconds after which it never comes, however busy the machine is: all that it takes is one.
+NEVER = 60
+
+
+class Wake(logging.Handler):
+    """Puts an item into a channel as soon as a line is logged that begins so."""
+
+    def __init__(self, beginning: str, channel: Channel) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.beginning, self.channel = beginning, channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if line.startswith(self.beginning) and not self.lines:
+            self.lines.append(line)
+            threading.Thread(target=self.channel.put, args=("woken",)).start()
+
+
+def test_a_get_that_lasts_says_on_what_it_waits(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.client.wait_reports, "long_waits", LongWaits(0.1))
+    channel = Channel.create("first_word")
+    wake = Wake("driver waits on channel `first_word`", channel)
+    logger = logging.getLogger("rlinf.job")
+    logger.addHandler(wake)
+    try:
+        assert channel.get(timeout=NEVER) == "woken"
+    finally:
+        logger.removeHandler(wake)
+    assert "empty" in wake.lines[0]
+    channel.close()

@@ -22,7 +22,6 @@ from rlinf_core.errors import (
     RemoteError,
     RuntimeFailure,
     UnknownGroupError,
-    WorkerDiedError,
 )
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.placement.strategies import NodePlacementStrategy
@@ -160,11 +159,6 @@ def test_view_calls_its_ranks_in_order_and_no_others(group: WorkerGroup[Probe]) 
     assert len(group.rank().wait()) == 4
 
 
-def test_a_rank_that_does_not_exist_is_refused(group: WorkerGroup[Probe]) -> None:
-    with pytest.raises(ValueError, match="has no rank 4, only 0-3"):
-        group.execute_on(4)
-
-
 def test_threads_per_process_follow_the_environment(group: WorkerGroup[Probe]) -> None:
     said = os.environ.get("OMP_NUM_THREADS", "1")
     assert group.threads().wait() == [(said, int(said))] * 4
@@ -191,10 +185,6 @@ def test_methods_run_on_the_main_thread(group: WorkerGroup[Probe]) -> None:
 
 def test_asyncio_run_works_inside_a_method(group: WorkerGroup[Probe]) -> None:
     assert group.use_asyncio().wait() == [0, 1, 2, 3]
-
-
-def test_async_methods_are_methods(group: WorkerGroup[Probe]) -> None:
-    assert group.coroutine(5).wait() == [5, 6, 7, 8]
 
 
 def test_a_handle_can_be_awaited(group: WorkerGroup[Probe]) -> None:
@@ -324,18 +314,6 @@ def test_raising_constructor_fails_the_launch_without_processes(cluster: Cluster
     assert caught.value.method == "__init__"
     with Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="broken") as again:
         assert again.rank().wait() == [0, 1]
-
-
-@pytest.mark.parametrize("how", ["kill", "exit"])
-def test_a_killed_worker_is_named(cluster: Cluster, how: str) -> None:
-    launched = Probe.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name=f"mortal_{how}")
-    with pytest.raises(WorkerGroupError) as caught:
-        launched.fail(1, how).wait()
-    (error,) = caught.value.exceptions
-    assert isinstance(error, WorkerDiedError)
-    assert error.address == f"mortal_{how}:1"
-    assert error.node == f"node 0 ({cluster.get_node_ip(0)})"
-    launched.shutdown()
 
 
 def test_a_failure_that_nobody_waited_for_fails_the_shutdown(cluster: Cluster) -> None:
