@@ -7,7 +7,6 @@ import re
 import runpy
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +21,7 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics
 from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.rlinf_command import rlinf
 from tests.unit.docs.test_commands_of_pages import unread
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -91,10 +91,7 @@ def test_jobs_of_examples_learn(file: str, steps: int, metric: str, least: float
     folder = shutil.copytree(EXAMPLES, tmp_path / "examples")
     (command,) = commands_of(file)
     words = [*command.split()[1:], f"runner.max_steps={steps}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "rlinf_cli", *words], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    rlinf(folder, *words)
     run = RunFolder.latest(folder / "runs")
     assert run is not None
     assert read_metrics(run.metrics_file)[-1].metrics[metric] >= least

@@ -1,24 +1,27 @@
-"""`rlinf up` and `rlinf down` over real ssh: five hosts in three groups, two of them with another interpreter."""
+"""rlinf up on hosts: by command, by hand, and what a test host is."""
 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cluster.hosts import Hosts, sweep
+from tests.cluster.spaces import folders_below_tmp
 from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.cluster.host import Host
     from tests.cluster.hosts import Hosts
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
 
 FILE = """\
 cluster:
@@ -151,6 +154,8 @@ def five(hosts: Hosts, foreign: Any) -> Iterator[Five]:
     made.rlinf("down", "--force")
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_all_nodes_are_up_under_their_ranks(five: Five) -> None:
     code, report, said = five.up()
     assert code == 0, said
@@ -161,6 +166,8 @@ def test_all_nodes_are_up_under_their_ranks(five: Five) -> None:
     assert [node["address"] for node in report["nodes"]] == [host.address for host in five.hosts.hosts]
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_ray_listens_within_the_files_ports_and_shares_no_folder(five: Five) -> None:
     # One host has the Ray of somebody else besides.
     for host in five.hosts.hosts:
@@ -171,6 +178,8 @@ def test_ray_listens_within_the_files_ports_and_shares_no_folder(five: Five) -> 
         assert host.sh("stat -c '%U %a' /tmp/rlinf-0") == "root 700\n"
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_driver_on_the_head_reaches_all_interpreters(five: Five) -> None:
     script = five.folder / "driver.py"
     script.write_text(DRIVER)
@@ -192,6 +201,8 @@ def test_driver_on_the_head_reaches_all_interpreters(five: Five) -> None:
         assert all(port in range(21000, 21200) for _, port in result)
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_ctrl_c_here_interrupts_the_driver_there(five: Five) -> None:
     script = five.folder / "waits.py"
     script.write_text("import time\nprint('waits', flush=True)\ntime.sleep(600)\n")
@@ -207,6 +218,8 @@ def test_ctrl_c_here_interrupts_the_driver_there(five: Five) -> None:
     assert not any("waits.py" in args for args in five.hosts["trainer0"].processes().values())
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_the_token_is_in_no_process_list_and_no_log(five: Five) -> None:
     token = five.token
     for host in five.hosts.hosts:
@@ -218,6 +231,8 @@ def test_the_token_is_in_no_process_list_and_no_log(five: Five) -> None:
     assert token not in shown.stdout + shown.stderr
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_a_client_without_the_token_is_refused(five: Five) -> None:
     code = (
         "from ray._raylet import GcsClient; import sys\n"
@@ -232,6 +247,8 @@ def test_a_client_without_the_token_is_refused(five: Five) -> None:
         assert "auth" in said.lower(), said
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 @pytest.mark.nightly
 def test_code_is_shipped_where_it_is_asked_for(hosts: Hosts) -> None:
     folder = hosts.folder / "sync"
@@ -255,6 +272,8 @@ def test_code_is_shipped_where_it_is_asked_for(hosts: Hosts) -> None:
     assert "of_the_users" not in hosts["robot0"].sh("find /tmp")
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_what_contradicts_the_file_is_named_and_nothing_changes(five: Five) -> None:
     before = [host.processes() for host in five.hosts.hosts]
     done = five.rlinf("up", str(five.file), "cluster.ports=22000-22199")
@@ -264,6 +283,8 @@ def test_what_contradicts_the_file_is_named_and_nothing_changes(five: Five) -> N
         assert set(of_ray(host, "/up-")) <= set(processes)
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> None:
     victim = five.hosts["render1"]
     raylets = [pid for pid, args in victim.processes().items() if "/raylet/raylet" in args]
@@ -285,6 +306,8 @@ def test_a_killed_raylet_is_repaired_and_nothing_else_touched(five: Five) -> Non
     assert (done.returncode, [node["state"] for node in json.loads(done.stdout)["nodes"]]) == (0, ["up"] * 5)
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_down_is_proven_and_twice_is_fine(five: Five, foreign: tuple[Host, str]) -> None:
     host, folder = foreign
     theirs = of_ray(host, folder)
@@ -301,3 +324,68 @@ def test_down_is_proven_and_twice_is_fine(five: Five, foreign: tuple[Host, str])
     again = five.rlinf("down")
     assert (again.returncode, again.stdout) == (0, "no cluster is up\n")
     assert five.rlinf("down", str(five.file)).returncode == 0
+
+
+# What an empty /tmp holds: the way to this checkout, where that lies there.
+KEPT = {Path(folder).parts[2] for folder in folders_below_tmp()}
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2")
+
+
+@pytest.mark.netns
+def test_each_host_has_its_own_name_processes_tmp_and_home(hosts: Hosts) -> None:
+    script = "hostname; echo $HOME; touch /tmp/mine /dev/shm/mine; ps ax | wc -l"
+    seen = [hosts.control.run([*_SSH, host.name, script]) for host in hosts.hosts[:2]]
+    names, homes, counts = zip(*(done.stdout.split() for done in seen), strict=True)
+    assert names == ("trainer0", "trainer1")
+    assert homes[0] != homes[1]
+    assert all(int(count) < 12 for count in counts)
+    assert set(hosts["render0"].run(["ls", "/tmp"]).stdout.split()) == KEPT
+    for host in hosts.hosts[:2]:
+        host.sh("rm /tmp/mine /dev/shm/mine")
+
+
+@pytest.mark.netns
+def test_a_host_that_is_killed_is_gone_and_comes_back_empty(hosts: Hosts) -> None:
+    host = hosts["render1"]
+    host.sh("touch /tmp/before")
+    host.kill()
+    assert hosts.control.run([*_SSH, host.name, "true"]).returncode == 255
+    host.restart()
+    assert set(hosts.control.run([*_SSH, host.name, "ls /tmp"]).stdout.split()) == KEPT
+
+
+@pytest.mark.netns
+def test_a_key_that_is_unknown_wrong_or_refused_keeps_one_out(hosts: Hosts) -> None:
+    def said(name: str) -> str:
+        return hosts.control.run([*_SSH, name, "true"]).stderr
+
+    with hosts.control.known_hosts(without="render0"):
+        assert "Host key verification failed" in said("render0")
+    with hosts.control.known_hosts(wrong="render0"):
+        assert "IDENTIFICATION HAS CHANGED" in said("render0")
+        assert said("render1") == ""
+    with hosts["render0"].refusing_keys():
+        assert "Permission denied" in said("render0")
+    assert said("render0") == ""
+
+
+@pytest.mark.netns
+def test_nothing_stays_of_a_run_that_was_killed(hosts: Hosts) -> None:
+    code = (
+        "import time; from tests.cluster.hosts import Hosts\n"
+        "made = Hosts(['alone'])\n"
+        "print(made['alone'].pid, made.folder, flush=True)\n"
+        "time.sleep(600)"
+    )
+    root = Path(__file__).parents[3]
+    with subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        pid, folder = run.stdout.readline().split()
+        run.send_signal(signal.SIGKILL)
+        run.wait(timeout=30)
+    end = time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{pid}")
+    sweep()
+    assert not os.path.exists(folder)

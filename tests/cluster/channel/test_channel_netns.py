@@ -1,7 +1,12 @@
-"""Channels between two hosts, and what becomes of an item whose consumer's host vanishes."""
+"""Channels between hosts, and with little shared memory."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +17,6 @@ from tests.cluster import ray_hosts
 from tests.cluster.hosts import Hosts
 from tests.cluster.ray_hosts import Driver
 
-pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(240)]
 _SCRIPT = Path(__file__).with_name("channel_driver.py")
 HEAD, OTHER = "render0", "render1"
 
@@ -33,6 +37,9 @@ def job(hosts: Hosts) -> Iterator[Driver]:
         ray.end()
 
 
+@pytest.mark.netns
+@pytest.mark.nightly
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize(("producer", "consumer"), [(0, 1), (1, 0)])
 def test_items_pass_between_hosts_wherever_the_channel_is(job: Any, producer: int, consumer: int, node: int) -> None:
@@ -42,6 +49,9 @@ def test_items_pass_between_hosts_wherever_the_channel_is(job: Any, producer: in
     assert result == [[number, size, number if size else 0] for number, size in enumerate(sizes)]
 
 
+@pytest.mark.netns
+@pytest.mark.nightly
+@pytest.mark.timeout(240)
 def test_message_to_a_vanished_host_goes_to_the_next_consumer(job: Any, hosts: Hosts) -> None:
     sizes = {"small": 10, "large": 30_000_000}
     job.call("ask", 1, list(sizes), 1)
@@ -51,3 +61,29 @@ def test_message_to_a_vanished_host_goes_to_the_next_consumer(job: Any, hosts: H
     job.call("ask", 0, list(sizes), 1)
     with hosts[OTHER].unplugged():
         assert job.call("answer", 0) == list(sizes.values())
+
+
+_ROOT = Path(__file__).parents[3]
+_SMALL_SHM = Path(__file__).with_name("small_shm.py")
+_SMALL = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"')
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+@pytest.mark.nightly
+@pytest.mark.ray
+@pytest.mark.timeout(180)
+def test_items_of_up_to_100_mb_pass_where_dev_shm_has_64() -> None:
+    if subprocess.run([*_SMALL, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+    done = subprocess.run(
+        [*_SMALL, sys.executable, str(_SMALL_SHM)],
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout.strip().splitlines()[-1])
+    assert report == {"shm": 64 << 20, "whole": [1, 8, 32, 32, 32, 100]}

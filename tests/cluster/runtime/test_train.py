@@ -1,4 +1,4 @@
-"""`rlinf train` over machines: actor, rollout and env on one each, commanded from a fourth that is no node."""
+"""A run over hosts, and its live view."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,8 +17,6 @@ from tests.cluster import seer
 from tests.cluster.hosts import Hosts
 from tests.cluster.started_run import started_run
 from tests.waiting import until
-
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
 
 ARM, ARM_PORT = "127.0.0.9", 17310
 FILE = """\
@@ -106,6 +106,8 @@ def three(hosts: Hosts) -> Iterator[Three]:
     made.rlinf("down", "--force")
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 def test_three_machines_train_one_policy(three: Three) -> None:
     run = three.train()
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -122,6 +124,8 @@ def test_three_machines_train_one_policy(three: Three) -> None:
         assert three.hosts[host].address in where[part].splitlines()[0]
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 @pytest.mark.nightly
 def test_processes_have_the_environment_that_was_shown_before(three: Three) -> None:
     env = {"XDG_STATE_HOME": str(three.folder / "state")}
@@ -129,6 +133,8 @@ def test_processes_have_the_environment_that_was_shown_before(three: Three) -> N
     assert seer.compare(control, "three", three.file, sys.executable, env, assume) == 3
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 @pytest.mark.nightly
 def test_the_env_of_a_robots_host_drives_its_arm(three: Three) -> None:
     robot = three.hosts["robot0"]
@@ -149,6 +155,8 @@ def test_the_env_of_a_robots_host_drives_its_arm(three: Three) -> None:
         controller.communicate(timeout=60)
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 @pytest.mark.nightly
 def test_a_link_that_is_cut_is_told_with_what_to_do_about_it(three: Three) -> None:
     with three.training("cut") as (process, folder):
@@ -173,6 +181,8 @@ def test_a_link_that_is_cut_is_told_with_what_to_do_about_it(three: Three) -> No
     three.train("runner.max_steps=1")
 
 
+@pytest.mark.netns
+@pytest.mark.timeout(900)
 @pytest.mark.nightly
 def test_taking_the_cluster_down_by_force_ends_its_run(three: Three) -> None:
     with three.training("forced") as (process, folder):
@@ -185,3 +195,75 @@ def test_taking_the_cluster_down_by_force_ends_its_run(three: Three) -> None:
         assert (state["status"], state["reason"]) == ("interrupted", "terminated"), out
     done = three.rlinf("up", str(three.file), "--timeout", "90")
     assert done.returncode == 0, done.stderr
+
+
+if TYPE_CHECKING:
+    from tests.cluster.hosts import Hosts
+
+
+DECLARED = """\
+cluster:
+  num_nodes: 3
+  ssh: {connect_timeout: 5}
+  node_groups:
+    - label: trainer
+      node_ranks: 0-1
+      hosts: trainer[0-1]
+      accelerators: {per_node: 2}
+    - {label: render, node_ranks: 2, hosts: render0}
+  component_placement:
+    actor: {node_group: trainer, placement: all}
+    env: {node_group: render, placement: 0}
+"""
+UNDECLARED = DECLARED.replace("      accelerators: {per_node: 2}\n", "")
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(180)
+def test_what_is_declared_is_compared_with_what_the_nodes_have(hosts: Hosts, tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(DECLARED)
+    with ExitStack() as stack:
+        stack.enter_context(hosts["trainer0"].nvidia(2))
+        with hosts["trainer1"].nvidia(2):
+            sound = hosts.control.rlinf("validate", str(path), "--live")
+        stack.enter_context(hosts["trainer1"].nvidia(1))
+        lacking = hosts.control.rlinf("validate", str(path), "--live", "--json")
+    assert sound.returncode == 0, sound.stderr
+    assert "lab.yaml: valid" in sound.stdout
+    assert lacking.returncode == 2, lacking.stderr
+    findings = json.loads(lacking.stdout)["diagnostics"]
+    (finding,) = (finding for finding in findings if finding["severity"] == "error")
+    assert (finding["code"], finding["line"]) == ("accelerators-differ", 8)
+    assert finding["message"] == "group `trainer` declares 2 accelerators, found 1 accelerator on node 1"
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(180)
+def test_who_runs_where_on_what_the_nodes_have(hosts: Hosts, tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(UNDECLARED)
+    with hosts["trainer0"].nvidia(3), hosts["trainer1"].nvidia(1):
+        shown = hosts.control.rlinf("inspect", "placement", str(path), "--live", "--json")
+    assert shown.returncode == 0, shown.stderr
+    actor = json.loads(shown.stdout)["components"]["actor"]["processes"]
+    assert [(item["node_rank"], item["local_hardware_ranks"]) for item in actor] == [
+        (0, [0]),
+        (0, [1]),
+        (0, [2]),
+        (1, [0]),
+    ]
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(180)
+def test_a_node_that_cannot_be_asked_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    path = tmp_path / "lab.yaml"
+    path.write_text(DECLARED)
+    hosts.control.forget_connections()
+    with hosts["render0"].refusing_keys():
+        ended = hosts.control.rlinf("validate", str(path), "--live")
+    assert ended.returncode == 3, ended.stdout
+    assert "1 of 3 nodes could not be probed" in ended.stderr
+    assert "node 2 (render0)" in ended.stderr
+    assert "key refused" in ended.stderr

@@ -204,6 +204,13 @@ def test_asynchronous_iteration_leaves_the_loop_free(channel: Channel, until: Un
     assert asyncio.run(consume()) == list(range(5))
 
 
+def test_a_local_channel_copies_nothing() -> None:
+    channel, item = Channel.create("local", local=True), object()
+    channel.put(item)
+    assert channel.peek_all() == [item]
+    assert channel.get() is item
+
+
 def test_a_local_channel_cannot_leave_its_process(players: Any) -> None:
     with pytest.raises(ChannelError, match="cannot leave its process"):
         players(0, get_some, Channel.create("local", local=True), 1)

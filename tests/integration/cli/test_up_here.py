@@ -1,4 +1,4 @@
-"""`rlinf up` and `rlinf down` of this machine alone, with a real Ray and no ssh."""
+"""rlinf up and down of this machine alone; rlinf init; names on a hub."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlinf_cli.cluster import identity
+from rlinf_cli.projects.project_files import ProjectKind
+from rlinf_core import load_run
 from rlinf_core.process import proc
+from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.hub_stand_in import Hub, served
 from tests.waiting import until
 
 Run = Callable[..., Any]
-pytestmark = pytest.mark.timeout(300)
 
 
 def free_ports() -> range:
@@ -88,6 +91,7 @@ def run(tmp_path: Path, base: str, env: dict[str, str]) -> Iterator[Run]:
     assert not proc.processes_of(cluster, f"{base}/rlinf-{os.getuid()}/up-{cluster}")
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.nightly
 def test_a_driver_joins_it(run: Run, env: dict[str, str]) -> None:
     address = run("up", "--timeout", "120")["address"]
@@ -97,6 +101,7 @@ def test_a_driver_joins_it(run: Run, env: dict[str, str]) -> None:
     assert run("down")["ok"]
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.nightly
 def test_up_again_repaired_and_down(run: Run, tmp_path: Path) -> None:
     first = run("up", "--timeout", "120")
@@ -114,3 +119,113 @@ def test_up_again_repaired_and_down(run: Run, tmp_path: Path) -> None:
     assert [(node["found"], node["left"]) for node in ended["nodes"]] == [(True, [])]
     assert not folder.exists()
     assert not record.exists()
+
+
+def work(folder: Path, *words: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def expect_two_steps(folder: Path, job: Path) -> None:
+    work(folder, "rlinf_cli", "train", str(job), "runner.max_steps=2", f"runner.logger.log_path={job.stem}-runs")
+    newest = RunFolder.latest(folder / f"{job.stem}-runs")
+    assert newest is not None
+    run = load_run(newest.path)
+    assert (run.status, run.step) == ("finished", 2)
+    assert [record["step"] for record in run.metrics][-2:] == [1, 2]
+
+
+@pytest.mark.timeout(900)
+def test_recipe_of_one_s_own_trains_two_steps(tmp_path: Path) -> None:
+    work(tmp_path, "rlinf_cli", "init", "recipe", "--name", "bandits")
+    expect_two_steps(tmp_path, Path("bandits.yaml"))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("kind", "options"), [*((kind, ()) for kind in ProjectKind), ("env", ("--gymnasium",))])
+def test_project_passes_its_tests_and_trains(kind: str, options: tuple[str, ...], tmp_path: Path) -> None:
+    work(tmp_path, "rlinf_cli", "init", kind, *options, "--name", "project")
+    work(tmp_path, "pytest", "-q", "-p", "no:cacheprovider")
+    jobs = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*.yaml"))
+    assert len(jobs) == (5 if kind == ProjectKind.LAB else 1)
+    for job in jobs:
+        expect_two_steps(tmp_path, job)
+
+
+pytest.importorskip("transformers")
+
+RLINF = Path(sys.executable).with_name("rlinf")
+OLD, NEW = "a" * 40, "b" * 40
+JOB = """recipe: sft_chat
+cluster:
+  num_nodes: 1
+  component_placement:
+    actor: {node_group: node, placement: 0}
+actor: {global_batch_size: 4, model: {model_path: acme/tiny}}
+data: {type: chat, train_data_paths: acme/chats, val_data_paths: acme/chats}
+runner: {seq_length: 64, max_steps: 1, save_interval: 1, val_check_interval: -1}
+"""
+CHATS = "".join(json.dumps({"prompt": f"{n}+1=", "completion": str(n + 1)}) + "\n" for n in range(8))
+
+
+def rlinf(hub: Hub, folder: Path, *arguments: str, code: int = 0) -> str:
+    """Run a command in a folder, with a cache of its own and no network but the stand-in."""
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hub"), "RLINF_ADDRESS": "local"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | own
+    done = subprocess.run(
+        [RLINF, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def repositories(folder: Path, commit: str) -> dict[str, tuple[str, Mapping[str, bytes]]]:
+    """Return a small model and conversations, at a commit."""
+    from recipes.language.models.load_model import built_model, built_tokenizer
+
+    if not folder.is_dir():
+        tokenizer: Any = built_tokenizer()
+        built_model(tokenizer, hidden_dim=32).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    model = {file.name: file.read_bytes() for file in folder.iterdir()}
+    chats = {"data/train.jsonl": CHATS.encode(), "data/test.jsonl": CHATS.encode(), "README.md": b"Chats"}
+    return {"models/acme/tiny": (commit, model), "datasets/acme/chats": (commit, chats)}
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+@pytest.mark.nightly
+def test_run_resume_and_evaluation_have_the_commit_of_the_start(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    with served(repositories(tmp_path / "built", OLD)) as hub:
+        assert "valid" in rlinf(hub, tmp_path, "validate", "job.yaml")
+        assert not any("resolve" in asked for asked in hub.asked)
+        said = rlinf(hub, tmp_path, "train", "job.yaml")
+        assert "fetching `acme/tiny`, a model of the HuggingFace Hub" in said
+        (run,) = (tmp_path / "runs").iterdir()
+        config = (run / "config.yaml").read_text()
+        assert f"acme/tiny@{OLD}" in config
+        assert config.count(f"acme/chats@{OLD}") == 2
+        # The author pushes; somebody fetches that.
+        hub.repositories = repositories(tmp_path / "built", NEW)
+        (tmp_path / "hub/hub/models--acme--tiny/refs/main").write_text(NEW)
+        hub.asked.clear()
+        rlinf(hub, tmp_path, "train", "job.yaml", f"runner.resume_dir={run}", "runner.max_steps=2")
+        assert (run / "config.yaml").read_text().count(OLD) == 3
+        assert NEW not in (run / "config.yaml").read_text()
+        rlinf(hub, tmp_path, "eval", str(run))
+        assert not any(NEW in asked for asked in hub.asked)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_without_cache_and_network_nothing_starts(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    with served({}) as hub:
+        said = rlinf(hub, tmp_path, "train", "job.yaml", code=2)
+    assert "`acme/tiny` is not in the cache of huggingface_hub" in said
+    assert "hf download acme/tiny" in said
+    assert not (tmp_path / "runs").exists()

@@ -57,7 +57,7 @@ Engines:
   rows:
     torch: {{cells: [{cell}], run: here, tests: ["{test}"]}}
 """
-TEST = "integration/recipes/embodied/test_embodied_learns.py::test_ppo_learns_to_pick"
+TEST = "integration/recipes/embodied/test_embodied.py::test_ppo_learns_to_pick"
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_table_is_made_anew(page: Path) -> None:
     page.write_text(TABLE.format(cell="R 2026-11-25", test=TEST))
     text = matrix.support_page()
-    assert "| torch | **R** 2026-11-25 | here | `test_embodied_learns` (nightly) |" in text
+    assert "| torch | **R** 2026-11-25 | here | `test_embodied` (nightly) |" in text
     assert re.search(r"^above\n.*^below\n", text, re.MULTILINE | re.DOTALL)
     assert "old" not in text
 

@@ -112,88 +112,56 @@ def test_recipe_models_the_whole_file() -> None:
     assert job.config.cluster is job.cluster
 
 
-@pytest.mark.usefixtures("toy")
-def test_recipe_checks_with_world_sizes() -> None:
-    job = load(f"recipe: toy\ntrainer: {{steps: 300, batch: 6}}\n{CLUSTER}")
-    assert codes(job) == ["toy-steps", "toy-batch", "accelerators-unknown"]
-    batch = next(diagnostic for diagnostic in job.diagnostics if diagnostic.code == "toy-batch")
-    assert (batch.span.text, batch.message, batch.help) == ("6", "`batch` 6 for 4 ranks", "change it")
+FARNKA = """cluster:
+  num_nodes: 1
+  node_groups:
+    - {label: arms, node_ranks: 0, hardware: {type: Farnka, configs: [UNIT]}}
+""".replace("UNIT", "{node_rank: 3, robot_ip: 10.0.0.1, camera_tpye: zed}")
+# The section `trainer`, overrides, accelerators that are assumed, and the file besides; of each finding the code, its
+# place where that is no place of the file or is asked for, and words of it.
+FILE = f"recipe: toy\n{CLUSTER}"
+LOADED: list[tuple[str, tuple[str, ...], str, str, list[str]]] = [
+    ("steps: 300, batch: 6", (), "", FILE, ["accelerators-unknown", "toy-steps",
+                                            "toy-batch at <stdin>:5:30: `batch` 6 for 4 ranks; change it"]),
+    # A size that is not known yet is not judged, nor what follows from a wrong value.
+    ("steps: 3, batch: 7", (), "", FILE.replace("0-3", "all"), ["accelerators-unknown"]),
+    ("steps: 3, batch: 7", (), "2", FILE.replace("0-3", "all"), ["toy-batch"]),
+    ("steps: 3, batch: 7", (), "7", FILE.replace("0-3", "all"), []),
+    ("steps: 3, batch: x", (), "3", FILE.replace("0-3", "0-2"), ["wrong-type"]),
+    # The cluster is judged whatever is wrong elsewhere.
+    ("batch: 3", (), "4", FILE.replace("0-3", "0-30"), ["placement-out-of-range", "missing-key"]),
+    ("steps: 13", (), "4", FILE, ["broken-recipe: the rules of recipe `toy` failed: ZeroDivisionError: unlucky"]),
+    ("steps: 3", ("trainer.batch=4", "trainer.bach=4"), "4", FILE,
+     ["unknown-key at <overrides>:2:9: did you mean `batch`?"]),
+    ("steps: 3, zzz: 1", ("trainer.batch=x",), "4", FILE, ["unknown-key", "wrong-type at <overrides>:1:15"]),
+    ("steps: 101, zzz: 1, batch: 3", (), "4", FILE.replace("toy", "toi"),
+     ["unknown-recipe: did you mean `toy`?", "toy-steps", "unknown-key", "toy-batch"]),
+    ("steps: 3", (), "4", FILE.replace("toy", "Toy"), ["unknown-recipe: did you mean `toy`?"]),
+    ("steps: 3", (), "4", FILE.replace("toy", "toi"), ["unknown-recipe: there is no recipe `toi`"]),
+    *(("steps: 3", (), "4", FILE.replace("toy", name), ["unknown-recipe: `recipe` must be the name of a recipe"])
+      for name in ("[toy]", "")),
+    ("steps: 3", (), "4", FILE.replace("toy", "none"),
+     ["broken-recipe: recipe `none` cannot be loaded: `toy_recipe:none` is not a Recipe"]),
+    *(("steps: 3", (), "4", FILE.replace("toy", name),
+       [f"broken-recipe: recipe `{name}` cannot be loaded: AttributeError"]) for name in ("gone", "lame")),
+    ("", (), "", FARNKA,
+     ["unknown-hardware-type", "node-rank-out-of-range", "unknown-key: did you mean `camera_type`?"]),
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("toy")
-def test_size_that_is_not_known_yet_is_not_judged() -> None:
-    text = f"recipe: toy\ntrainer: {{steps: 3, batch: 7}}\n{CLUSTER}".replace("0-3", "all")
-    assert codes(load(text)) == ["accelerators-unknown"]
-    assert codes(load(text, assume=("2",))) == ["toy-batch"]
-    assert codes(load(text, assume=("7",))) == []
-
-
-@pytest.mark.usefixtures("toy")
-def test_what_follows_from_a_wrong_value_is_not_told() -> None:
-    # The default batch of 8 would not divide by the 3 processes.
-    text = f"recipe: toy\ntrainer: {{steps: 3, batch: x}}\n{CLUSTER}".replace("0-3", "0-2")
-    assert codes(load(text, assume=("3",))) == ["wrong-type"]
-
-
-@pytest.mark.usefixtures("toy")
-def test_cluster_is_judged_although_a_section_is_beyond_repair() -> None:
-    text = f"recipe: toy\ntrainer: {{batch: 3}}\n{CLUSTER}".replace("0-3", "0-30")
-    job = load(text, assume=("4",))
-    assert codes(job) == ["missing-key", "placement-out-of-range"]
-    assert job.config is None
+@pytest.mark.parametrize(("trainer", "overrides", "assumed", "file", "expected"), LOADED)
+def test_findings(trainer: str, overrides: tuple[str, ...], assumed: str, file: str, expected: list[str]) -> None:
+    text = file + (f"trainer: {{{trainer}}}\n" if trainer else "")
+    job = load(text, *overrides, assume=(assumed,) if assumed else ())
+    assert len(job.diagnostics) == len(expected), codes(job)
+    for finding, words in zip(job.diagnostics, expected, strict=True):
+        code, _, said = words.partition(": ")
+        name, _, place = code.partition(" at ")
+        assert finding.code == name
+        assert said in f"{finding.message}; {finding.help}"
+        assert str(finding.span) == place if place else finding.span.source.kind == "stdin"
     assert job.cluster is not None
-
-
-@pytest.mark.usefixtures("toy")
-@pytest.mark.parametrize(
-    ("name", "code", "message"),
-    [
-        ("toi", "unknown-recipe", "there is no recipe `toi`"),
-        ("[toy]", "unknown-recipe", "`recipe` must be the name of a recipe"),
-        ("", "unknown-recipe", "`recipe` must be the name of a recipe"),
-        ("none", "broken-recipe", "recipe `none` cannot be loaded: `toy_recipe:none` is not a Recipe"),
-        ("gone", "broken-recipe", "recipe `gone` cannot be loaded: AttributeError"),
-        ("lame", "broken-recipe", "recipe `lame` cannot be loaded: AttributeError"),
-    ],
-)
-def test_recipe_that_cannot_be_used(name: str, code: str, message: str) -> None:
-    job = load(f"recipe: {name}\ntrainer: {{steps: 3}}\n{CLUSTER}", assume=("4",))
-    (diagnostic,) = job.diagnostics
-    assert diagnostic.code == code
-    assert diagnostic.message.startswith(message)
-    assert job.cluster is not None
-
-
-@pytest.mark.usefixtures("toy")
-def test_nearest_recipe_is_guessed() -> None:
-    (diagnostics,) = load(f"recipe: Toy\ntrainer: {{steps: 3}}\n{CLUSTER}", assume=("4",)).diagnostics
-    assert diagnostics.help == "did you mean `toy`?"
-
-
-@pytest.mark.usefixtures("toy")
-def test_failing_rules_of_a_recipe_are_a_finding() -> None:
-    job = load(f"recipe: toy\ntrainer: {{steps: 13}}\n{CLUSTER}", assume=("4",))
-    assert [(diagnostic.code, diagnostic.message) for diagnostic in job.diagnostics] == [
-        ("broken-recipe", "the rules of recipe `toy` failed: ZeroDivisionError: unlucky")
-    ]
-
-
-@pytest.mark.usefixtures("toy")
-def test_override_with_an_unknown_key_is_told_under_the_argument() -> None:
-    text = f"recipe: toy\ntrainer: {{steps: 3}}\n{CLUSTER}"
-    job = load(text, "trainer.batch=4", "trainer.bach=4", assume=("4",))
-    (diagnostic,) = job.diagnostics
-    assert (diagnostic.code, str(diagnostic.span), diagnostic.span.text) == ("unknown-key", "<overrides>:2:9", "bach")
-    assert diagnostic.help == "did you mean `batch`?"
-
-
-@pytest.mark.usefixtures("toy")
-def test_mistakes_in_overrides_and_file_are_told_together() -> None:
-    job = load(f"recipe: toy\ntrainer: {{steps: 3, zzz: 1}}\n{CLUSTER}", "trainer.batch=x", assume=("4",))
-    assert [(diagnostic.code, diagnostic.span.source.name) for diagnostic in job.diagnostics] == [
-        ("unknown-key", "<stdin>"),
-        ("wrong-type", "<overrides>"),
-    ]
 
 
 @pytest.mark.usefixtures("toy")
@@ -204,21 +172,6 @@ def test_unresolved_reference_is_told_once() -> None:
     assert codes(job) == []
     assert isinstance(job.config, TrainerFile)
     assert job.config.trainer.steps == 7
-
-
-@pytest.mark.usefixtures("toy")
-def test_mistyped_recipe_hides_no_other_mistake() -> None:
-    job = load(f"recipe: toi\ntrainer: {{steps: 101, zzz: 1, batch: 3}}\n{CLUSTER}", assume=("4",))
-    assert codes(job) == ["unknown-recipe", "toy-steps", "unknown-key", "toy-batch"]
-    assert (job.recipe, job.config) == (None, None)
-
-
-def test_mistyped_hardware_type_hides_no_other_mistake() -> None:
-    unit = "{node_rank: 3, robot_ip: 10.0.0.1, camera_tpye: zed}"
-    group = f"{{label: arms, node_ranks: 0, hardware: {{type: Farnka, configs: [{unit}]}}}}"
-    job = load(f"cluster:\n  num_nodes: 1\n  node_groups:\n    - {group}\n")
-    assert codes(job) == ["unknown-hardware-type", "node-rank-out-of-range", "unknown-key"]
-    assert [diagnostic.help for diagnostic in job.diagnostics][2] == "did you mean `camera_type`?"
 
 
 def test_hardware_type_like_no_other_hides_no_other_mistake() -> None:

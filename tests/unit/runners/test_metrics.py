@@ -448,7 +448,3 @@ def test_a_taken_port_is_named(exporter: PrometheusExporter, tmp_path: Path) -> 
 def test_names_are_prometheus_names(exporter: PrometheusExporter) -> None:
     exporter.log(1, {"env/return": 1.0, "eval/my set/pass@8": 2.0, "1/ü": 3.0})
     assert {"rlinf_env_return", "rlinf_eval_my_set_pass_at_8", "rlinf_1"} <= set(scraped(exporter))
-
-
-def test_no_step_has_finished_before_the_first_is_logged(exporter: PrometheusExporter) -> None:
-    assert scraped(exporter)["rlinf_step"] == 0

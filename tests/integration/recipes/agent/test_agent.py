@@ -1,12 +1,11 @@
-"""`recipe: agent`: a small model acts in many turns, is trained, and is shown turn by turn."""
+"""Recipe agent: a small model acts in many turns, is trained and is shown turn by turn."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,16 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.tools.toolbox import Toolbox
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.runners import events
 from tests.integration.recipes.conftest import RECOVERIES, SMALL_MATH, Killer, Run, Train
+from tests.integration.recipes.language.test_math_learns import metrics, train
+from tests.rlinf_command import rlinf
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytest.importorskip("transformers")
+
 
 CHANGED = ("actor.warm_start.steps=", "runner.max_steps=")
 KEPT = tuple(item for item in SMALL_MATH if not item.startswith(CHANGED))
@@ -77,7 +77,9 @@ def gaps(run: Run) -> list[float]:
     ]
 
 
-def test_a_model_acts_is_trained_and_shown_turn_by_turn(train_agent: Train) -> None:
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_model_acts_is_trained_and_shown_turn_by_turn(train_agent: Train, tmp_path: Path) -> None:
     run = train_agent("actor.warm_start.tool_share=0.9", *CHECKED)
 
     assert len(run.metrics) == 3
@@ -87,25 +89,16 @@ def test_a_model_acts_is_trained_and_shown_turn_by_turn(train_agent: Train) -> N
     # Engine and trainer are the same model, in every turn: they differ by rounding alone.
     assert len(gaps(run)) == 3
     assert max(gaps(run)) < 1e-4
-    shown = subprocess.run(
-        [sys.executable, "-m", "rlinf_cli", "report", "--samples", str(run.folder.path), "-n", "60", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    samples = json.loads(shown.stdout)["samples"]
+    asked = ("report", "--samples", str(run.folder.path), "-n", "60")
+    samples = json.loads(rlinf(tmp_path, *asked, "--json"))["samples"]
     used = next(sample for sample in samples if any(turn["who"] == "tool" for turn in sample["turns"]))
     assert [turn["who"] for turn in used["turns"]][:3] == ["task", "model", "tool"]
     assert used["turns"][1]["text"].endswith("</calculator>")
-    text = subprocess.run(
-        [sys.executable, "-m", "rlinf_cli", "report", "--samples", str(run.folder.path), "-n", "60"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert "(calculator, " in text
+    assert "(calculator, " in rlinf(tmp_path, *asked)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_an_agent_of_the_users_branches_and_gives_rewards(train_agent: Train) -> None:
     run = train_agent(f"agent.run={__name__}:branching", *CHECKED)
@@ -123,6 +116,8 @@ def test_an_agent_of_the_users_branches_and_gives_rewards(train_agent: Train) ->
     assert max(gaps(run)) < 1e-4
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_agents_go_on_while_the_model_learns_and_after_a_restart(
     train_agent: Train, learned: dict[int, list[int]]
@@ -144,6 +139,8 @@ def test_agents_go_on_while_the_model_learns_and_after_a_restart(
     assert len(counts) == 5 * 6
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_an_environment_is_played_from_seeds(train_agent: Train) -> None:
     run = train_agent(
@@ -165,6 +162,8 @@ def test_an_environment_is_played_from_seeds(train_agent: Train) -> None:
     assert max(gaps(run)) < 1e-4
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_agents_search_in_an_index_of_workers(train_agent: Train) -> None:
     placed = {"actor,rollout,reward,index": {"placement": 0}, "agent": {"placement": "0:0-1"}}
@@ -181,6 +180,8 @@ def test_agents_search_in_an_index_of_workers(train_agent: Train) -> None:
     assert run.metrics[-1].metrics["agent/tool_timeouts"] == 0
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 @pytest.mark.parametrize("restarts", [0, 3])
 def test_a_killed_agent_process_costs_its_tasks_alone(train_agent: Train, tmp_path: Path, restarts: int) -> None:
@@ -223,6 +224,8 @@ def test_a_killed_agent_process_costs_its_tasks_alone(train_agent: Train, tmp_pa
     assert max(gaps(run)) < 1e-4
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_single_agent_process_is_started_again(train_agent: Train) -> None:
     saved = ("runner.save_interval=3", "runner.save_format=dcp")
@@ -233,3 +236,44 @@ def test_a_single_agent_process_is_started_again(train_agent: Train) -> None:
         assert [item.step for item in run.of(events.StepFinished)] == [1, 2, 3]
         mine, theirs = whole.weights(), run.weights()
         assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+pytest.importorskip("transformers")
+
+
+FRAMEWORKS = os.environ.get("RLINF_FRAMEWORKS_PYTHON")
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_model_learns_to_search_twice(tmp_path: Path, seed: int) -> None:
+    run = train(tmp_path, "agent_search", f"actor.seed={seed}", f"data.seed={seed}")
+
+    rewards = metrics(run, "rollout/reward")
+    assert rewards[0] < 0.3
+    assert statistics.fmean(rewards[-5:]) >= 0.8
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_without_the_search_it_is_left_to_guess(tmp_path: Path) -> None:
+    run = train(tmp_path, "agent_search", "agent.tools=[]")
+
+    assert statistics.fmean(metrics(run, "rollout/reward")[-5:]) < 0.4
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not FRAMEWORKS, reason="RLINF_FRAMEWORKS_PYTHON names no interpreter with pydantic-ai")
+def test_an_agent_of_a_framework_learns_through_its_endpoint(tmp_path: Path) -> None:
+    run = train(tmp_path, "agent_framework", "runner.max_steps=20", "data.val_size=50")
+
+    rewards, greedy = metrics(run, "rollout/reward"), metrics(run, "eval/pass@1")
+    assert statistics.fmean(rewards[-5:]) >= statistics.fmean(rewards[:3]) + 0.2
+    assert greedy[-1] >= greedy[0] + 0.2
+    # It uses its calculator, and its own words are learned from in every turn.
+    assert metrics(run, "agent/turns")[-1] > metrics(run, "agent/turns")[0]

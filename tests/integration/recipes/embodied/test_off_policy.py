@@ -1,4 +1,4 @@
-"""SAC from a replay buffer, in processes of their own."""
+"""SAC from a replay buffer, and simulators in interpreters of their own."""
 
 from __future__ import annotations
 

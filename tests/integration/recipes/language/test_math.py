@@ -1,24 +1,29 @@
-"""`recipe: math`: a small model is trained, kept, shown, resumed, and outlives its workers."""
+"""Recipe math: a small model is trained, kept, shown, resumed, and outlives its workers."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
-pytest.importorskip("transformers")
-
+from recipes.language.loop.protocols import GenerationGroup
+from recipes.language.prompts.prompt_messages import GroupReport
+from recipes.language.prompts.prompt_plan import PromptPlan
+from rlinf_core.failures import WorkerGroupError
 from rlinf_core.runners import events
 from rlinf_core.runners.runner import Runner
+from rlinf_core.runners.storage.evidence import read_quarantine
+from rlinf_core.worker.worker_reference import WorkerReference
+from tests.integration.recipes.agent.deadly_prompt import DEADLY
 from tests.integration.recipes.conftest import RECOVERIES, Killer, Run, Train
+from tests.rlinf_command import rlinf
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +34,8 @@ def whole(train_math: Train) -> Run:
     return train_math("runner.save_format=both", "runner.save_interval=2", *checked)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None:
     steps = [record.metrics for record in whole.metrics]
     assert len(steps) == 4
@@ -38,13 +45,7 @@ def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None
     assert max(gaps) < 1e-4
     assert all(-1 <= step["rollout/reward"] <= 1 for step in steps)
     assert all(step["rollout/staleness_max"] == 0 for step in steps)
-    shown = subprocess.run(
-        [sys.executable, "-m", "rlinf_cli", "report", "--samples", str(whole.folder.path), "-n", "2", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    record = json.loads(shown.stdout)
+    record = json.loads(rlinf(Path.cwd(), "report", "--samples", str(whole.folder.path), "-n", "2", "--json"))
     assert record["schema"] == "rlinf.samples/1"
     assert len(record["samples"]) == 2
     # A model that has learned little draws tokens that have no text.
@@ -59,6 +60,8 @@ def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None
     assert model.config.vocab_size == len(tokenizer)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_killed_workers_alone_are_started_again(train_math: Train, whole: Run) -> None:
     """A reward worker's answers are scored again, a rollout worker's are drawn again."""
@@ -79,6 +82,8 @@ def test_killed_workers_alone_are_started_again(train_math: Train, whole: Run) -
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train_math: Train, whole: Run) -> None:
     stopped = train_math.folder / "stopped"
@@ -94,6 +99,8 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_went_on(train_math: Tra
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 def test_async_generation_loses_no_prompt_when_a_worker_dies(train_math: Train, learned: dict[int, list[int]]) -> None:
     run = train_math(
@@ -115,6 +122,8 @@ def test_async_generation_loses_no_prompt_when_a_worker_dies(train_math: Train, 
     assert len(counts) >= 24
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 @pytest.mark.parametrize("bound", [0, 1])
 def test_a_teacher_and_a_judge_take_part(train_math: Train, whole: Run, bound: int) -> None:
@@ -132,6 +141,8 @@ def test_a_teacher_and_a_judge_take_part(train_math: Train, whole: Run, bound: i
     assert any(step["rollout/correct"] > 0 for step in steps)
 
 
+@pytest.mark.ray
+@pytest.mark.timeout(600)
 @pytest.mark.nightly
 @pytest.mark.parametrize("bound", [0, 2])
 def test_several_of_each_share_the_work(train_math: Train, bound: int) -> None:
@@ -147,3 +158,123 @@ def test_several_of_each_share_the_work(train_math: Train, bound: int) -> None:
         "runner.val_check_interval=2",
     )
     assert [record.step for record in run.metrics] == [1, 2, 3, 4]
+
+
+pytest.importorskip("transformers")
+
+
+# Worker, step and phase; a checkpoint is written after every second step.
+MOMENTS = [
+    ("actor", 1, events.ACTOR_TRAINING),
+    ("rollout", 2, events.GENERATE_ROLLOUTS),
+    ("reward", 3, events.GENERATE_ROLLOUTS),
+    ("actor", 3, events.SYNC_WEIGHTS),
+    ("rollout", 4, events.SAVE_CHECKPOINT),
+    ("reward", 4, events.ADVANTAGES),
+]
+SAVED = ("runner.save_interval=2", "runner.max_steps=5")
+
+
+@pytest.fixture(scope="module")
+def whole_of_five(train_math: Train) -> Run:
+    """A run that nothing disturbs."""
+    return train_math(*SAVED)
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("component", "step", "phase"), MOMENTS)
+def test_a_death_changes_no_weight(
+    train_math: Train, whole_of_five: Run, component: str, step: int, phase: str
+) -> None:
+    run = train_math(*SAVED, during=Killer(component, step, phase))
+
+    kind = events.RunRestarted if component == "actor" else events.WorkersRelaunched
+    recovered = [type(event) for event in run.events if isinstance(event, RECOVERIES)]
+    assert recovered == [kind]
+    if kind is events.WorkersRelaunched:
+        assert [item.step for item in run.of(events.StepFinished)] == [1, 2, 3, 4, 5]
+    assert [record.step for record in run.metrics] == [1, 2, 3, 4, 5]
+    mine, theirs = whole_of_five.weights(), run.weights()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("partial", [True, False])
+@pytest.mark.parametrize(("component", "step", "phase"), MOMENTS)
+def test_async_generation_learns_from_every_prompt_once(
+    train_math: Train, monkeypatch: pytest.MonkeyPatch, component: str, step: int, phase: str, partial: bool
+) -> None:
+    learned: dict[int, list[GroupReport]] = {}
+    plans: list[PromptPlan] = []
+    take = PromptPlan.take
+
+    def noted(plan: PromptPlan, step: int) -> list[GroupReport]:
+        plans.append(plan)
+        learned[step] = take(plan, step)
+        return learned[step]
+
+    monkeypatch.setattr(PromptPlan, "take", noted)
+
+    run = train_math(
+        *SAVED,
+        "runner.max_staleness=2",
+        f"runner.partial_rollout={str(partial).lower()}",
+        "algorithm.filter_groups=true",
+        "algorithm.max_refills=2",
+        # Rewards differ by length: a model so small has few right answers.
+        "reward.soft_overlong=6",
+        during=Killer(component, step, phase),
+    )
+
+    assert len(run.of(events.RunRestarted)) == 1
+    assert [record.step for record in run.metrics] == [1, 2, 3, 4, 5]
+    assert all(record.metrics["rollout/staleness_max"] <= 2 for record in run.metrics)
+    # Every prompt that was set aside was learned from once, or dropped as its metrics say.
+    counts = Counter(group.problem for groups in learned.values() for group in groups)
+    assert set(counts.values()) == {1}
+    assert sum(counts.values()) == plans[-1].taken
+    for item in run.metrics:
+        groups = learned[item.step]
+        assert item.metrics["rollout/groups_kept"] == sum(group.kept for group in groups) / len(groups)
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_prompt_that_workers_die_of_is_set_aside(
+    train_math: Train, monkeypatch: pytest.MonkeyPatch, staleness: int
+) -> None:
+    workers = WorkerReference[GenerationGroup](
+        "tests.integration.recipes.agent.deadly_prompt:DyingRolloutWorker", GenerationGroup, "rollout"
+    )
+    monkeypatch.setattr("recipes.math.program.ROLLOUT", workers)
+
+    run = train_math(
+        "runner.save_interval=1",
+        "runner.max_steps=4",
+        f"runner.max_staleness={staleness}",
+        "runner.max_failed_fraction=0.5",
+        "data.shuffle=false",
+    )
+
+    assert [line.step for line in run.metrics] == [1, 2, 3, 4]
+    (item,) = read_quarantine(run.folder.path).values()
+    assert (item.kind, item.item, item.step, len(item.deaths)) == ("prompt", str(DEADLY), 2, 3)
+    assert run.metrics[-1].metrics["rollout/prompts_set_aside"] == 1
+    # Two deaths of its share, and one of it alone.
+    kinds = [type(event) for event in run.events if isinstance(event, RECOVERIES)]
+    restarted, relaunched = events.RunRestarted, events.WorkersRelaunched
+    assert kinds == ([restarted, restarted, relaunched] if staleness else [relaunched] * 3)
+
+
+@pytest.mark.ray
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_there_is_an_end_of_restarts(train_math: Train) -> None:
+    with pytest.raises(WorkerGroupError, match="died"):
+        train_math("runner.max_restarts=1", during=Killer("actor", 1, events.GENERATE_ROLLOUTS, times=2))

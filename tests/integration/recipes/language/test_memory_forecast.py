@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.rlinf_command import rlinf
+
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
-RLINF = Path(sys.executable).with_name("rlinf")
 SHORT = ("runner.max_steps=2", "runner.val_check_interval=-1", "runner.save_interval=-1")
 # Share of the peak by which a forecast of the host's memory may be off.
 NEAR = 0.25
@@ -23,16 +22,6 @@ CONFIGURATIONS = {
     "agent_calculator": ("actor.warm_start.steps=50",),
     "sft_laptop": ("data.train_data_paths=shown",),
 }
-
-
-def rlinf(folder: Path, *arguments: str) -> str:
-    environment = {**os.environ, "RLINF_ADDRESS": "local"}
-    command = [RLINF, *arguments]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the resident set is read from /proc")

@@ -1,7 +1,8 @@
-"""The controller of a real arm over Franka's control interface, against a public server of it; see `fci_rig.py`."""
+"""Our controller at a server of Franka's control interface: motion, limits and learning."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,17 +22,20 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
 from recipes.embodied.envs.real.driver import RobotDriver
 from recipes.embodied.envs.real.driver_contract import check_driver
+from recipes.embodied.robots.controller.fci_arm import FciArm
 from recipes.embodied.robots.controller_client import FrankaClient
-from recipes.embodied.robots.franka_arm import ACTION_STEP
-from recipes.embodied.robots.franka_kinematics import HOME
+from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
+from recipes.embodied.robots.franka_kinematics import HOME, VELOCITY_MAX, hand_pose
 from recipes.embodied.robots.replies import ArmState
-from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotRefusedError
+from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotRefusedError, RobotStoppedError
 from rlinf_core import GenericRobot
 from rlinf_core.hardware.robots.franka import Franka
 from tests.integration.recipes.robots.fci.fci_rig import NEEDS_FCI, STARTED, Server, spawn_controller
+from tests.rlinf_command import OURS, rlinf
 from tests.waiting import until
 
-pytestmark = [*NEEDS_FCI, pytest.mark.timeout(300)]
+pytestmark = [*NEEDS_FCI]
+
 Control = Callable[..., tuple[Franka, subprocess.Popen[str]]]
 STEP = ACTION_STEP[:, 0]
 STANDS = 0.2  # simulated seconds of an arm of 0.4 rad/s: 20 lost cycles, and braking
@@ -74,6 +80,7 @@ def swing(client: FrankaClient, steps: int, share: float) -> None:
         moved(client, STEP * [share, 0, 0, 0, 0, 0, 0])
 
 
+@pytest.mark.timeout(300)
 def test_sixty_moves_are_executed_as_targets(control: Control) -> None:
     arm, _ = control()
     with ready(arm) as client:
@@ -88,6 +95,7 @@ def test_sixty_moves_are_executed_as_targets(control: Control) -> None:
         until(lambda: np.abs(client.state().joints - goal).max() < 0.02, "an arrival", 10)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_an_arm_without_its_controller_stands_in_cycles(server: Server, control: Control, how: signal.Signals) -> None:
     arm, process = control()
@@ -113,6 +121,7 @@ def test_an_arm_without_its_controller_stands_in_cycles(server: Server, control:
     client.close()
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_an_arm_whose_holder_is_gone_stands(server: Server, control: Control, how: signal.Signals) -> None:
     arm, _ = control()
@@ -132,6 +141,7 @@ def test_an_arm_whose_holder_is_gone_stands(server: Server, control: Control, ho
     assert f"process {holder.pid}" in str(why)
 
 
+@pytest.mark.timeout(300)
 def test_a_policy_that_thinks_for_long_is_no_reflex(server: Server, control: Control) -> None:
     arm, _ = control()
     with ready(arm) as client:
@@ -141,6 +151,7 @@ def test_a_policy_that_thinks_for_long_is_no_reflex(server: Server, control: Con
         assert (state.mode, state.stopped) == ("move", None)
 
 
+@pytest.mark.timeout(300)
 def test_a_number_that_is_none_stops_the_arm(control: Control) -> None:
     arm, _ = control()
     with ready(arm) as client:
@@ -151,6 +162,7 @@ def test_a_number_that_is_none_stops_the_arm(control: Control) -> None:
         assert client.move(np.zeros(7)).stopped is None
 
 
+@pytest.mark.timeout(300)
 def test_a_second_controller_is_refused_by_name(server: Server, control: Control) -> None:
     control()
     second = spawn_controller(server.address)
@@ -160,6 +172,7 @@ def test_a_second_controller_is_refused_by_name(server: Server, control: Control
     assert server.address in output
 
 
+@pytest.mark.timeout(300)
 def test_another_version_of_the_interface_is_named() -> None:
     address = f"127.0.{os.getpid() % 250 + 1}.253"
     with socket.create_server((address, 1337)) as listener:
@@ -214,6 +227,7 @@ class WiredArm(RobotDriver):
         self.client.close()
 
 
+@pytest.mark.timeout(300)
 def test_an_arm_with_mass_keeps_the_promises_of_drivers(control: Control) -> None:
     arm, _ = control()
     made: list[WiredArm] = []
@@ -224,3 +238,120 @@ def test_an_arm_with_mass_keeps_the_promises_of_drivers(control: Control) -> Non
 
     check_driver(make)
     assert all(driver.client.closed for driver in made)
+
+
+OVERSHOOT = 0.02  # radians, or metres of the hand, by which an arm with mass may be beyond its target
+BOX = ((0.2, -0.1, 0.3), (0.45, 0.1, 0.6))
+
+
+def ready_to_move(arm: Franka) -> FrankaClient:
+    client = FrankaClient(arm)
+    client.acquire(10)
+    client.reset(HOME)
+    return client
+
+
+def push(client: FrankaClient, action: NDArray[np.float64]) -> bool:
+    """Move by an action, again where this process was held up; returns whether a limit made it shorter."""
+    while True:
+        try:
+            return client.move(STEP * action).clipped
+        except RobotLateError:
+            client.state()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_joints_end_at_their_limits_without_a_reflex(server: Server, control: Control, sign: int) -> None:
+    arm, _ = control()
+    with ready_to_move(arm) as client:
+        action = np.zeros(7)
+        action[[0, 4, 6]] = sign  # they lead nowhere below the table
+        limits = (FciArm.low if sign < 0 else FciArm.high)[[0, 4, 6]]
+        until(lambda: push(client, action) and (client.state().target[[0, 4, 6]] == limits).all(), "all limits", 120)
+        until(lambda: client.state().still_tick is not None, "an arm that stands", 30)
+        state, report = client.state(), server.report()
+        assert (state.mode, state.stopped, report["errors"]) == ("move", None, [])
+        for joints in (state.target, np.array(report["joints"])):
+            assert (joints >= FciArm.low - OVERSHOOT).all()
+            assert (joints <= FciArm.high + OVERSHOOT).all()
+
+
+@pytest.mark.timeout(300)
+def test_velocity_beyond_the_joints_is_refused(server: Server, control: Control) -> None:
+    arm, _ = control()
+    with ready_to_move(arm) as client:
+        before = client.state().target
+        for share in (1.01, 10.0, -3.0):
+            with pytest.raises(RobotRefusedError, match="rejected") as caught:
+                client.move(share * VELOCITY_MAX * CONTROL_SECONDS)
+            assert "cannot move that far in one control period" in str(caught.value.why)
+            assert f"{arm.robot_ip}:{arm.robot_port}" in str(caught.value.where)
+        np.testing.assert_array_equal(client.state().target, before)
+        # The fastest that is allowed, to and fro in every period: shaped within the arm's limits, no reflex.
+        for step in range(40):
+            push(client, np.full(7, 2.0 if step % 2 else -2.0) * [1, 0.2, 1, 0.2, 1, 0.2, 1])
+        report = server.report()
+        assert report["errors"] == []
+        assert report["fastest"] <= 0.5 * VELOCITY_MAX.max() * 1.05
+
+
+@pytest.mark.timeout(300)
+def test_hand_stays_in_its_workspace(server: Server, control: Control) -> None:
+    arm, _ = control("--workspace", ",".join(str(number) for corner in BOX for number in corner))
+    random = np.random.default_rng(0)
+    with ready_to_move(arm) as client:
+        clipped, far = 0, 0.0
+        for _ in range(12):
+            action = random.choice([-1.0, 1.0], 7)
+            for _ in range(10):
+                clipped += push(client, action)
+                hand = hand_pose(np.array(server.report()["joints"])[:, None])[0][:, 0]
+                far = max(far, float(np.maximum(BOX[0] - hand, hand - BOX[1]).max()))
+        assert clipped > 20
+        assert far <= OVERSHOOT
+        assert server.report()["errors"] == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("reflex", ["cartesian_reflex", "joint_reflex"])
+def test_reflex_of_the_arm_reaches_its_holder_by_name(server: Server, control: Control, reflex: str) -> None:
+    arm, _ = control()
+    with ready_to_move(arm) as client:
+        for _ in range(5):
+            push(client, np.array([0.5, 0, 0, 0, 0, 0, 0]))
+        server.report(reflex)
+        until(lambda: client.state().stopped is not None, "a stop", 20)
+        with pytest.raises(RobotStoppedError) as caught:
+            push(client, np.array([0.5, 0, 0, 0, 0, 0, 0]))
+        assert reflex in str(caught.value.why)
+        assert client.reset(HOME).stopped is None
+        assert not push(client, np.zeros(7))
+
+
+EPISODES = 3
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("patient", [True], indirect=True)
+def test_demonstrations_become_a_policy(patient: bool, control: Control, tmp_path: Path) -> None:
+    assert patient
+    arm, _ = control()
+    overrides = [
+        f"cluster.node_groups[0].hardware.configs[0].robot_port={arm.robot_port}",
+        "env.eval.rollout_epoch=1",
+    ]
+
+    here = partial(rlinf, tmp_path, env=os.environ | OURS)
+    demonstrations = ("-o", "demonstrations/reach", "-n", str(EPISODES), "--successes-only")
+    here("record", "franka_real", *overrides, *demonstrations)
+    short = ["runner.max_steps=3", "runner.val_check_interval=3", "runner.save_interval=3"]
+    here("train", "franka_real", *overrides, *short, "runner.logger.log_path=runs")
+    (folder,) = (tmp_path / "runs").iterdir()
+    metrics: dict[str, Any] = {}
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        metrics |= json.loads(line)["metrics"]
+    assert metrics["replay/demonstrations"] >= EPISODES
+    assert metrics["train/updates"] == 4 * (3 * 50 - 100)
+    here("eval", str(folder))

@@ -1,4 +1,4 @@
-"""`model_type: lerobot` against a stand-in for lerobot; the real one is in test_lerobot_policies of integration."""
+"""`model_type: lerobot` against a stand-in for lerobot; the real one is in test_policies of integration."""
 
 from __future__ import annotations
 
