@@ -153,7 +153,7 @@ def _last(messages: Iterator[Any]) -> str:
 def _fingerprint(folder: Path) -> str:
     """Return the fingerprint of the weights in a folder, of which one is held at a time."""
     from recipes.language.models.fingerprint import fingerprint
-    from recipes.training.reading.tensor_files import stored_tensors
+    from recipes.training.tensor_files import stored_tensors
 
     stored = stored_tensors(folder) or {}
     return fingerprint((name, tensor.rows(0, tensor.shape[0])) for name, tensor in stored.items())

@@ -19,6 +19,7 @@ recipe = Recipe(
     memory="recipes.agent.agent_memory:forecast",
     inputs="recipes.agent.config.agent_config:inputs",
     trials="recipes.agent.config.agent_config:trials",
+    convert="recipes.training.conversion.convert:convert_checkpoint",
     flow="recipes.language.advice.language_flow:flow_of",
     collect="recipes.agent.images.pruning:collect",
 )

@@ -26,5 +26,6 @@ recipe = Recipe(
     inputs="recipes.embodied.config:inputs",
     flow="recipes.embodied.advice.embodied_flow:flow_of",
     training_data=("data.train_data_paths",),
+    convert="recipes.training.conversion.convert:convert_checkpoint",
     elastic=("env", "rollout"),
 )

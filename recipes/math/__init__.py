@@ -17,5 +17,6 @@ recipe = Recipe(
     memory="recipes.language.language_memory:forecast",
     trials="recipes.language.rules.job_rules:trials",
     inputs="recipes.language.rules.job_rules:inputs",
+    convert="recipes.training.conversion.convert:convert_checkpoint",
     flow="recipes.language.advice.language_flow:flow_of",
 )

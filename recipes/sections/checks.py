@@ -14,6 +14,7 @@ from typing import Final, TypeAlias, cast
 from pydantic import BaseModel
 
 from recipes.sections.actor import FsdpConfig
+from recipes.sections.model_folders import CONVERT, is_earlier
 from rlinf_core import JobConfig, Report, RLinfError, RunnerConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
@@ -319,7 +320,11 @@ def _check_checkpoint(resume: str, report: Report, facts: Mapping[str, Fact]) ->
 
     at: Path = ("runner", "resume_dir")
     try:
-        named_source(FilePath(resume)).check(facts)
+        source = named_source(FilePath(resume))
+        if any(is_earlier(name) for name in source.manifest.files):
+            report(at, "unusable-path", f"`{resume}`: its newest checkpoint was written by an earlier rlinf", CONVERT)
+            return
+        source.check(facts)
         damaged = damage_of_source(FilePath(resume))
         if damaged:
             help = "copy the checkpoint again, or name the one that is to be used"

@@ -15,6 +15,9 @@ from rlinf_core.foreign.strict_json import BadJsonError, load_json, load_json_ob
 from rlinf_core.suggest import excerpt
 
 SETTINGS = "config.json"
+# The weights of a component in a checkpoint, as torch.distributed.checkpoint names them.
+SHARDS: Final = "shard-*.safetensors"
+CONVERT: Final = "convert its run once: `rlinf runs convert RUN`"
 GENERATION = "generation_config.json"
 # Bytes that safetensors itself allows.
 _MOST_HEADER: Final = 100_000_000
@@ -36,6 +39,11 @@ class FolderFault(NamedTuple):
 
     message: str
     help: str
+
+
+def is_earlier(name: str) -> bool:
+    """Return whether a file of a checkpoint is one of weights that an earlier rlinf pickled."""
+    return name.endswith(".distcp")
 
 
 def fault_of_model(folder: Path) -> FolderFault | None:
@@ -72,9 +80,9 @@ def fault_of_weights(file: Path) -> FolderFault | None:
     """Return the reason why a file is not a complete safetensors file, by its header; no tensor is read."""
     copy = "copy the file again"
     try:
-        header, begin, size = weights_header(file)
+        header = weights_header(file)
         last = 0
-        for name, tensor in header.items():
+        for name, tensor in header.tensors.items():
             first, end = (int(offset) for offset in tensor["data_offsets"])
             item, shape = _ITEMS.get(tensor["dtype"]), tensor["shape"]
             if item is not None and math.prod(map(int, shape)) * item != end - first:
@@ -85,18 +93,35 @@ def fault_of_weights(file: Path) -> FolderFault | None:
         return FolderFault(f"the weights `{file}` cannot be read: {error.strerror}", copy)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         return FolderFault(f"`{file}` is not a safetensors file, or is truncated", copy)
-    if begin + last != size:
-        return FolderFault(f"the weights `{file}` are {size} bytes long; their header says {begin + last}", copy)
+    whole = header.begin + last
+    if whole != header.size:
+        return FolderFault(f"the weights `{file}` are {header.size} bytes long; their header says {whole}", copy)
     return None
 
 
 def weight_names(folder: Path) -> set[str]:
     """Return the names of all tensors in the safetensors files of a folder, which `fault_of_model` accepts."""
-    return {name for file in sorted(folder.glob("*.safetensors")) for name in weights_header(file)[0]}
+    return {name for file in sorted(folder.glob("*.safetensors")) for name in weights_header(file).tensors}
 
 
-def weights_header(file: Path) -> tuple[dict[str, Any], int, int]:
-    """Return what a safetensors file says about each of its tensors, the place of the first, and the file's size.
+class WeightsHeader(NamedTuple):
+    """The head of a safetensors file.
+
+    Attributes:
+        tensors: what it says about each tensor, by name.
+        about: what it says about itself.
+        begin: the place of the first tensor.
+        size: the file's size.
+    """
+
+    tensors: dict[str, Any]
+    about: Any
+    begin: int
+    size: int
+
+
+def weights_header(file: Path) -> WeightsHeader:
+    """Return what a safetensors file says about its tensors.
 
     Raises:
         OSError: the file cannot be read, or is empty.
@@ -111,8 +136,8 @@ def weights_header(file: Path) -> tuple[dict[str, Any], int, int]:
         if length > min(size - 8, _MOST_HEADER):
             raise ValueError("its header is longer than the file")
         header = load_json_object(opened.read(length))
-    header.pop("__metadata__", None)
-    return header, 8 + length, size
+    about = header.pop("__metadata__", {})
+    return WeightsHeader(header, about, 8 + length, size)
 
 
 def read_object(file: Path) -> Mapping[str, Any]:

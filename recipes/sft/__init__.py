@@ -27,6 +27,7 @@ recipe = Recipe(
     play="recipes.embodied.using.playing:play",
     evaluate="recipes.embodied.using.evaluation:evaluate",
     memory="recipes.sft.sft_memory:forecast",
+    convert="recipes.training.conversion.convert:convert_checkpoint",
     variants=dict.fromkeys((*(f"data.type={source}" for source in SOURCES), *CONVERSATIONS), "sft_chat"),
     training_data=("data.train_data_paths",),
 )

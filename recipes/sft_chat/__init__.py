@@ -17,5 +17,6 @@ recipe = Recipe(
     facts="recipes.language.rules.job_rules:facts",
     memory="recipes.sft_chat.chat_memory:forecast",
     inputs="recipes.language.rules.job_rules:inputs",
+    convert="recipes.training.conversion.convert:convert_checkpoint",
     training_data=("data.train_data_paths",),
 )

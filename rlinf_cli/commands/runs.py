@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from rlinf_cli.arguments import completion
 from rlinf_cli.arguments.options import Recipe, Runs
-from rlinf_cli.command import Result, command, group, opt
+from rlinf_cli.command import Result, arg, command, group, opt
 from rlinf_core.runners.storage.run_status import RunStatus
 
 
@@ -67,3 +68,15 @@ def prune(
     if not (names or status or recipe or seconds is not None or keep):
         raise typer.BadParameter("name the runs, or select them with --status, --recipe, --older-than or --keep")
     return pruned(names, status, recipe, seconds, keep, delete=delete)
+
+
+@command("rlinf runs convert runs/embodied-20260728-101500", app=runs)
+def convert(run: Annotated[str, arg("RUN", completion.runs)]) -> Result:
+    """Convert the checkpoints of a run that an earlier version wrote.
+
+    What they pickled is no longer read. Each is replaced, in place, once the new one is complete: that needs room for
+    the largest.
+    """
+    from rlinf_cli.runs.converting import converted
+
+    return converted(run)

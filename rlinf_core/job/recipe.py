@@ -266,6 +266,16 @@ class Collect(Protocol):
     def __call__(self, older_than: float | None, *, delete: bool) -> Sequence[tuple[str, int]]: ...
 
 
+class Convert(Protocol):
+    """`rlinf runs convert`: writes a checkpoint of an earlier version into an empty folder as this version has it.
+
+    Returns:
+        Whether it was of an earlier version; if not, nothing was written.
+    """
+
+    def __call__(self, checkpoint: Path, into: Path) -> bool: ...
+
+
 class Recipe(NamedTuple):
     """A kind of job that can be trained.
 
@@ -278,8 +288,8 @@ class Recipe(NamedTuple):
         config: the pydantic model of its whole file, or `module:Class`. It has the fields `recipe` and `cluster`.
         default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
             beside the module that holds the recipe, or YAML of several lines.
-        program, check, facts, record, evaluate, play, replay, export, policy, memory, inputs, trials, flow, collect:
-            see the protocol of each.
+        program, check, facts, record, evaluate, play, replay, export, policy, memory, inputs, trials, flow, collect,
+            convert: see the protocol of each.
         variants: recipes that a file of this one selects by a value, or by a text in it, as in `{"data.type=chat":
             "sft_chat", "data.train_data_paths=*.jsonl": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
@@ -308,6 +318,7 @@ class Recipe(NamedTuple):
     variants: Mapping[str, str] = MappingProxyType({})
     training_data: tuple[str, ...] = ()
     elastic: tuple[str, ...] = ()
+    convert: Convert | str | None = None
 
     @property
     def package(self) -> str:

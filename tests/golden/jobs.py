@@ -55,7 +55,14 @@ def check_numbers(name: str, values: dict[str, Any]) -> None:
         return
     warnings.warn(f"{name}: compared to {_TOLERANCE:g}, as it was frozen {frozen[0].lstrip('# ')}", stacklevel=2)
     before = {key: json.loads(value) for key, value in (line.split(" ", 1) for line in frozen[1:])}
-    assert values == {key: pytest.approx(value, rel=_TOLERANCE, abs=_TOLERANCE) for key, value in before.items()}
+    assert values == {key: _near(value) for key, value in before.items()}
+
+
+def _near(value: Any) -> Any:
+    """Return what numbers near those of a value equal; a step may lack one."""
+    if isinstance(value, list):
+        return [_near(item) for item in value]
+    return pytest.approx(value, rel=_TOLERANCE, abs=_TOLERANCE) if isinstance(value, int | float) else value
 
 
 def _arithmetic() -> str:

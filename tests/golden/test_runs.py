@@ -53,6 +53,7 @@ def test_recordings_and_what_is_learned_from_them_are_as_before(tmp_path: Path) 
 def test_cartpole_goes_on_from_an_older_checkpoint(tmp_path: Path) -> None:
     """Its steps are those of the run that was not interrupted, `data/longer`."""
     shutil.copytree(DATA / "first", tmp_path / "runs/first")
+    run_rlinf("runs", "convert", "first", "--runs-dir", "runs", folder=tmp_path)
     words = ("runner.max_steps=4", "runner.val_check_interval=2", "env.eval.total_num_envs=4")
     run_rlinf("train", "cartpole", *words, "runner.resume_dir=runs/first", folder=tmp_path)
     check_metrics("cartpole_resumed", tmp_path / "runs/first/metrics.jsonl")
@@ -62,6 +63,7 @@ def test_cartpole_goes_on_from_an_older_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_cartpole_scores_as_before_from_an_older_checkpoint(tmp_path: Path) -> None:
     shutil.copytree(DATA / "first", tmp_path / "runs/first")
+    run_rlinf("runs", "convert", "first", "--runs-dir", "runs", folder=tmp_path)
     run_rlinf("eval", "first", "-n", "8", "--runs-dir", "runs", "-o", "evaluation", folder=tmp_path)
     facts = leaves(json.loads((tmp_path / "evaluation/eval.json").read_text()))
     kept = {path: json.loads(text) for path, text in facts if not path.startswith(("times", "versions"))}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from recipes.embodied.config.off_policy_settings import (
     BootstrappedSettings,
@@ -268,20 +268,28 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
         """Return figures of the present state, by their full names."""
         return {}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Tensor]:
         """Return the checkpointed state besides weights and optimizers: target networks and the update count."""
+        import torch
+
         return {
-            **{name: target.state_dict() for name, target in self._targets().items()},
-            "critic_buffers": dict(self.critics.named_buffers()),
-            "updates": self.updates,
+            **{
+                f"{name}.{key}": weight
+                for name, target in self._targets().items()
+                for key, weight in target.state_dict().items()
+            },
+            **{f"critic_buffers.{name}": buffer for name, buffer in self.critics.named_buffers()},
+            "updates": torch.tensor(self.updates),
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take what `state` returned."""
+        from recipes.training.tensor_files import below
+
         for name, target in self._targets().items():
-            target.load_state_dict(state[name])
+            target.load_state_dict(below(state, name))
         for name, buffer in self.critics.named_buffers():
-            buffer.copy_(state["critic_buffers"][name])
+            buffer.copy_(state[f"critic_buffers.{name}"])
         self.updates = int(state["updates"])
 
     def _targets(self) -> dict[str, nn.Module]:

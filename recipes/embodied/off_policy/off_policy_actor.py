@@ -49,14 +49,14 @@ from recipes.embodied.replay.buffer import ReplayBuffer, ReplayMixture
 from recipes.embodied.replay.segments import SegmentWriter
 from recipes.embodied.workers.actor_base import BaseActor, memory
 from recipes.training.arrays import read_arrays
-from recipes.training.reading.archives import load_archive
 from recipes.training.seeding import Purpose, derive_seed
+from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.updater import SKIPPED, Figures
 from rlinf_core import CheckpointError
 
 # In a checkpoint: the buffer of each rank, and what belongs to no rank besides weights and optimizers.
 REPLAY: Final = "replay"
-_STATE: Final = "off_policy.pt"
+_STATE: Final = "off_policy.safetensors"
 
 
 class OffPolicyActor(BaseActor[EmbodiedConfig]):
@@ -263,7 +263,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             arrays |= {f"{INTERVENTIONS}/{name}": array for name, array in helped.items()}
         np.savez(path / REPLAY / f"{self._rank}.npz", seen=np.array(self._seen), **arrays)
         if self._rank == 0:
-            torch.save(self._algorithm.state(), path / _STATE)
+            write_tensors(path / _STATE, self._algorithm.state())
             write_description(path, self._config.actor.model, self._spec, self._policy.normalization)
             if self._policy.normalization != Normalization():
                 self._policy.normalization.save(path)
@@ -309,15 +309,15 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         super()._close()
 
 
-def _read_state(file: Path) -> dict[str, Any]:
+def _read_state(file: Path) -> dict[str, torch.Tensor]:
     """Return the learner's state besides weights and optimizers.
 
     Raises:
         CheckpointError: it cannot be read.
     """
     try:
-        return dict(load_archive(file))
-    except (OSError, ValueError, TypeError) as error:
+        return read_tensors(file)
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             "the learner state cannot be read",
             where=str(file),

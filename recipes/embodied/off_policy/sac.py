@@ -15,6 +15,8 @@ from rlinf_core.config.sections.values import PositiveFloat
 from rlinf_core.scalars import Bool, Float
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from recipes.embodied.models.base_policy import Inputs
@@ -118,19 +120,21 @@ class Sac(BootstrappedAlgorithm[Soft]):
         """See `OffPolicyAlgorithm`."""
         return {"train/actor/temperature": float(self.temperature)}
 
-    def state(self) -> dict[str, Any]:
-        """See `OffPolicyAlgorithm`: and the temperature with its optimizer."""
-        own = {
-            "log_temperature": self.log_temperature.detach(),
-            "temperature_optimizer": self._optimizer.state_dict(),
-        }
-        return {**super().state(), **own}
+    def state(self) -> dict[str, Tensor]:
+        """See `OffPolicyAlgorithm`: and the temperature with what its optimizer keeps."""
+        kept: dict[str, Tensor] = self._optimizer.state.get(self.log_temperature, {})
+        own = {f"temperature_optimizer.state.0.{name}": value for name, value in kept.items()}
+        return {**super().state(), "log_temperature": self.log_temperature.detach(), **own}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `OffPolicyAlgorithm`."""
+        from recipes.training.tensor_files import below
+
         super().load_state(state)
         self.log_temperature.detach().copy_(state["log_temperature"])
-        self._optimizer.load_state_dict(state["temperature_optimizer"])
+        kept = below(state, "temperature_optimizer.state.0")
+        settings = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": {0: kept} if kept else {}, "param_groups": settings})
 
 
 def reduced(values: Tensor, how: Reduction) -> Tensor:

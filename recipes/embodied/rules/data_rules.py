@@ -21,7 +21,8 @@ from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.models.folder_facts import DESCRIPTION, SHARDS, fault_of_fit, fault_of_statistics
 from recipes.embodied.rules.env_rules import sizes_of
 from recipes.sections.checks import Report
-from recipes.sections.model_folders import FolderFault, read_object
+from recipes.sections.model_folders import CONVERT, FolderFault, is_earlier, read_object
+from recipes.sections.model_folders import SHARDS as WEIGHTS
 from rlinf_core import CheckpointError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
@@ -211,10 +212,6 @@ def _message(error: DatasetError) -> str:
     return f"{error.message}: `{error.where}`" + (f", {error.why}" if error.why else "")
 
 
-# Of torch.distributed.checkpoint: which tensor is in which file.
-_INDEX: Final = ".metadata"
-
-
 def check_load_path(config: PolicyJob, environments: EnvironmentConfig | None, report: Report) -> None:
     """Report an initial checkpoint that is missing, incomplete, or of another policy.
 
@@ -267,7 +264,10 @@ def _fault_of_checkpoint(folder: FilePath) -> FolderFault | None:
     copy = "copy the complete checkpoint folder, or name another one"
     sizes = cast("Mapping[str, int]", read_object(folder / MANIFEST).get("files", {}))
     kept = {name: size for name, size in sizes.items() if name.startswith(f"{SHARDS}/")}
-    for name in kept or (f"{SHARDS}/{_INDEX}",):
+    if any(map(is_earlier, kept or os.listdir(folder / SHARDS))):
+        return FolderFault(f"the checkpoint `{folder}` was written by an earlier rlinf", CONVERT)
+    there = [f"{SHARDS}/{path.name}" for path in (folder / SHARDS).glob(WEIGHTS)]
+    for name in kept or there or [f"{SHARDS}/{WEIGHTS}"]:
         num_bytes = os.path.getsize(folder / name) if os.path.isfile(folder / name) else None
         if num_bytes is None:
             return FolderFault(f"the checkpoint `{folder}` is incomplete: it lacks `{name}`", copy)

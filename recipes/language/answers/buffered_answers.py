@@ -14,12 +14,12 @@ from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import FinishReason, Sequence
-from recipes.training.reading.archives import load_archive
+from recipes.training.tensor_files import below, read_tensors, write_tensors
 from recipes.training.typed_tensors import floats, integers, pieces
 from rlinf_core import Channel, CheckpointError
 
-_FILE: Final = "buffered.pt"
-_UNFINISHED_FILE: Final = "unfinished.pt"
+_FILE: Final = "buffered.safetensors"
+_UNFINISHED_FILE: Final = "unfinished.safetensors"
 _REASONS: Final[tuple[FinishReason, ...]] = ("aborted", "stop", "length")
 
 
@@ -59,11 +59,11 @@ class UnfinishedReport(NamedTuple):
 
 def save_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> None:
     """Write the groups that a channel holds under the keys `slots`, and leave them there."""
-    groups: dict[str, dict[str, Tensor]] = {}
+    tensors: dict[str, Tensor] = {}
     for slot in slots:
         (batch,) = channel.peek_all(key=str(slot))
-        groups[str(slot)] = {field.name: getattr(batch, field.name) for field in fields(RolloutBatch)}
-    torch.save(groups, folder / _FILE)
+        tensors |= {f"{slot}.{field.name}": getattr(batch, field.name) for field in fields(RolloutBatch)}
+    write_tensors(folder / _FILE, tensors)
 
 
 def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> None:
@@ -75,14 +75,16 @@ def load_buffered(channel: Channel, slots: tuple[int, ...], folder: Path) -> Non
     with _stored(folder / _FILE, "buffered answer groups") as groups:
         # Those of earlier releases have a column more.
         names = [field.name for field in fields(RolloutBatch)]
-        batches = {slot: RolloutBatch(**{name: groups[str(slot)][name] for name in names}) for slot in slots}
+        batches = {slot: RolloutBatch(**{name: groups[f"{slot}.{name}"] for name in names}) for slot in slots}
     for slot, batch in batches.items():
         channel.put(batch, weight=int(batch.lengths.sum()), key=str(slot))
 
 
 def save_unfinished(groups: Iterable[UnfinishedGroup], folder: Path) -> None:
     """Write answers that are under way."""
-    torch.save({str(group.position): _tensors(group.answers) for group in groups}, folder / _UNFINISHED_FILE)
+    named = ((group.position, _tensors(group.answers)) for group in groups)
+    tensors = {f"{position}.{name}": tensor for position, answers in named for name, tensor in answers.items()}
+    write_tensors(folder / _UNFINISHED_FILE, tensors)
 
 
 def load_unfinished(positions: SequenceABC[int], folder: Path) -> list[UnfinishedGroup]:
@@ -92,18 +94,18 @@ def load_unfinished(positions: SequenceABC[int], folder: Path) -> list[Unfinishe
         CheckpointError: the file is missing or damaged, or lacks a problem.
     """
     with _stored(folder / _UNFINISHED_FILE, "unfinished answers") as stored:
-        return [UnfinishedGroup(position, _answers(stored[str(position)])) for position in positions]
+        return [UnfinishedGroup(position, _answers(below(stored, str(position)))) for position in positions]
 
 
 @contextmanager
-def _stored(file: Path, what: str) -> Generator[dict[str, dict[str, Tensor]]]:
-    """Yield the tensors in a file of a checkpoint, by the names of groups.
+def _stored(file: Path, what: str) -> Generator[dict[str, Tensor]]:
+    """Yield the tensors in a file of a checkpoint, by the names of groups and of their parts.
 
     Raises:
         CheckpointError: the file is missing or damaged, or lacks what is looked for within the block.
     """
     try:
-        yield load_archive(file)
+        yield read_tensors(file)
     except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint lacks {what}",

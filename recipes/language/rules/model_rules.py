@@ -257,7 +257,7 @@ def fault_of_ties(folder: str) -> FolderFault | None:
     """
     if not os.path.isdir(folder) or missing_modules(_PACKAGES):
         return None
-    from recipes.training.reading.tensor_files import stored_tensors
+    from recipes.training.tensor_files import stored_tensors
 
     settings = read_object(FilePath(folder) / SETTINGS)
     text = settings.get("text_config", settings)

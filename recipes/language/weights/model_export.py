@@ -22,9 +22,9 @@ from recipes.language.models.load_model import hollow_causal, make_model
 from recipes.language.models.policy import AnswerModel
 from recipes.language.weights.written_model import LOADED, check_written, expected_logprobs
 from recipes.training.state.training_state import TrainingState
+from recipes.training.tensor_files import Described, ModelWriter
 from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.sent_weights import own_weights
-from recipes.training.weights.tensor_writer import Described, TensorWriter
 from recipes.training.without_memory import without_memory
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.write_fault import lacks_room, write_fault
@@ -130,7 +130,7 @@ def _write(
     described = {name: Described(weight.dtype, tuple(weight.shape)) for name, weight in own_weights(hollow).items()}
     others = hollow.state_dict().keys() - described.keys()
     fingerprints: dict[str, str] = {}
-    with TensorWriter(folder, described) as writer:
+    with ModelWriter(folder, described) as writer:
         for name, weight in _plain(weights, scale):
             # Of a weight with several names the first is written.
             if name not in others:

@@ -15,8 +15,8 @@ from torch import nn
 from recipes.training.huggingface import check_folder, config_of, require_transformers
 from recipes.training.initial.weight_sources import StoredWeights
 from recipes.training.reading.adapter_names import beneath_adapters
-from recipes.training.reading.tensor_files import StoredTensor, stored_tensors
 from recipes.training.reading.tied_weights import by_names_of_model, names_of_one_tensor, settle_ties
+from recipes.training.tensor_files import StoredTensor, stored_tensors
 from recipes.training.without_memory import without_memory
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recipes.training.reading.finite_weights import require_finite
-from recipes.training.reading.tensor_files import StoredTensor
+from recipes.training.tensor_files import StoredTensor
 from recipes.training.typed_tensors import is_shard
 from recipes.training.without_memory import replace_parameters
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from recipes.training.reading.tensor_files import StoredTensor, stored_tensors
+from recipes.training.tensor_files import StoredTensor, stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,21 +1,21 @@
-"""Weights and optimizer on disk, in the format of torch.distributed.checkpoint.
+"""Weights and optimizer on disk: whole tensors by name, in safetensors files of torch.distributed.checkpoint.
 
-Every rank writes its shards. Any number of ranks reads them again, because what is stored is whole tensors by name.
-They are read as data (`recipes.training.reading`): torch's own reader would execute what a checkpoint says.
-That module takes a second to import, which the first checkpoint spends and not the start of every run.
+Every rank writes its shards, and any number of ranks reads them again. Settings of the optimizer are those of the
+file, not of the checkpoint. torch.distributed.checkpoint takes a second to import, which the first checkpoint spends
+and not the start of every run.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from recipes.training.optim.small_moments import SmallStateAdamW
 from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
@@ -23,11 +23,13 @@ from rlinf_core import CheckpointError
 from rlinf_core.foreign.write_fault import lacks_room, write_fault
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
-
-    from recipes.training.reading.checkpoints import CheckpointReader
+    from recipes.training.state.shard_files import ShardReader
 
 ACTOR: Final = "actor"
+# Names in the files: of weights, of what the optimizer keeps of each, and of the version, an integer.
+MODEL: Final = "model."
+OPTIMIZER: Final = "optimizer.state."
+VERSION: Final = "version"
 
 
 def save(
@@ -54,14 +56,18 @@ def save(
         CheckpointError: it cannot be written.
     """
     from torch.distributed.checkpoint import state_dict_saver
-    from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    _complete(optimizer)
-    model, state = get_state_dict(policy, optimizer, options=_options(frozen=frozen))
+    from recipes.training.state.shard_files import ShardWriter
+
+    weights: dict[str, Tensor] = policy.state_dict()
+    named = policy.named_parameters(remove_duplicate=False)
+    left_out = set[str]() if frozen else {name for name, weight in named if not weight.requires_grad}
+    tensors = {f"{MODEL}{name}": weight for name, weight in weights.items() if name not in left_out}
+    tensors |= _optimizer_tensors(policy, optimizer)
     with _explained("the checkpoint's weights cannot be written", folder, "free disk space, or name another folder"):
         state_dict_saver.save(
-            {"model": model, "optimizer": state, "version": version},
-            checkpoint_id=folder / component,
+            {**tensors, VERSION: torch.tensor(version)},
+            storage_writer=ShardWriter(folder / component),
             no_dist=not dist.is_initialized(),
         )
 
@@ -75,26 +81,12 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
     Raises:
         CheckpointError: it cannot be read, or is of another model.
     """
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
-    options = _options(frozen=True)
-    model, state = get_state_dict(policy, optimizer, options=options)
     sizes = "the model must have the same sizes as when saved; `config.yaml` beside the checkpoints records them"
     with _explained("the checkpoint's weights cannot be read", folder, sizes):
         reader = _reader(folder / component)
-        kept = {mine: model[mine] for mine in _stored_names(reader, policy, model)}
-        stored: dict[str, Any] = {"model": kept, "optimizer": state, "version": 0}
-        _read(stored, reader)
-    settings = [dict(group) for group in optimizer.param_groups]
-    set_state_dict(
-        policy, optimizer, model_state_dict=stored["model"], optim_state_dict=stored["optimizer"], options=options
-    )
-    for group, before in zip(optimizer.param_groups, settings, strict=True):
-        # torch forgets those of a group without weights, as critics have one beside that of values.
-        if not group["params"]:
-            group.clear()
-            group.update(before)
-    return int(stored["version"])
+        version = torch.zeros((), dtype=torch.int64)
+        _read({**_weights(reader, policy), **_optimizer_tensors(policy, optimizer), VERSION: version}, reader)
+    return int(version)
 
 
 def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> None:
@@ -108,71 +100,79 @@ def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> Non
     """
     fits = "both `actor.model` sections must agree; `config.yaml` beside the checkpoints records the checkpoint's"
     with _explained("the checkpoint's weights cannot be read", folder, fits):
-        state: dict[str, Any] = policy.state_dict()
         reader = _reader(folder / component)
-        names = _stored_names(reader, policy, state)
-        stored = {theirs: state[mine] for mine, theirs in names.items()}
-        _read({"model": stored}, reader)
-        policy.load_state_dict({mine: stored[theirs] for mine, theirs in names.items()}, strict=False)
+        _read(_weights(reader, policy), reader)
 
 
-def _reader(folder: Path) -> CheckpointReader:
-    """Return a reader of a component's folder, which executes nothing of it."""
-    from recipes.training.reading.checkpoints import CheckpointReader
+def _reader(folder: Path) -> ShardReader:
+    """Return a reader of a component's folder."""
+    from recipes.training.state.shard_files import ShardReader
 
-    return CheckpointReader(folder)
+    return ShardReader(folder)
 
 
-def _read(stored: dict[str, Any], reader: CheckpointReader) -> None:
-    """Read tensors in place and other values by name; all ranks call it."""
+def _read(tensors: dict[str, Tensor], reader: ShardReader) -> None:
+    """Read tensors in place; all ranks call it.
+
+    Raises:
+        ValueError: one is missing or has another size.
+    """
     from torch.distributed.checkpoint import state_dict_loader
 
-    from recipes.training.reading.checkpoints import CheckpointPlanner
+    for name, tensor in tensors.items():
+        stored = reader.tensors.get(name)
+        if stored is None:
+            raise ValueError(f"the checkpoint has no `{name}`")
+        if stored.size != tensor.size():
+            raise ValueError(f"`{name}` has the size {list(stored.size)}, the model's is {list(tensor.size())}")
+    state_dict_loader.load(cast("Any", tensors), storage_reader=reader, no_dist=not dist.is_initialized())
 
-    state_dict_loader.load(
-        stored, storage_reader=reader, planner=CheckpointPlanner(), no_dist=not dist.is_initialized()
-    )
 
-
-def _stored_names(reader: CheckpointReader, policy: nn.Module, state: Mapping[str, Any]) -> dict[str, str]:
-    """Return which weights of a policy a checkpoint holds, each with its name there.
+def _weights(reader: ShardReader, policy: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of a policy that a checkpoint holds, by their names there.
 
     Raises:
         ValueError: it lacks one that is trained.
     """
-    metadata = reader.metadata.state_dict_metadata
-    names = beneath_adapters(state, {name.removeprefix("model.") for name in metadata if name.startswith("model.")})
+    state: Mapping[str, Tensor] = policy.state_dict()
+    theirs = {name.removeprefix(MODEL) for name in reader.tensors if name.startswith(MODEL)}
+    names = beneath_adapters(state, theirs)
     trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
     missing = sorted(name for name in trained - set(names) if name not in new_adapters(state, names.values()))
     if missing:
         raise ValueError(f"the checkpoint has no weight `{missing[0]}`")
-    return names
+    return {f"{MODEL}{stored}": state[mine] for mine, stored in names.items()}
 
 
-def _complete(optimizer: torch.optim.Optimizer) -> None:
-    """Initialize the optimizer state of weights that no loss has reached yet, such as values in imitation.
+def _optimizer_tensors(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return what an optimizer keeps of each weight, by their names in a checkpoint.
 
-    Who reads the checkpoint has a state of every weight, and looks for each.
+    It begins to keep it of weights that no loss has reached yet, such as values in imitation.
     """
-    states: list[dict[str, torch.Tensor]] = list(optimizer.state.values())
-    for weight in [parameter for group in optimizer.param_groups for parameter in group["params"]] if states else ():
-        if optimizer.state[weight]:
-            continue
-        if isinstance(optimizer, SmallStateAdamW):
-            optimizer.state[weight] = optimizer.begin(weight)
-        else:
-            # Steps are counted by a number, the rest is of the weight's shape.
-            optimizer.state[weight] = {
-                name: torch.zeros_like(weight if value.dim() else value, dtype=value.dtype)
-                for name, value in states[0].items()
-            }
+    names = {id(weight): name for name, weight in policy.named_parameters()}
+    return {
+        f"{OPTIMIZER}{names[id(weight)]}.{part}": tensor
+        for weight, group in _trained(optimizer)
+        for part, tensor in _state_of(weight, group, optimizer).items()
+    }
 
 
-def _options(*, frozen: bool) -> StateDictOptions:
-    """Return which weights are saved: the trained ones, and optionally the others."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions
+def _trained(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, Mapping[str, Any]]]:
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            yield weight, group
 
-    return StateDictOptions(ignore_frozen_params=not frozen, strict=False)
+
+def _state_of(weight: nn.Parameter, group: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state of a weight, as `torch.optim.AdamW` begins it where there is none."""
+    state: dict[str, Tensor] = optimizer.state[weight]
+    if not state and isinstance(optimizer, SmallStateAdamW):
+        state.update(optimizer.begin(weight))
+    elif not state:
+        counts_there = group.get("fused") or group.get("capturable")
+        state["step"] = torch.zeros((), device=weight.device if counts_there else None)
+        state |= {name: torch.zeros_like(weight.detach()) for name in ("exp_avg", "exp_avg_sq")}
+    return state
 
 
 @contextmanager
@@ -185,6 +185,8 @@ def _explained(what: str, folder: Path, remedy: str) -> Generator[None, None, No
             # One rank needs no process group, and that is said on purpose.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             yield
+    except CheckpointError:
+        raise
     except (Exception, CheckpointException) as error:
         raise CheckpointError(what, where=str(folder), why=_why(folder, _cause(error)), help=remedy) from error
 

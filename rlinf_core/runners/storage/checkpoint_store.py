@@ -81,27 +81,43 @@ class CheckpointStore:
         Raises:
             CheckpointError: `begin` was not called for this step, or the folder cannot be written.
         """
-        work, final = self.folder / f"{_WRITING}{folder_name(step)}", self.folder / folder_name(step)
-        if not work.is_dir():
-            raise CheckpointError(f"the checkpoint of step {step} was not begun", where=str(self.folder))
         try:
-            complete = manifest.model_copy(
-                update={
-                    "step": step,
-                    "time": manifest.time or time.time(),
-                    "versions": manifest.versions or versions(),
-                    **_described(work),
-                }
-            )
-            durable.sync_tree(work)
-            durable.write_whole(work / MANIFEST, _encode(complete))
-            if final.exists():
-                durable.rename(final, self.folder / f"{_REPLACED}{final.name}")
-            durable.rename(work, final)
+            final = self._publish(step, manifest)
             durable.write_whole(self.folder / LATEST, f"{final.name}\n")
             self._retain(final)
         except OSError as error:
             raise _unwritable(self.folder, error) from error
+        return final
+
+    def replace(self, checkpoint: Checkpoint) -> None:
+        """Turn the files written since `begin` into those of an existing checkpoint, atomically; others stay.
+
+        Raises:
+            CheckpointError: see `commit`.
+        """
+        try:
+            self._publish(checkpoint.step, checkpoint.manifest)
+            self.recover()
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+
+    def _publish(self, step: int, manifest: Manifest) -> Path:
+        work, final = self.folder / f"{_WRITING}{folder_name(step)}", self.folder / folder_name(step)
+        if not work.is_dir():
+            raise CheckpointError(f"the checkpoint of step {step} was not begun", where=str(self.folder))
+        complete = manifest.model_copy(
+            update={
+                "step": step,
+                "time": manifest.time or time.time(),
+                "versions": manifest.versions or versions(),
+                **_described(work),
+            }
+        )
+        durable.sync_tree(work)
+        durable.write_whole(work / MANIFEST, _encode(complete))
+        if final.exists():
+            durable.rename(final, self.folder / f"{_REPLACED}{final.name}")
+        durable.rename(work, final)
         return final
 
     def abandon(self, step: int) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.prompts.prompt_plan import PromptPlan
+from recipes.training.state.shard_files import ShardReader
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.events import Event, PhaseStarted, RunRestarted, WorkersRelaunched
@@ -82,12 +83,11 @@ class Run:
 
 
 def read_weights(checkpoint: Path) -> dict[str, Tensor]:
-    reader = dcp.FileSystemReader(checkpoint / "actor")
-    names = reader.read_metadata().state_dict_metadata
+    reader = ShardReader(checkpoint / "actor")
     state = {
-        name: torch.empty(meta.size, dtype=meta.properties.dtype)
-        for name, meta in names.items()
-        if name.startswith("model.") and isinstance(meta, dcp.metadata.TensorStorageMetadata)
+        name: torch.empty(about.size, dtype=about.properties.dtype)
+        for name, about in reader.tensors.items()
+        if name.startswith("model.")
     }
     dcp.load(cast("dict[str, Any]", state), storage_reader=reader, no_dist=True)
     return state

@@ -35,8 +35,8 @@ from recipes.serve.saved_files import state_folder
 from recipes.serve.service.state_file import StateFile
 from recipes.serve.wire.requests_and_results import read_data, read_pass
 from recipes.training.arrays import read_arrays
-from recipes.training.reading.archives import load_archive
-from recipes.training.reading.tensor_files import stored_shapes
+from recipes.training.conversion.archives import load_archive
+from recipes.training.tensor_files import read_tensors, stored_shapes
 from rlinf_core import ConfigError
 from rlinf_core.errors import RunError
 from tests.peak_memory import take_peak
@@ -212,6 +212,23 @@ def large_tensor_by_rows(file: Path) -> None:
 @case("header.safetensors", fault_of_weights, None, "not a safetensors file, or is truncated")
 def large_header(file: Path) -> None:
     file.write_bytes((10 << 30).to_bytes(8, "little") + b"{}")
+
+
+@case("holes.safetensors", read_tensors, ValueError, "claims 10 GiB up to `a`")
+def tensor_of_holes(file: Path) -> None:
+    header = json.dumps({"a": {"dtype": "U8", "shape": [10 << 30], "data_offsets": [0, 10 << 30]}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(file, 8 + len(header) + (10 << 30))
+
+
+@case("overlap.safetensors", read_tensors, ValueError, "does not fit the file")
+def tensors_that_overlap(file: Path) -> None:
+    """All of whose tensors are the whole of it."""
+    size = 10 << 20
+    tensors = {str(number): {"dtype": "U8", "shape": [size], "data_offsets": [0, size]} for number in range(100)}
+    header = json.dumps(tensors).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(file, 8 + len(header) + size)
 
 
 @case("weights.pt", load_archive, ValueError, "exceeds its storage")

@@ -28,6 +28,7 @@ from recipes.sft import config as sft_config
 from recipes.sft import sft_memory, sft_program
 from recipes.sft_chat import chat_evaluation, chat_memory, chat_rules, chat_runner
 from recipes.sft_chat import config as chat_config
+from recipes.training.conversion import convert
 from rlinf_core import Recipe
 
 RECIPES = (
@@ -45,6 +46,7 @@ RECIPES = (
         flow=language_flow.flow_of,
         collect=image_pruning.collect,
         export=model_exporting.export_checkpoint,
+        convert=convert.convert_checkpoint,
     ),
     Recipe(
         name="embodied",
@@ -64,6 +66,7 @@ RECIPES = (
         inputs=embodied_config.inputs,
         trials=locked_venvs.trials,
         flow=embodied_flow.flow_of,
+        convert=convert.convert_checkpoint,
     ),
     Recipe(
         name="math",
@@ -79,6 +82,7 @@ RECIPES = (
         flow=language_flow.flow_of,
         export=model_exporting.export_checkpoint,
         evaluate=answer_scoring.evaluate,
+        convert=convert.convert_checkpoint,
     ),
     Recipe(
         name="serve",
@@ -103,6 +107,7 @@ RECIPES = (
         export=exporting.export,
         policy=trained_policy.load,
         memory=sft_memory.forecast,
+        convert=convert.convert_checkpoint,
     ),
     Recipe(
         name="sft_chat",
@@ -116,5 +121,6 @@ RECIPES = (
         evaluate=chat_evaluation.evaluate,
         memory=chat_memory.forecast,
         inputs=job_rules.inputs,
+        convert=convert.convert_checkpoint,
     ),
 )

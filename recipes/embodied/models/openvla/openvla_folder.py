@@ -27,7 +27,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.sections.model_folders import SETTINGS, whole_number
 from recipes.training.huggingface import check_folder, first_line
-from recipes.training.reading.tensor_files import stored_shapes
+from recipes.training.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded

@@ -47,7 +47,7 @@ USES = {
     "export": ("export", "{run}", "-o", "{out}"),
 }
 # Which reader a file is meant for, by its suffix; the others get pickles.
-KINDS = {".pt": "archive", ".distcp": "archive", ".npz": "numbers", ".npy": "numbers"}
+KINDS = {".safetensors": "archive", ".npz": "numbers", ".npy": "numbers"}
 
 
 def rlinf(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

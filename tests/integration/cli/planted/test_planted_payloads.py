@@ -14,6 +14,7 @@ from typing import Final
 
 import pytest
 
+from recipes.training.state.shard_files import shard_name
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.integration.cli.test_train_embodied import SMALL
 from tests.payloads import PAYLOADS, plant
@@ -24,8 +25,7 @@ RLINF = Path(sys.executable).with_name("rlinf")
 STEP: Final = "checkpoints/global_step_1"
 # Every file of a checkpoint, with the payloads that one of its readers could run.
 FILES: Final = {
-    "actor/.metadata": ("pickle", "archive"),
-    "actor/__0_0.distcp": ("pickle", "archive"),
+    f"actor/{shard_name(1)}": ("pickle", "archive"),
     "env/0.npz": ("pickle", "numbers"),
     "manifest.json": ("pickle",),
     "policy.json": ("pickle",),

@@ -16,6 +16,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
 from recipes.training.state import state_checkpoint
+from recipes.training.state.shard_files import shard_name
 from rlinf_cli.run.policy_source import checkpoint_of
 from rlinf_core import RLinfError, load_policy
 from rlinf_core.config.composing.origins import resolved_text
@@ -29,7 +30,7 @@ from tests.unit.cli.report_runs import full_run
 from tests.unit.recipes.embodied.using.test_trained_policy import normalization
 
 SPEC = EnvSpec(21, 8, has_instructions=True)
-WEIGHTS = "actor/__0_0.distcp"
+WEIGHTS = f"actor/{shard_name(1)}"
 MANIFEST = "manifest.json"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from recipes.embodied.rules.data_rules import check_given
+from recipes.training.state.shard_files import shard_name
 from rlinf_cli.job.load import load_with_lint
 from rlinf_core import CheckpointError, load_job
 
@@ -16,13 +17,14 @@ MODEL = {"model_type": "mlp_policy", "num_action_chunks": 1, "hidden_dim": 128}
 # Of `franka_kin`, task `pick`.
 SIZES = {"state_size": 21, "action_size": 8}
 AT = ("actor", "checkpoint_load_path")
+SHARDS = [shard_name(number) for number in (1, 2)]
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "global_step_5"
     (folder / "actor").mkdir(parents=True)
-    for name in (".metadata", "__0_0.distcp"):
+    for name in SHARDS:
         (folder / "actor" / name).write_text("weights")
     describe(folder)
     files = {f"actor/{path.name}": 7 for path in (folder / "actor").iterdir()}
@@ -50,7 +52,7 @@ def test_a_checkpoint_that_fits_is_well(checkpoint: Path, config: str) -> None:
     assert faults_of(checkpoint, config=config) == []
 
 
-@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+@pytest.mark.parametrize("name", SHARDS)
 @pytest.mark.parametrize("content", [None, "", "half"])
 def test_weights_that_are_not_whole_are_named(checkpoint: Path, name: str, content: str | None) -> None:
     file = checkpoint / "actor" / name
@@ -69,10 +71,17 @@ def test_an_empty_folder_of_weights_is_no_checkpoint(checkpoint: Path) -> None:
     for path in (checkpoint / "actor").iterdir():
         path.unlink()
     ((code, message),) = faults_of(checkpoint)
-    assert (code, "lacks `actor/.metadata`" in message) == ("unusable-path", True)
+    assert (code, "lacks `actor/shard-*.safetensors`" in message) == ("unusable-path", True)
     (checkpoint / "actor").rmdir()
     ((code, message),) = faults_of(checkpoint)
     assert (code, "is not a checkpoint of this recipe" in message) == ("unusable-path", True)
+
+
+def test_a_checkpoint_of_an_earlier_rlinf_names_the_command(checkpoint: Path) -> None:
+    (checkpoint / "actor" / "__0_0.distcp").write_text("weights")
+    (checkpoint / "manifest.json").unlink()
+    ((code, message),) = faults_of(checkpoint)
+    assert (code, "was written by an earlier rlinf" in message) == ("unusable-path", True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.training.reading.tensor_files import stored_tensors
+from recipes.training.tensor_files import stored_tensors
 from rlinf_cli.job.load import load_with_lint
 from tests.mistakes import HOSTILE, garbled, mutated
 from tests.unit.recipes.agent.conversation.byte_level import write_byte_level

@@ -13,13 +13,12 @@ pytest.importorskip("peft")
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.testing import assert_close
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.learning.learner import LanguageLearner, TokenTargets
 from recipes.language.models.load_model import built_model, built_tokenizer
+from recipes.training.state.shard_files import ShardReader
 from recipes.training.state.training_state import TrainingState
 from rlinf_core import ConfigError, RLinfError
 from tests.unit.recipes.language.in_process import LocalJob
@@ -105,7 +104,7 @@ def test_adapter_checkpoint_holds_adapters_alone_and_resumes(tmp_path: Path) -> 
     for name, made in (("whole", whole), ("adapters", adapters)):
         made.step(1, half_right)
         made.save(tmp_path / name)
-    keys = FileSystemReader(tmp_path / "adapters" / "actor").read_metadata().state_dict_metadata
+    keys = ShardReader(tmp_path / "adapters" / "actor").tensors
     weights = [name for name in keys if name.startswith("model.")]
     assert weights
     assert all(".lora_" in name for name in weights)
@@ -222,9 +221,8 @@ def test_half_precision_is_for_engines_not_for_checkpoints(tmp_path: Path, setti
     expected = straight.weights()
     for name, value in resumed.weights().items():
         assert torch.equal(value, expected[name]), name
-    stored = FileSystemReader(tmp_path / "actor").read_metadata().state_dict_metadata
-    types = {item.properties.dtype for item in stored.values() if isinstance(item, TensorStorageMetadata)}
-    assert types == {torch.float32}
+    stored = ShardReader(tmp_path / "actor").tensors
+    assert {item.properties.dtype for name, item in stored.items() if name != "version"} == {torch.float32}
     sent = straight.actor._state.sent_weights()  # pyright: ignore[reportPrivateUsage]
     for places, piece in zip(sent.pieces, sent.tensors(), strict=True):
         assert piece.dtype == torch.bfloat16

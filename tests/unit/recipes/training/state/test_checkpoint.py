@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from recipes.training.state import state_checkpoint
+from recipes.training.state.shard_files import shard_name
 from rlinf_core.errors import CheckpointError
+
+SHARD = shard_name(1)
 
 
 def trained(width: int, steps: int = 1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -71,7 +70,7 @@ def test_group_without_weights_keeps_its_settings(tmp_path: Path) -> None:
     assert state.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
     # A run that went on from a checkpoint saves the very bytes of one that nothing happened to.
     state_checkpoint.save(tmp_path / "again", other, state, version=1)
-    first, again = (folder / state_checkpoint.ACTOR / "__0_0.distcp" for folder in (tmp_path, tmp_path / "again"))
+    first, again = (folder / state_checkpoint.ACTOR / SHARD for folder in (tmp_path, tmp_path / "again"))
     assert first.read_bytes() == again.read_bytes()
 
 
@@ -83,23 +82,11 @@ def test_what_cannot_be_written_names_its_cause(tmp_path: Path) -> None:
     assert "Traceback" not in str(caught.value)
 
 
-class _FullFile(io.FileIO):
-    """A file on a disk with room for some hundred bytes more."""
-
-    def write(self, data: Any, /) -> int:
-        if self.tell() + len(data) > 700:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(data)
-
-
 def test_a_disk_that_is_full_is_named_with_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def stream(_: object, path: str, mode: str) -> Generator[_FullFile, None, None]:
-        with _FullFile(path, mode) as file:
-            yield file
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    # torch's archive hides the error of the file behind one of its own.
-    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.FileSystem.create_stream", stream)
+    monkeypatch.setattr("recipes.training.tensor_files.TensorFile.write", full)
     with pytest.raises(CheckpointError, match="weights cannot be written") as caught:
         state_checkpoint.save(tmp_path, *trained(3), version=1)
     assert re.fullmatch(

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.training.reading.archives import FileSlice, load_archive, read_archive
+from recipes.training.conversion.archives import FileSlice, load_archive, read_archive
 from tests.payloads import Payload, archived
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.training.reading import pickles
-from recipes.training.reading.pickles import PickleReader, check_plain
+from recipes.training.conversion import pickles
+from recipes.training.conversion.pickles import PickleReader, check_plain
 from tests.payloads import code, pickled
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**1000), 2**1000) | st.floats(allow_nan=False) | st.text()

@@ -17,7 +17,7 @@ from typing import IO, Any, Final, cast
 import torch
 from torch import Tensor
 
-from recipes.training.reading.pickles import Name, PickleReader, check_plain
+from recipes.training.conversion.pickles import Name, PickleReader, check_plain
 from rlinf_core.foreign.files import open_regular
 
 # Of a part in a zip: a mark, and at its end the lengths of name and extra field.

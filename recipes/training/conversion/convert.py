@@ -1,0 +1,100 @@
+"""Conversion of checkpoints of an earlier rlinf: `rlinf runs convert` calls `convert_checkpoint`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+
+from recipes.training.conversion.archives import load_archive
+from recipes.training.conversion.earlier import INDEX, EarlierWeights
+from recipes.training.state.shard_files import about_shards, shard_name
+from recipes.training.state.state_checkpoint import VERSION
+from recipes.training.tensor_files import Described, TensorFile, write_tensors
+from rlinf_core import CheckpointError
+from rlinf_core.foreign.files import check_regular
+from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.runners.storage.checkpoint import load_manifest
+
+# Files of tensors in containers, by name: the state of off-policy learning, and answers.
+_ARCHIVES: Final = frozenset({"off_policy.pt", "buffered.pt", "unfinished.pt"})
+_OPTIMIZER_SETTINGS: Final = "param_groups"
+
+
+def convert_checkpoint(checkpoint: Path, into: Path) -> bool:
+    """Write the files of a checkpoint into an empty folder: those of an earlier rlinf converted, others as they are.
+
+    Args:
+        checkpoint: a folder `global_step_N`, undamaged.
+        into: the folder to write, on the same disk: large files are not copied there.
+
+    Returns:
+        Whether any was of an earlier rlinf; if not, nothing was written.
+
+    Raises:
+        CheckpointError: a file cannot be read or written.
+    """
+    names = [PurePosixPath(name) for name in load_manifest(checkpoint).files]
+    components = {name.parent for name in names if name.name == INDEX}
+    archives = {name for name in names if name.name in _ARCHIVES}
+    if not (components or archives):
+        return False
+    name = PurePosixPath()
+    try:
+        for name in names:
+            (into / name.parent).mkdir(parents=True, exist_ok=True)
+            if name.name == INDEX:
+                _convert_weights(checkpoint / name.parent, into / name.parent)
+            elif name in archives:
+                tensors = dict(_tensors(load_archive(checkpoint / name)))
+                write_tensors((into / name).with_suffix(".safetensors"), tensors)
+            elif name.parent not in components:
+                _link(checkpoint / name, into / name)
+    except (OSError, ValueError) as error:
+        why = write_fault(into, error) if isinstance(error, OSError) else str(error)
+        raise CheckpointError(
+            "the checkpoint cannot be converted",
+            where=str(checkpoint / name),
+            why=why,
+            help="free disk space, or copy the checkpoint again from its source; it is as it was",
+        ) from error
+    return True
+
+
+def _convert_weights(folder: Path, into: Path) -> None:
+    """Write weights and what the optimizer keeps of each as one shard. Settings of the optimizer are the file's."""
+    weights = EarlierWeights(folder)
+    described = {**weights.tensors, VERSION: Described(torch.int64, ())}
+    about = about_shards({name: (0,) * len(tensor.shape) for name, tensor in described.items()})
+    with TensorFile(into / shard_name(1), described, about) as file:
+        for name in weights.tensors:
+            file.write(name, weights.tensor(name))
+        file.write(VERSION, torch.tensor(weights.number(VERSION)))
+
+
+def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors and whole numbers in mappings, by their path."""
+    if isinstance(value, dict):
+        for key, item in cast("dict[Any, Any]", value).items():
+            if key != _OPTIMIZER_SETTINGS:
+                yield from _tensors(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, Tensor):
+        yield path, value
+    elif type(value) is int:
+        yield path, torch.tensor(value)
+    else:
+        raise ValueError(f"`{path}` is neither a tensor nor a whole number")
+
+
+def _link(file: Path, new: Path) -> None:
+    check_regular(file)
+    try:
+        os.link(os.path.realpath(file), new)
+    except OSError:
+        # Some file systems have no links.
+        shutil.copy2(file, new)

@@ -1,0 +1,224 @@
+"""Shards of a component's tensors in safetensors files, for torch.distributed.checkpoint.
+
+The files are those of torch's `HuggingFaceStorageWriter`, and its reader reads them. That writer makes two more copies
+of a rank's shard in memory; that reader maps files into memory, waits for a pipe, and does not miss what is gone.
+
+Imports torch.distributed.checkpoint, which takes a second.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from recipes.sections.model_folders import CONVERT, SHARDS, is_earlier
+from recipes.training.tensor_files import Described, StoredTensor, TensorFile, tensors_in
+from rlinf_core import CheckpointError
+from rlinf_core.foreign.strict_json import load_json_object
+
+_OFFSETS: Final = "DCP_SHARDING_INFO"
+
+
+def shard_name(number: int) -> str:
+    """Return the name of the file of a shard, from 1."""
+    return f"shard-{number:05}-model-00001-of-00001.safetensors"
+
+
+def about_shards(offsets: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Return what the file of a shard says about itself: where each of its parts begins in the whole tensor."""
+    places = {name: {"saved_offsets": list(begin)} for name, begin in offsets.items()}
+    return {"format": "pt", "DCP_VERSION": "1.0", _OFFSETS: json.dumps(places)}
+
+
+class ShardWriter(StorageWriter):
+    """A writer of the folder of a component: a file for each rank.
+
+    Args:
+        folder: is made where it does not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    # What torch calls
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: the folder stays the same."""
+
+    # Without `kwargs`, torch gives no rank: plans are numbered.
+    def set_up_storage_writer(self, is_coordinator: bool) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Make the folder."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Return the plans, each with its number."""
+        return [replace(plan, storage_data=number) for number, plan in enumerate(plans, 1)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's parts of tensors, one after the other.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        written: list[WriteResult] = []
+        if plan.items:
+            described = {item.index.fqn: _described(item) for item in plan.items}
+            about = about_shards({item.index.fqn: tuple(_part(item).offsets) for item in plan.items})
+            with TensorFile(self._folder / shard_name(plan.storage_data), described, about) as file:
+                for item in plan.items:
+                    name = item.index.fqn
+                    file.write(name, cast("Tensor", planner.resolve_data(item)))
+                    written.append(WriteResult(item.index, described[name].nbytes, None))
+        return _done(written)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Do nothing: each file says what it has."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return whether a folder may be one of a component."""
+        return True
+
+
+class ShardReader(StorageReader):
+    """A reader of the folder of a component.
+
+    Args:
+        folder: the folder with the files of all ranks that wrote.
+
+    Attributes:
+        tensors: names, types, sizes and parts of the tensors.
+
+    Raises:
+        CheckpointError: an earlier rlinf wrote the folder.
+        OSError: a file cannot be read.
+        ValueError: there is none, one is damaged, or a part of a tensor is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        files = sorted(folder.glob(SHARDS))
+        if not files and any(map(is_earlier, os.listdir(folder))):
+            raise CheckpointError(
+                "the checkpoint was written by an earlier rlinf",
+                where=str(folder),
+                why="its weights are pickled, which is no longer read",
+                help=CONVERT,
+            )
+        if not files:
+            raise ValueError(f"there is no file `{SHARDS}` in it")
+        self._stored: dict[MetadataIndex, StoredTensor] = {}
+        self.tensors: dict[str, TensorStorageMetadata] = {}
+        for file in files:
+            self._add(file)
+        for name, whole in self.tensors.items():
+            if sum(math.prod(chunk.sizes) for chunk in whole.chunks) != math.prod(whole.size):
+                raise ValueError(f"a part of `{name}` is missing")
+
+    def _add(self, file: Path) -> None:
+        tensors, about = tensors_in(file)
+        places: dict[str, Any] = load_json_object(about.get(_OFFSETS, "{}"))
+        for name, stored in tensors.items():
+            offsets = _offsets(places.get(name), stored, file)
+            part = ChunkStorageMetadata(torch.Size(offsets), torch.Size(stored.shape))
+            end = [begin + length for begin, length in zip(offsets, stored.shape, strict=True)]
+            before = self.tensors.setdefault(
+                name, TensorStorageMetadata(TensorProperties(dtype=stored.dtype), torch.Size(end), [])
+            )
+            if len(before.size) != len(end):
+                raise ValueError(f"`{file.name}` has a `{name}` with a different number of dimensions")
+            before.size = torch.Size(map(max, before.size, end))
+            before.chunks.append(part)
+            self._stored[MetadataIndex(name, part.offsets)] = stored
+
+    # What torch calls
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Do nothing: the folder stays the same."""
+
+    # Without `kwargs`: torch would fall back to an index of each rank.
+    def read_metadata(self) -> Metadata:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return what was read at first."""
+        return Metadata(
+            state_dict_metadata=cast("Any", self.tensors), storage_data=self._stored, storage_meta=StorageMeta()
+        )
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Do nothing: the heads of files have already been read."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Return the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read the items of a plan into the planner's tensors.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        for item in plan.items:
+            target = planner.resolve_tensor(item)
+            self._stored[item.storage_index].copy_to(target.detach(), item.storage_offsets)
+            planner.commit_tensor(item, target)
+        return _done(None)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return whether a folder may be one of a component."""
+        return os.path.isdir(checkpoint_id)
+
+
+def _described(item: WriteItem) -> Described:
+    data = item.tensor_data
+    if data is None:
+        raise ValueError(f"`{item.index.fqn}` is not a tensor")
+    return Described(data.properties.dtype, tuple(data.chunk.sizes))
+
+
+def _part(item: WriteItem) -> ChunkStorageMetadata:
+    return cast("Any", item.tensor_data).chunk
+
+
+def _offsets(place: Any, stored: StoredTensor, file: Path) -> list[int]:
+    """Return where a part begins in its tensor."""
+    if place is None:
+        return [0] * len(stored.shape)
+    listed = cast("dict[str, Any]", place).get("saved_offsets") if type(place) is dict else None
+    offsets = cast("list[Any]", listed) if type(listed) is list else []
+    if len(offsets) != len(stored.shape) or any(type(at) is not int or not 0 <= at < 1 << 62 for at in offsets):
+        raise ValueError(f"`{file.name}` does not say where its parts of tensors begin")
+    return offsets
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future

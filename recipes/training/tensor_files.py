@@ -1,0 +1,346 @@
+"""Safetensors files, read by the row and written a tensor at a time.
+
+The package safetensors maps whole files into memory, so that what was read of them counts as this process's, and makes
+a second copy of all tensors to write them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from recipes.sections.model_folders import weight_files, weights_header
+from rlinf_core.foreign.budget import Budget
+from rlinf_core.foreign.files import read_bounded
+from rlinf_core.foreign.strict_json import load_json_object
+
+_DTYPES: Final[Mapping[str, torch.dtype]] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_ABOUT: Final = MappingProxyType({"format": "pt"})
+# Bytes of a file of a model's folder, unless a single tensor is larger.
+FILE_BYTES: Final = 5 << 30
+# Bytes that `StoredTensor.copy_to` reads at a time.
+_PIECE: Final = 64 << 20
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file.
+
+    Attributes:
+        path: the path of the file.
+        begin: its first byte.
+        dtype, shape: the type and shape, as it is stored.
+    """
+
+    path: Path
+    begin: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def rows(self, start: int, count: int) -> Tensor:
+        """Return rows of the tensor; of one without dimensions there is one.
+
+        Raises:
+            OSError: the file cannot be read, or is shorter than it says.
+        """
+        row = self.shape[1:]
+        made = torch.empty((count, *row), dtype=self.dtype)
+        if not made.numel():
+            return made
+        target = memoryview(cast("Any", made.view(-1).view(torch.uint8).numpy()))
+        place = self.begin + start * math.prod(row) * self.dtype.itemsize
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while target:
+                read = os.preadv(descriptor, [target[: 1 << 30]], place)
+                if not read:
+                    raise OSError(f"`{self.path}` ends before its tensors do")
+                target, place = target[read:], place + read
+        finally:
+            os.close(descriptor)
+        return made
+
+    def whole(self) -> Tensor:
+        """Return all of the tensor.
+
+        Raises:
+            OSError: see `rows`.
+        """
+        return self.rows(0, self.shape[0] if self.shape else 1).view(self.shape)
+
+    def copy_to(self, target: Tensor, offsets: Iterable[int]) -> None:
+        """Copy a part of the tensor, which begins at `offsets` and is as large as `target`, some rows at a time.
+
+        Raises:
+            OSError: see `rows`.
+        """
+        if not target.dim():
+            target.copy_(self.whole())
+            return
+        first, *others = offsets
+        row = max(1, math.prod(self.shape[1:]) * self.dtype.itemsize)
+        many = max(1, _PIECE // row)
+        for start in range(0, len(target), many):
+            into = target[start : start + many]
+            part = self.rows(first + start, len(into))
+            for dimension, offset in enumerate(others, 1):
+                part = part.narrow(dimension, offset, into.shape[dimension])
+            into.copy_(part)
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor] | None:
+    """Return the tensors of a model folder by name; None where its files are not those that transformers would take.
+
+    `model.safetensors` holds all of them, or `model.safetensors.index.json` names the files.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    try:
+        if single.is_file():
+            return _of_file(single)[0]
+        written = load_json_object(read_bounded(index))
+        names = weight_files(written)
+        if names is None:
+            return None
+        files = {name: _of_file(folder / name)[0] for name in names}
+        return {tensor: files[name][tensor] for tensor, name in written["weight_map"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        # Its loader says what is wrong.
+        return None
+
+
+def stored_shapes(files: Iterable[Path]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all tensors in files, by name; no tensor is read.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: one is not a safetensors file.
+    """
+    return {name: tensor.shape for file in files for name, tensor in tensors_in(file)[0].items()}
+
+
+def tensors_in(file: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """Return the tensors in a file by name, and the texts that were written about them.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a safetensors file.
+    """
+    try:
+        return _of_file(file)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file.name} is not a safetensors file: {error}") from None
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return all tensors of a file by name, on the host.
+
+    Raises:
+        OSError, ValueError: see `tensors_in`; or it claims much more than it takes on the disk, as a file of holes.
+    """
+    tensors, status = tensors_in(file)[0], file.stat()
+    # Some file systems count no blocks, and some compress.
+    budget = Budget.of_size(min(status.st_size, 512 * status.st_blocks or status.st_size))
+    for name, stored in tensors.items():
+        budget.take_array(stored.shape, stored.dtype.itemsize, f"`{name}`")
+    return {name: stored.whole() for name, stored in tensors.items()}
+
+
+def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `name` and a point, by what follows."""
+    start = f"{name}."
+    return {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors by name into a file of their own.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    described = {name: Described(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    with TensorFile(file, described) as opened:
+        for name, tensor in tensors.items():
+            opened.write(name, tensor)
+
+
+def _of_file(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """Return the tensors of a file, and what is said about them.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is no such file, or has tensors of another type.
+    """
+    header, about, first, size = weights_header(path)
+    if any(type(text) is not str for text in about.values()):
+        raise ValueError("its metadata are no texts")
+    tensors: dict[str, StoredTensor] = {}
+    left = size - first
+    for name, entry in header.items():
+        dtype, shape = _DTYPES[entry["dtype"]], tuple(map(_count, entry["shape"]))
+        begin, end = map(_count, entry["data_offsets"])
+        # Nor do tensors overlap, by which a small file would claim more than it has.
+        left -= end - begin
+        if not 0 <= begin <= end <= size - first or left < 0 or end - begin != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"the byte range of `{name}` does not fit the file, its shape or its dtype")
+        tensors[name] = StoredTensor(path, first + begin, dtype, shape)
+    return tensors, about
+
+
+def _count(number: object) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is not a size")
+    return number
+
+
+class Described(NamedTuple):
+    """The type and the shape of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class TensorFile:
+    """A file of tensors, written one at a time, in any order. A context.
+
+    Args:
+        path: the path of the file, which is made or replaced.
+        tensors: what will be written.
+        about: texts about them.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, Described], about: Mapping[str, str] = _ABOUT) -> None:
+        self._tensors = tensors
+        self._begins: dict[str, int] = {}
+        header: dict[str, object] = {"__metadata__": dict(about)}
+        offset = 0
+        for name, (dtype, shape) in tensors.items():
+            self._begins[name] = offset
+            end = offset + tensors[name].nbytes
+            header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        # What follows begins at a multiple of eight bytes.
+        text += b" " * (-len(text) % 8)
+        self._first = 8 + len(text)
+        self._file = path.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+        os.truncate(self._file.fileno(), self._first + offset)
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    @property
+    def left(self) -> Iterator[str]:
+        """The names of tensors that are not written yet."""
+        return iter(self._begins)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Write one of the tensors, converted to the type that was announced.
+
+        Raises:
+            KeyError: it was not announced, or is written already.
+            ValueError: it has another shape.
+            OSError: the disk is full.
+        """
+        dtype, shape = self._tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"`{name}` is {list(tensor.shape)}, not {list(shape)}")
+        begin = self._begins.pop(name)
+        if tensor.numel():
+            flat = tensor.detach().to("cpu", dtype).contiguous().view(-1).view(torch.uint8)
+            self._file.seek(self._first + begin)
+            self._file.write(memoryview(cast("Any", flat.numpy())))
+
+
+class ModelWriter:
+    """Writes `model.safetensors`, or several files and their index, as transformers names them. A context.
+
+    Args:
+        folder: which is there.
+        tensors: the tensors that will be written, each once, in any order.
+    """
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Described]) -> None:
+        self._stack = ExitStack()
+        self._files: dict[str, TensorFile] = {}
+        groups = _groups(tensors)
+        named = {_name(number, len(groups)): group for number, group in enumerate(groups)}
+        for name, group in named.items():
+            file = self._stack.enter_context(TensorFile(folder / name, {tensor: tensors[tensor] for tensor in group}))
+            self._files |= dict.fromkeys(group, file)
+        if len(groups) > 1:
+            total = sum(tensor.nbytes for tensor in tensors.values())
+            index = {
+                "metadata": {"total_size": total},
+                "weight_map": {tensor: name for name, group in named.items() for tensor in group},
+            }
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    def __enter__(self) -> ModelWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """See `TensorFile.write`."""
+        self._files[name].write(name, tensor)
+
+    def finish(self) -> None:
+        """Bring everything to the disk.
+
+        Raises:
+            ValueError: a tensor was not written.
+        """
+        left = sorted(name for file in set(self._files.values()) for name in file.left)
+        if left:
+            raise ValueError(f"`{left[0]}` has no value")
+        self._stack.close()
+
+
+def _groups(tensors: Mapping[str, Described]) -> list[list[str]]:
+    groups: list[list[str]] = [[]]
+    size = 0
+    for name, described in tensors.items():
+        if groups[-1] and size + described.nbytes > FILE_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += described.nbytes
+    return groups
+
+
+def _name(number: int, count: int) -> str:
+    return "model.safetensors" if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors"

@@ -1,0 +1,66 @@
+"""Conversion of a run's checkpoints that an earlier version wrote."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rlinf_cli.command import Result
+from rlinf_cli.live.run_summary import shown
+from rlinf_cli.runs.run_lookup import damaged_checkpoints, find_run
+from rlinf_core.errors import RunError
+from rlinf_core.job.load import load_job
+from rlinf_core.job.recipe import Convert
+from rlinf_core.runners.storage.checkpoint import Checkpoint
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import why_not_own
+
+SCHEMA: Final = "rlinf.runs-convert/1"
+
+
+def converted(name: str) -> Result:
+    """Convert the checkpoints of a run in place, each atomically, and return which.
+
+    Args:
+        name: the run's folder or name.
+
+    Raises:
+        RunError: the run is active, or its checkpoints are not its own.
+        CheckpointError: one cannot be converted; it is as it was.
+    """
+    run = find_run(name)
+    where = str(run.checkpoints.folder)
+    if run.state.going_on:
+        help = f"`rlinf stop {shown(run.path)}` ends it"
+        raise RunError("the checkpoints of an active run cannot be converted", where=where, help=help)
+    foreign = why_not_own(run.path, run.state)
+    if foreign is not None:
+        help = "copy the checkpoints into the folder `checkpoints` of the run, and write that into its run.json"
+        raise RunError("the checkpoints are not the run's own", where=where, why=foreign, help=help)
+    recipe = load_job(str(run.config_file)).recipe
+    convert = None if recipe is None else recipe.load(recipe.convert)
+    steps: dict[str, list[int]] = {"converted": [], "unchanged": []}
+    for checkpoint in run.checkpoints.complete():
+        was_earlier = convert is not None and _convert(run, checkpoint, convert)
+        steps["converted" if was_earlier else "unchanged"].append(checkpoint.step)
+    damaged = damaged_checkpoints(run)
+    done, rest = (", ".join(map(str, steps[kind])) for kind in ("converted", "unchanged"))
+    lines = [f"converted the checkpoints of steps {done}"] if done else ["no checkpoint is of an earlier version"]
+    lines += [f"those of steps {rest} are of this version"] if done and rest else []
+    record = {"schema": SCHEMA, "run": str(run.path.absolute()), **steps, "damaged_checkpoints": damaged}
+    return Result("\n".join(lines), record, notes=tuple(damaged))
+
+
+def _convert(run: RunFolder, checkpoint: Checkpoint, convert: Convert) -> bool:
+    """Convert a checkpoint; return whether there was something to do."""
+    checkpoint.verify()
+    into = run.checkpoints.begin(checkpoint.step)
+    try:
+        was_earlier = convert(checkpoint.path, into)
+    except BaseException:
+        run.checkpoints.abandon(checkpoint.step)
+        raise
+    if was_earlier:
+        run.checkpoints.replace(checkpoint)
+    else:
+        run.checkpoints.abandon(checkpoint.step)
+    return was_earlier

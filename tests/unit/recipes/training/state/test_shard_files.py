@@ -1,0 +1,120 @@
+"""Shards in safetensors: written by several ranks and read by others, by torch's reader too; what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+
+from recipes.training.state.shard_files import ShardReader, shard_name
+from recipes.training.state.state_checkpoint import load_weights
+from recipes.training.tensor_files import Described, TensorFile, tensors_in
+from rlinf_core.errors import CheckpointError
+from tests.unit.recipes.training.state.shard_ranks import learn, made
+from tests.unit.recipes.two_processes import run_two
+
+
+class Saved:
+    """A checkpoint of two ranks, and what they went on to measure."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results = run_two("tests.unit.recipes.training.state.shard_ranks", folder)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    return Saved(tmp_path_factory.mktemp("saved"))
+
+
+def test_ranks_go_on_to_the_bit(saved: Saved) -> None:
+    for rank in saved.results:
+        assert rank["version"] == 3
+        assert rank["resumed"] == rank["straight"]
+
+
+def test_one_rank_goes_on_from_two(saved: Saved) -> None:
+    state = made(9, 1)
+    state.load(str(saved.folder))
+    assert [learn(state) for _ in range(2)] == pytest.approx(saved.results[0]["straight"], rel=1e-6)
+
+
+def test_every_rank_writes_its_own_shard_once(saved: Saved) -> None:
+    files = sorted(path.name for path in (saved.folder / "actor").iterdir())
+    assert files == [shard_name(1), shard_name(2)]
+    rows = [tensors_in(saved.folder / "actor" / file)[0]["model.0.weight"].shape[0] for file in files]
+    assert rows == [4, 3]
+
+
+def test_torchs_own_reader_reads_them(saved: Saved) -> None:
+    hf_storage: Any = pytest.importorskip("torch.distributed.checkpoint.hf_storage")
+    state = made(9, 1)
+    state.load(str(saved.folder))
+    theirs = {f"model.{name}": torch.empty_like(weight) for name, weight in state.policy.named_parameters()}
+    reader = hf_storage.HuggingFaceStorageReader(str(saved.folder / "actor"))
+    dcp.load(theirs, storage_reader=reader, no_dist=True)  # type: ignore[arg-type]
+    for name, weight in state.policy.named_parameters():
+        assert torch.equal(theirs[f"model.{name}"], weight)
+
+
+@pytest.fixture
+def copy(saved: Saved, tmp_path: Path) -> Path:
+    """A copy of the actor's folder."""
+    return shutil.copytree(saved.folder / "actor", tmp_path / "copied" / "actor")
+
+
+def rewritten(file: Path, offsets: object) -> None:
+    """Write other places of the parts of tensors into a file."""
+    tensors, _ = tensors_in(file)
+    described = {name: Described(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    values = {name: tensor.whole() for name, tensor in tensors.items()}
+    about = {"DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": offsets} for name in tensors})}
+    with TensorFile(file, described, about) as opened:
+        for name, value in values.items():
+            opened.write(name, value)
+
+
+def without_rows(file: Path) -> None:
+    with TensorFile(file, {}) as _:
+        pass
+
+
+DAMAGES: dict[str, tuple[int, Callable[[Path], object], str]] = {
+    "lost first": (1, Path.unlink, "a part of `model.0.weight` is missing"),
+    "lost last": (2, Path.unlink, "has the size"),
+    "no tensors": (1, without_rows, "a part of `model.0.weight` is missing"),
+    "cut": (2, lambda file: os.truncate(file, 500), "is not a safetensors file"),
+    "empty": (2, lambda file: os.truncate(file, 0), "empty"),
+    "text": (2, lambda file: file.write_text("weights of a policy"), "is not a safetensors file"),
+    "places as text": (2, lambda file: rewritten(file, "0"), "does not say where"),
+    "places below 0": (2, lambda file: rewritten(file, [-1, 0]), "does not say where"),
+    "too many places": (2, lambda file: rewritten(file, [0, 0, 0]), "does not say where"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_wrong_is_named(copy: Path, damage: str) -> None:
+    number, do, words = DAMAGES[damage]
+    do(copy / shard_name(number))
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        load_weights(copy.parent, made(0, 1).policy)
+    assert words in str(caught.value.why)
+
+
+def test_a_pipe_is_not_waited_for(copy: Path) -> None:
+    (copy / shard_name(2)).unlink()
+    os.mkfifo(copy / shard_name(2))
+    with pytest.raises(CheckpointError, match="is a pipe"):
+        load_weights(copy.parent, made(0, 1).policy)
+
+
+def test_a_folder_without_shards_says_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no file"):
+        ShardReader(tmp_path)
