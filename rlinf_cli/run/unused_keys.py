@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _RESUME: Final = "runner.resume_dir"
 # Of the length of a training run, what it saves and where it reports.
 _RUNNER: Final = (
-    *("max_epochs", "max_steps", "max_restarts", "max_staleness", "max_failed_fraction", "weight_sync_interval"),
+    *("max_epochs", "max_steps", "max_restarts", "max_staleness", "max_failed_fraction"),
     *("val_check_interval", "val_before_train", "only_eval", "profiler", "on_hang", "trace", "metrics_port", "logger"),
     *("save_interval", "save_on_interrupt", "save_format", "keep_checkpoints", "snapshot_interval", "skip_checks"),
 )

@@ -17,7 +17,7 @@ from recipes.embodied.config.off_policy_config import Algorithm
 from recipes.embodied.config.policy_config import PolicyActorConfig, PolicyJob, PolicyOptimConfig, PolicyRunnerConfig
 from recipes.sections.actor import ValueOptimConfig
 from recipes.sections.algorithm import ADVANTAGES, GROUP_ADVANTAGES
-from rlinf_core import Count, IgnoredKeys
+from rlinf_core import IgnoredKeys
 from rlinf_core.config.sections.runner import RolloutRunnerConfig
 from rlinf_core.config.sections.values import StepsOrNever
 from rlinf_core.config.variants import OneOf
@@ -29,9 +29,6 @@ class EmbodiedRunnerConfig(RolloutRunnerConfig, PolicyRunnerConfig):
     """The run as a whole."""
 
     max_steps: StepsOrNever = 150
-    weight_sync_interval: Count = Field(
-        default=1, description="Training steps between two updates of the rollout's weights."
-    )
 
 
 class EmbodiedOptimConfig(PolicyOptimConfig, ValueOptimConfig):

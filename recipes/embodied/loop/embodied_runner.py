@@ -74,7 +74,6 @@ class EmbodiedRunner(RolloutRunner):
         trajectories: Channel | None = None,
     ) -> None:
         super().__init__(cfg, {"actor": actor, "rollout": rollout, "env": env}, record)
-        self._sync_interval = cfg.runner.weight_sync_interval
         self._most_failed = cfg.runner.max_failed_fraction
         # A group forwards the calls of its workers' methods to all ranks.
         self.actor = cast("ActorGroup", actor)
@@ -117,15 +116,12 @@ class EmbodiedRunner(RolloutRunner):
     def train_step(self, step: int) -> dict[str, float]:
         """Carry out the four phases of a step."""
         began = time.perf_counter()
-        due = (step - 1) % self._sync_interval == 0
 
         def act() -> dict[str, float]:
-            if self._synced is None or due:
-                self.update_rollout_weights(step)
+            self.update_rollout_weights(step)
             return self.generate_rollouts(step)
 
-        # The weights of an earlier step, which the others act with, cannot be sent again.
-        metrics = self._recovery.rollouts(step, act, weights_follow=due)
+        metrics = self._recovery.rollouts(step, act)
         self._note_first_step("env.train")
         with self.phase(step, events.ADVANTAGES):
             metrics |= mean_over_ranks(self.actor.compute_advantages_and_returns(step).wait())

@@ -60,7 +60,7 @@ class RolloutRecovery(Relaunching):
         self._forget, self._syncing = forget, syncing
         self.starts: tuple[Layout, Any] | None = None
         self._calls: list[WorkerGroupHandle[Any]] = []
-        self._what, self._trains, self._weights_follow = "", False, True
+        self._what, self._trains = "", False
         self._attempt = 0
         self.episodes: Sequence[bytes | None] = [b""]
         self.suspects = SuspectedEpisodes(record)
@@ -70,20 +70,15 @@ class RolloutRecovery(Relaunching):
         """The argument that distinguishes the calls of an attempt from earlier ones; none of the first one."""
         return (self._attempt,) if self._attempt else ()
 
-    def rollouts(self, step: int, attempt: Callable[[], T], *, weights_follow: bool) -> T:
-        """Return the result of `attempt`, which carries out the rollout of a step, and again after deaths.
-
-        Args:
-            step: the training step.
-            attempt: see `repeat`.
-            weights_follow: whether it sends the weights if they are forgotten.
-        """
-        self._what, self._trains, self._weights_follow = f"the rollout of step {step}", True, weights_follow
+    def rollouts(self, step: int, attempt: Callable[[], T]) -> T:
+        """Return the result of `attempt`, which sends weights and carries out the rollout of a step, and again after
+        deaths."""
+        self._what, self._trains = f"the rollout of step {step}", True
         return self.repeat(attempt)
 
     def evaluation(self, attempt: Callable[[], T]) -> T:
         """Return the result of `attempt`, which sends weights and carries out an evaluation, and again after deaths."""
-        self._what, self._trains, self._weights_follow = "the evaluation", False, True
+        self._what, self._trains = "the evaluation", False
         return self.repeat(attempt)
 
     def watched(self, *calls: WorkerGroupHandle[Any]) -> tuple[WorkerGroupHandle[Any], ...]:
@@ -109,7 +104,6 @@ class RolloutRecovery(Relaunching):
             self._synchronous
             and self.starts is not None
             and (self._simulates or "env" not in dead)
-            and (self._weights_follow or "rollout" not in dead)
             # Shards of weights are gathered while they are sent: an actor may still wait for the one whose peer died.
             and not (self._syncing() and self._actor_group.world_size > 1)
         )

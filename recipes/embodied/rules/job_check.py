@@ -62,7 +62,6 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
         check_batches(config, world_sizes.get("actor") or 1, report)
         _check_algorithm(config, config.algorithm, report)
     check_intervention(config, world_sizes.get("env"), report)
-    _check_staleness(config, report)
     _check_schedule(config, report)
     _check_passes(config, report)
     _check_imports(config, report)
@@ -265,19 +264,6 @@ def _check_robots_used(config: EmbodiedConfig, report: Report) -> None:
             else "name your own environment as `env_type: package.module:Class`, or place `env` on other nodes",
             about=[("env", "train", "env_type"), ("env", "eval", "env_type")],
             severity=Severity.WARNING,
-        )
-
-
-def _check_staleness(config: EmbodiedConfig, report: Report) -> None:
-    """Check that the age of weights is limited in one place only."""
-    runner = config.runner
-    if runner.max_staleness and runner.weight_sync_interval > 1:
-        report(
-            blame(config, ("runner", "weight_sync_interval"), ("runner", "max_staleness")),
-            "conflicting-settings",
-            f"`max_staleness: {runner.max_staleness}` bounds the age of weights, but `weight_sync_interval:"
-            f" {runner.weight_sync_interval}` would let them get older",
-            "remove `weight_sync_interval`; asynchronous rollouts get the weights of every step",
         )
 
 

@@ -120,14 +120,13 @@ def check_running_statistics(config: EmbodiedConfig, algorithm: PolicyGradientCo
             "remove it, or `algorithm.bc_weight`",
             about=[("algorithm", "bc_weight")],
         )
-    if runner.staleness or runner.weight_sync_interval != 1:
-        name = "max_staleness" if runner.staleness else "weight_sync_interval"
+    if runner.staleness:
         report(
             _NORMALIZE,
             "conflicting-settings",
-            f"with `runner.{name}` samples were normalized by older statistics than those that are known",
-            f"remove one of the two: `runner.{name}`, or `algorithm.normalize_observations`",
-            about=[("runner", name)],
+            "with `runner.max_staleness` samples were normalized by older statistics than those that are known",
+            "remove one of the two: `runner.max_staleness`, or `algorithm.normalize_observations`",
+            about=[("runner", "max_staleness")],
         )
 
 

@@ -186,7 +186,7 @@ embodied | «defaults»: [base] | not-available | extends
 embodied | «task_type»: embodied | not-available | recipe
 embodied | runner: {«ckpt_path»: a.pt} | not-available | resume_dir
 embodied | rollout: {«model»: {model_path: a}} | not-available | actor.model.model_path
-embodied | «weight_syncer»: {type: patch} | not-available | weight_sync_interval
+embodied | «weight_syncer»: {type: patch} | not-available | every training step
 embodied | actor: {fsdp_config: {«strategy»: fsdp2}} | not-available | sharding_strategy
 embodied | actor: {fsdp_config: {mixed_precision: {«buffer_dtype»: fp32}}} | not-available | param_dtype
 embodied | actor: {model: {«action_dim»: 7}} | not-available | the environment defines

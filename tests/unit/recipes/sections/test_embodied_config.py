@@ -98,11 +98,6 @@ class TestComponents:
         ]
 
 
-def test_staleness_is_said_once(findings: Any) -> None:
-    text = LAPTOP + "runner:\n  max_staleness: 2\n  weight_sync_interval: 4\n"
-    assert findings(text) == [("conflicting-settings", "4")]
-
-
 REMOVE = "or remove it: a batch is then about a quarter of a step's samples"
 
 
