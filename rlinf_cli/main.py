@@ -36,7 +36,7 @@ class _Commands(LazyGroup):
             },
             "Machines": dict.fromkeys(("up", "status", "down", "doctor"), "rlinf_cli.commands.machines"),
             "Runs": {
-                **dict.fromkeys(("ps", "logs", "stop"), "rlinf_cli.commands.processes"),
+                **dict.fromkeys(("ps", "logs", "stop"), "rlinf_cli.commands.runs"),
                 "runs": "rlinf_cli.commands.runs",
             },
             "Results": dict.fromkeys(("why", "report", "compare"), "rlinf_cli.commands.results"),

@@ -94,7 +94,7 @@ def read_runs(names: Sequence[str], assume: Sequence[str]) -> list[tuple[Recorde
 def _read_run(name: str, assume: Sequence[str]) -> tuple[RecordedRun, JobFlow]:
     from rlinf_cli.job.job_file import as_recorded, load, sound
     from rlinf_cli.placement.job_layout import lay_out
-    from rlinf_cli.run.policy_source import find_run_folder
+    from rlinf_cli.run.policies import find_run_folder
 
     folder = find_run_folder(name)
     if folder is None:

@@ -114,7 +114,7 @@ def runs(ctx: typer.Context, incomplete: str) -> list[str]:
 @_careful
 def runs_and_components(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the run folders, and the components whose logs the run has."""
-    from rlinf_cli.runs.log_files import log_files
+    from rlinf_cli.runs.logs import log_files
     from rlinf_cli.runs.run_lookup import find_run, run_at
 
     names = runs(ctx, incomplete)

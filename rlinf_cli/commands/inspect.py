@@ -72,7 +72,7 @@ def placement(
     that extends FILE where another placement is surely faster, or as fast on fewer accelerators.
     """
     if advise is not None:
-        from rlinf_cli.advice.command import placement_advice
+        from rlinf_cli.advice.answer import placement_advice
 
         return placement_advice(file, overrides or (), assume, advise, staleness, patch)
     from rlinf_cli.cluster.probing import prober
@@ -80,7 +80,7 @@ def placement(
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.placement.placement_picture import picture_of
     from rlinf_cli.placement.placement_summary import placement_result
-    from rlinf_cli.run.policy_source import config_of
+    from rlinf_cli.run.policies import config_of
 
     name = config_of(file)
     job = load_sound(name, overrides, assume, probe=prober(name, assume, live=live))
@@ -108,7 +108,7 @@ def config(
     """
     from rlinf_cli.job.config_view import config_result
     from rlinf_cli.job.job_file import load_sound
-    from rlinf_cli.run.policy_source import config_of
+    from rlinf_cli.run.policies import config_of
 
     return config_result(load_sound(config_of(file), overrides), every_value=show_all)
 
@@ -131,7 +131,7 @@ def env(
     from rlinf_cli.job.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.placement.process_variables import env_record, env_text
-    from rlinf_cli.run.policy_source import config_of
+    from rlinf_cli.run.policies import config_of
     from rlinf_core.errors import PlacementError
 
     name = config_of(file)

@@ -60,11 +60,11 @@ def evaluate(
     evaluated. KEY=VALUE replaces a value. The result is written with its settings to `eval.json`; equal weights give an
     equal one except for `times`.
     """
-    from rlinf_cli.run import evaluating
+    from rlinf_cli.run.policies import evaluated, played
 
     if play:
-        return evaluating.played(file, overrides or [], checkpoint, episodes, out, show=show)
-    return evaluating.evaluated(
+        return played(file, overrides or [], checkpoint, episodes, out, show=show)
+    return evaluated(
         file, overrides or [], checkpoint, episodes, out, training_starts=allow_training_starts, video=video
     )
 
@@ -86,6 +86,6 @@ def export(
     model becomes a folder that transformers and vLLM load. torchscript and onnx, of policies that act, are a single
     graph from observations to actions. What is written is verified against the policy.
     """
-    from rlinf_cli.run.exporting import exported
+    from rlinf_cli.run.policies import exported
 
     return exported(run, kind.value, checkpoint, out)

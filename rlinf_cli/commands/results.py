@@ -52,7 +52,7 @@ def why(
     process again.
     """
     if replay is not None:
-        from rlinf_cli.run.replaying import replayed
+        from rlinf_cli.run.policies import replayed
 
         return replayed(run, replay)
     from rlinf_cli.why.answer import explained
@@ -91,7 +91,7 @@ def report(
     With --watch a browser that shows the page loads it again by itself. Only folders of runs are read.
     """
     if samples:
-        from rlinf_cli.report.samples_text import samples_result
+        from rlinf_cli.report.samples import samples_result
 
         name = _one(runs, "--samples")
         return samples_result(name, step, order, count, (at_least, at_most), logprobs=logprobs)

@@ -12,7 +12,7 @@ from typing import Final
 
 from rlinf_cli.importing.comments import CommentFinder
 from rlinf_cli.importing.decisions import Conversion, puts
-from rlinf_cli.importing.hydra_files import HydraFile
+from rlinf_cli.importing.document import written
 from rlinf_cli.importing.outcomes import Added, KeyOutcome, LeftOut
 from rlinf_cli.importing.projects import (
     EVALUATION_SECTIONS,
@@ -34,12 +34,11 @@ from rlinf_cli.importing.rules.needs import (
     sft_places,
     verl_places,
 )
-from rlinf_cli.importing.rules.rlinf import cameras
+from rlinf_cli.importing.rules.rlinf import cameras, is_off_policy
 from rlinf_cli.importing.rules.rows import rules_of
-from rlinf_cli.importing.rules.sac import is_off_policy
 from rlinf_cli.importing.rules.shared import Table, Values
-from rlinf_cli.importing.rules.verl_algorithm import teacher_rules
-from rlinf_cli.importing.writing import written
+from rlinf_cli.importing.rules.verl import teacher_rules
+from rlinf_cli.importing.sources import HydraFile
 from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, format_path

@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from rlinf_cli.importing.comments import CommentFinder, Comments
 from rlinf_cli.importing.foreign_names import is_accepted, names_at
-from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.outcomes import Leaf, LeftOut, NewValue, ReferenceText
 from rlinf_cli.importing.projects import ENGINE_OPTIONS, Project
 from rlinf_cli.importing.references import References, UnresolvableError
@@ -19,6 +18,7 @@ from rlinf_cli.importing.rules.needs import Rest, without_inner
 from rlinf_cli.importing.rules.rows import reason_of
 from rlinf_cli.importing.rules.shared import Table, Values
 from rlinf_cli.importing.rules.verl import engine, needs_values
+from rlinf_cli.importing.sources import HydraFile
 from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, format_path
 from rlinf_core.config.validating.model_fields import fields_at, model_of, types_at

@@ -1,18 +1,208 @@
-"""Job files of other projects: reading one with its overrides, and finding all in a folder."""
+"""Job files of other projects: found in a folder, and composed by `hydra.compose` with positions and comments."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from rlinf_cli.importing.hydra_files import HydraFile, compose_hydra
-from rlinf_cli.importing.hydra_source import DEFAULTS, named_files
-from rlinf_cli.importing.projects import JOB_SECTIONS
-from rlinf_core.config.diagnostics import Diagnostics
+import hydra
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlinf_cli.importing.hydra_source import DEFAULTS, FORMS, HYDRA, EndlessDefaultsError, JobFiles, named_files, use
+from rlinf_cli.importing.plain import from_hydra, tree_of
+from rlinf_cli.importing.projects import FOLDER_BY_VARIABLE, JOB_SECTIONS
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import load_source, read
+from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
+from rlinf_core.config.tree import MappingNode, ScalarNode, SequenceNode, find
 from rlinf_core.errors import ConfigError
+
+_VARIABLE: Final = re.compile(r"\$\{(?:oc\.)?env:\s*([A-Za-z_]\w*)\s*(?:,\s*([^}]*?)\s*)?\}")
+# Files are composed as by 1.2 and 1.3; only 1.1 still knows `_name_` in a package.
+_VERSION_BASE: Final = "1.1"
+# How Hydra begins to refuse several values for one key.
+_SWEEPS: Final = ("Ambiguous value", "Sweep parameters")
+# How it begins to refuse an override.
+_OF_OVERRIDES: Final = ("Could not ", "Override ", "Key ")
+
+
+class HydraFile(NamedTuple):
+    """A composed file.
+
+    Attributes:
+        tree: the effective values, references unresolved; without `defaults`, with `hydra` of the main file.
+        main: the file that is imported.
+    """
+
+    tree: MappingNode
+    main: SourceText
+
+
+def compose_hydra(
+    main: SourceText,
+    diagnostics: Diagnostics,
+    *,
+    environ: Mapping[str, str],
+    search_path: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> HydraFile | None:
+    """Compose a file with the files of its defaults lists.
+
+    Args:
+        main: the file.
+        diagnostics: receives the findings.
+        environ: the environment for `${oc.env:NAME}` in the search path.
+        search_path: further folders of groups, after those of the file.
+        overrides: arguments of Hydra.
+
+    Returns:
+        None after reporting a file that is unreadable, missing, or part of a cycle.
+    """
+    tree = read(main, diagnostics)
+    if tree is None or not diagnostics.ok:
+        return None
+    folder = os.path.dirname(main.name) or "."
+    files = JobFiles(main, [folder, *_search_path(tree, folder, environ, diagnostics), *search_path], diagnostics)
+    data = _composed(files, overrides)
+    if data is None or not diagnostics.ok:
+        return None
+    composed = tree_of(data, files.tree(files.main_name))
+    assert isinstance(composed, MappingNode)
+    settings = tree.entry(HYDRA)
+    return HydraFile(MappingNode(tree.span, (*composed.entries, *([settings] if settings else []))), main)
+
+
+def _composed(files: JobFiles, overrides: Sequence[str]) -> dict[str, object] | None:
+    """Return what Hydra composes; None after reporting what it refuses."""
+    use(files)
+    try:
+        files.size(files.main_name)
+        for override in overrides:
+            key, _, name = override.lstrip("+").partition("=")
+            group = key.partition("@")[0]
+            if files.path_of(f"{group}/{name}") is not None:
+                files.size(f"{group}/{name}")
+        if not files.diagnostics.ok:
+            return None
+        with warnings.catch_warnings(action="ignore"):
+            with hydra.initialize(version_base=_VERSION_BASE, config_path=None, job_name="import"):
+                job = hydra.compose(files.main_name, list(overrides))
+            return from_hydra(OmegaConf.to_container(job, resolve=False))
+    except MissingConfigException as error:
+        files.report_missing(os.path.normpath(error.missing_cfg_file or "").removesuffix(".yaml"))
+    except EndlessDefaultsError as error:
+        files.report_cycle(error.cycle)
+    except RecursionError:
+        files.report("extends-form", "these files nest too deeply for Hydra", "flatten them")
+    except OverrideParseException as error:
+        message = f"`{error.override}` is not an override in Hydra's syntax"
+        span = _override_in(str(error.override), overrides)
+        files.diagnostics.error("override-syntax", message, span, (), "write `section.key=value`, or `group=name`")
+    except (HydraException, OmegaConfBaseException, ValueError, AssertionError) as error:
+        # Hydra asserts some forms, and hides what OmegaConf says behind an empty message.
+        first, _, rest = str(error.__cause__ if not str(error) else error).strip().partition("\n")
+        message = first or "Hydra does not accept this defaults list"
+        if overrides and message.startswith((*_OF_OVERRIDES, *_SWEEPS)):
+            span = _override_in(message, overrides)
+            if message.startswith(_SWEEPS):
+                message, rest = "a sweep over several jobs cannot be imported: choose one value", ""
+            files.diagnostics.error("override-path", message, span, (), " ".join(rest.split()) or None)
+        else:
+            files.report("extends-form", message, " ".join(rest.split()) or FORMS)
+    finally:
+        use(None)
+    return None
+
+
+def _override_in(message: str, overrides: Sequence[str]) -> Span:
+    """Return the place of the argument that a message of Hydra names; of the first one where it names none."""
+    lines = [" ".join(override.split()) for override in overrides]
+    source = SourceText(OVERRIDES_NAME, "\n".join(lines), "overrides")
+    keys = [line.lstrip("+~").partition("=")[0] for line in lines]
+    at = next((index for index, key in enumerate(keys) if f"'{key}'" in message or lines[index] in message), 0)
+    start = sum(len(line) + 1 for line in lines[:at])
+    return Span(source, start, start + len(lines[at]))
+
+
+def _search_path(tree: MappingNode, folder: str, environ: Mapping[str, str], diagnostics: Diagnostics) -> Iterator[str]:
+    """Return the folders of `hydra.searchpath`; warn about those that are unknown."""
+    written = find(tree, (HYDRA, "searchpath"))
+    if written is None:
+        yield from _beside(tree, folder, diagnostics)
+    items = written.items if isinstance(written, SequenceNode) else [written] if written is not None else []
+    for item in items:
+        if not isinstance(item, ScalarNode):
+            continue
+        missing: list[str] = []
+
+        def replaced(match: re.Match[str], missing: list[str] = missing) -> str:
+            default: str | None = match[2]
+            value = environ.get(match[1], default)
+            if value is None:
+                missing.append(match[1])
+            return value or ""
+
+        text = _VARIABLE.sub(replaced, item.raw)
+        scheme, _, rest = text.rpartition("://")
+        guessed = _guessed(item.raw, missing[0], folder) if missing else None
+        if guessed is not None:
+            message = f"the environment has no variable `{missing[0]}`: `{guessed}` is searched, by the file's place"
+            diagnostics.add(Diagnostic("unknown-variable", Severity.NOTE, message, item.span, ()))
+            yield guessed
+        elif missing:
+            message = f"the environment has no variable `{missing[0]}`: this folder is not searched"
+            help = "set it, or name the folder with `--search-path FOLDER`"
+            diagnostics.add(Diagnostic("unknown-variable", Severity.WARNING, message, item.span, (), help))
+        elif scheme not in ("", "file"):
+            message = f"`{scheme}://` names a Python package; packages are not imported, so it is not searched"
+            help = "name the folder with `--search-path FOLDER`"
+            diagnostics.add(Diagnostic("base-unreadable", Severity.WARNING, message, item.span, (), help))
+        else:
+            yield rest
+            if not os.path.isabs(rest):
+                # Hydra resolves it against the current folder; an imported file is often read from elsewhere.
+                yield os.path.join(folder, rest)
+                guessed = _guessed(rest, "", folder)
+                yield from [guessed] if guessed is not None else []
+
+
+def _beside(tree: MappingNode, folder: str, diagnostics: Diagnostics) -> Iterator[str]:
+    """Return the folder of the checkout that the launch scripts search for a file without a search path."""
+    listed = tree.entry(DEFAULTS)
+    named = [name for name, _ in named_files(tree) if "/" in name]
+    guessed = _guessed("/config", "EMBODIED_PATH", folder, named=True)
+    if listed is None or guessed is None or all(os.path.isfile(os.path.join(folder, f"{name}.yaml")) for name in named):
+        return
+    message = f"files are missing beside this one: `{guessed}` is searched, too, by the file's place"
+    diagnostics.add(Diagnostic("base-unreadable", Severity.NOTE, message, listed.key.span, ()))
+    yield guessed
+
+
+def _guessed(raw: str, variable: str, folder: str, *, named: bool = False) -> str | None:
+    """Return the folder that an unset variable of the search path means in the checkout that holds the file.
+
+    Args:
+        raw: the item of the search path.
+        variable: the variable, or another name.
+        folder: the folder of the file.
+        named: only where the table has the variable.
+    """
+    rest = raw.rpartition("}")[2].strip("/")
+    below = os.path.join(FOLDER_BY_VARIABLE.get(variable, ""), rest)
+    here = os.path.abspath(folder)
+    while here != (above := os.path.dirname(here)):
+        for relative in (below,) if named else (below, rest):
+            if relative and os.path.isdir(path := os.path.join(here, relative)):
+                return path
+        here = above
+    return None
+
 
 ENDINGS: Final = (".yaml", ".yml")
 SCRIPT_ENDINGS: Final = (".sh", ".bash")

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from rlinf_cli.job import machine_rules, no_effect, placement_rules, variable_rules
+from rlinf_cli.job import machine_rules, no_effect, placement_rules
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.tree import MappingNode, scalars
 from rlinf_core.job.load import ClusterFile, Job, Probe, Rule, load_job
 from rlinf_core.suggest import quoted
 
-RULES: Final[tuple[Rule, ...]] = (variable_rules.check, machine_rules.check)
+RULES: Final[tuple[Rule, ...]] = (machine_rules.check,)
 
 
 def load_with_lint(

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli.report import charts
-from rlinf_cli.report.charts import Curve, Spec
-from rlinf_cli.report.script import require_modules
+from rlinf_cli.report.charts import Curve, Spec, require_modules
 from rlinf_cli.runs.metric_columns import Band, MetricColumn, RunSeries, evaluated, series_of
 from rlinf_cli.runs.metric_comparison import Kind
 from rlinf_cli.runs.run_comparison import Comparison

@@ -81,7 +81,7 @@ def placement_page(picture: Mapping[str, Any]) -> str:
 
 def write_page(template: str, specs: Mapping[str, Drawing], context: Mapping[str, Any], *, refresh: int = 0) -> str:
     """Return a template of this package as a page that loads nothing: charts and their code are in it."""
-    from rlinf_cli.report.script import chart_script
+    from rlinf_cli.report.charts import chart_script
 
     drawn = {name: draw() for name, draw in specs.items()}
     script = chart_script() if drawn else ""

@@ -16,7 +16,9 @@ from rlinf_cli.report.charts import Curve
 from rlinf_cli.report.curves import TALL, compared_curves
 from rlinf_cli.report.page import BESIDE, TIME, Drawings, write_page
 from rlinf_cli.report.report_writing import NAME
-from rlinf_cli.runs.comparison_table import (
+from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, newest_of, series_of
+from rlinf_cli.runs.run_comparison import (
+    Comparison,
     compared,
     difference_rows,
     first_difference,
@@ -24,8 +26,6 @@ from rlinf_cli.runs.comparison_table import (
     run_rows,
     verdict_lines,
 )
-from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, newest_of, series_of
-from rlinf_cli.runs.run_comparison import Comparison
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.run_folder import RunFolder
 

@@ -15,9 +15,8 @@ from rlinf_cli.job.job_file import file_of_recipe, load, show_findings, sound, s
 from rlinf_cli.placement.job_layout import lay_out
 from rlinf_cli.placement.placement_picture import picture_of
 from rlinf_cli.placement.placement_summary import placement_record, summary_text
-from rlinf_cli.run.hub_pins import with_hub_pins
 from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train_there
-from rlinf_cli.run.runnable import check_has_program, check_installed, recipe_of
+from rlinf_cli.run.runnable import check_has_program, check_installed, recipe_of, with_hub_pins
 from rlinf_core.config.composing.origins import origins, says_something
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.secrets import mask

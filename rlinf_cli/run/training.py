@@ -15,7 +15,7 @@ from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.job.findings import without_effect
-from rlinf_cli.run.end_record import record_end
+from rlinf_cli.run.ending import record_end
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.signal_mask import sigterm_deferred
@@ -210,8 +210,8 @@ class Training:
             self._interrupts.check(again=not isinstance(event, CheckpointSaved))
 
     def _views(self, log: logging.Logger) -> list[View]:
-        from rlinf_cli.live.plain import PlainView
         from rlinf_cli.live.run_summary import shown
+        from rlinf_cli.live.view import PlainView
         from rlinf_cli.run.run_documents import StateWriter
 
         place = shown(self._folder.path)
@@ -263,7 +263,7 @@ class Training:
         import traceback
 
         from rlinf_cli.live.run_summary import shown
-        from rlinf_cli.run.failure_report import failure_block
+        from rlinf_cli.run.ending import failure_block
         from rlinf_core.runners.evidence import evidence_line, keep_evidence
         from rlinf_core.runners.failure_list import reason_of
         from rlinf_core.runners.storage import run_events

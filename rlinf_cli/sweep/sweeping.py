@@ -20,10 +20,8 @@ from rlinf_cli.live.run_summary import shown
 from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
 from rlinf_cli.run.runnable import check_installed
 from rlinf_cli.runs.run_table import RunRow, rows_of
-from rlinf_cli.sweep.grid import Point, short_keys
-from rlinf_cli.sweep.plan import SweepPlan, config_ids, plan_of
-from rlinf_cli.sweep.run_queue import RunQueue
-from rlinf_cli.sweep.sweep_folder import SCHEMA, WAITING, PointState, check_visible, new_folder, opened, states
+from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, plan_of, short_keys
+from rlinf_cli.sweep.queue import SCHEMA, WAITING, PointState, RunQueue, check_visible, new_folder, opened, states
 from rlinf_core.errors import ConfigError
 from rlinf_core.runners.storage.run_status import RunStatus
 

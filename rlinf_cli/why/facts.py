@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.live.labels import phase_words
-from rlinf_cli.runs.log_files import last_lines
+from rlinf_cli.runs.logs import last_lines
 from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
 from rlinf_core.config.diagnostics import Diagnostics

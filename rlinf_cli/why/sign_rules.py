@@ -8,8 +8,7 @@ from typing import Final
 
 from rlinf_cli.runs.metric_columns import MetricColumn
 from rlinf_cli.why.facts import RunFacts
-from rlinf_cli.why.finding import RunFinding
-from rlinf_cli.why.sign import Streak, figures, finding
+from rlinf_cli.why.finding import RunFinding, Streak, figures, finding
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import QUARANTINE
 from rlinf_core.runners.storage.first_contact import ContactCheck

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from rlinf_cli.why.finding import Rule
-from rlinf_cli.why.sign import Sign
+from rlinf_cli.why.finding import Rule, Sign
 from rlinf_cli.why.sign_rules import (
     CLIPPED,
     CUT,

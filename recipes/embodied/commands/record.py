@@ -46,7 +46,7 @@ def app(
     With --device a human moves the arm; combined with RUN or --checkpoint, the policy acts until the human takes over.
     The device is on the node of `env`.
     """
-    from rlinf_cli.run.policy_source import checkpoint_of, used_job
+    from rlinf_cli.run.policies import checkpoint_of, used_job
     from rlinf_core import RLinfError
 
     used = used_job(file, overrides or [], "record", checkpoint)

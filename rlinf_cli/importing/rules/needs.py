@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple
 from rlinf_cli.importing.outcomes import Added, ReferenceText
 from rlinf_cli.importing.projects import agent_tools, placed
 from rlinf_cli.importing.rules.shared import Values
-from rlinf_cli.importing.rules.verl import engine, kl_in_loss, kl_in_reward, needs_values
-from rlinf_cli.importing.rules.verl_algorithm import distills
+from rlinf_cli.importing.rules.verl import distills, engine, kl_in_loss, kl_in_reward, needs_values
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path, name_pieces
 
 _SHARED: Final = "as in verl, all components share the GPUs"

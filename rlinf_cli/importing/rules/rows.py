@@ -12,14 +12,14 @@ from typing import Any, Final
 from rlinf_cli.importing.foreign_names import foreign_table
 from rlinf_cli.importing.outcomes import LeftOut
 from rlinf_cli.importing.projects import Project
-from rlinf_cli.importing.rules import rlinf, sac, shared, verl, verl_algorithm
+from rlinf_cli.importing.rules import rlinf, shared, verl
 from rlinf_cli.importing.rules.shared import Rule, Table, drop, to
 from rlinf_core.config.tree import Path, format_path
 
 # What the rows name: a rule, or a function that returns one for the words of the row.
 FUNCTIONS: Final[Mapping[str, Any]] = {
     name: function
-    for module in (shared, rlinf, sac, verl, verl_algorithm)
+    for module in (shared, rlinf, verl)
     for name, function in vars(module).items()
     if isfunction(function) and function.__module__ == module.__name__
 }

@@ -301,6 +301,6 @@ def test_a_run_without_a_record_is_named(cli: Cli, job: Path) -> None:
 
 
 def test_seats_are_written_as_ranks() -> None:
-    from rlinf_cli.advice.advice_patch import ranks_of
+    from rlinf_cli.advice.answer import ranks_of
 
     assert [ranks_of(DeviceSpan("gpu", 2, size)) for size in (1, 3)] == ["2", "2-4"]

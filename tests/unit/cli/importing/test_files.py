@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from rlinf_cli.importing.convert import Converted, convert
-from rlinf_cli.importing.hydra_files import HydraFile
 from rlinf_cli.importing.outcomes import Fate
-from rlinf_cli.importing.sources import job_files, read_job
+from rlinf_cli.importing.sources import HydraFile, job_files, read_job
 from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.render import render_text

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.live import labels
-from rlinf_cli.live.plain import PlainView
 from rlinf_cli.live.progress import RunProgress
+from rlinf_cli.live.view import PlainView
 from rlinf_core.runners import events
 from tests.clock import Clock
 

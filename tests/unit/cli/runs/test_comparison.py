@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.runs.comparison_table import result_text
 from rlinf_cli.runs.metric_comparison import (
     ConfigDifference,
     Kind,
@@ -19,6 +18,7 @@ from rlinf_cli.runs.metric_comparison import (
     verdict,
 )
 from rlinf_cli.runs.provenance import Provenance
+from rlinf_cli.runs.run_comparison import result_text
 
 CONFIG = {
     "recipe": "embodied",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.sweep.grid import MOST_POINTS, Axis, axes_of, points_of, short_keys, split_values
+from rlinf_cli.sweep.plan import MOST_POINTS, Axis, axes_of, points_of, short_keys, split_values
 from rlinf_core.errors import ConfigError
 
 

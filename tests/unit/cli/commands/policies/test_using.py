@@ -1,4 +1,4 @@
-"""The jobs of commands that use a policy, `rlinf_cli.run.policy_source`."""
+"""The jobs of commands that use a policy, `rlinf_cli.run.policies`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.job.job_file import without_start, without_training_data
-from rlinf_cli.run.policy_source import find_run_folder
+from rlinf_cli.run.policies import find_run_folder
 from rlinf_core.errors import RunError
 from rlinf_core.job.load import load_job
 

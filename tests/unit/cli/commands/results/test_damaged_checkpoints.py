@@ -17,7 +17,7 @@ from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
 from recipes.training.state import state_checkpoint
 from recipes.training.state.shard_files import shard_name
-from rlinf_cli.run.policy_source import checkpoint_of
+from rlinf_cli.run.policies import checkpoint_of
 from rlinf_core import RLinfError, load_policy
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.job.load import load_job

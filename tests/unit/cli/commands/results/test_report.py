@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.pictures import write_video
-from rlinf_cli.report import report_writing, script
+from rlinf_cli.report import charts, report_writing
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.report_runs import NASTY, asset, empty_run, full_run, written
@@ -30,7 +30,7 @@ pytest.importorskip("jinja2")
 def short_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work in an empty folder, with a stand-in for the chart library's code, which takes seconds to make."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(script, "chart_script", lambda: "window.vegaEmbed = null;")
+    monkeypatch.setattr(charts, "chart_script", lambda: "window.vegaEmbed = null;")
 
 
 class _Elements(HTMLParser):
@@ -182,7 +182,7 @@ def test_out_json_and_a_missing_folder(cli: Cli, tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     run = full_run("runs")
-    monkeypatch.setattr(script, "missing_modules", lambda _: ["vl_convert"])
+    monkeypatch.setattr(charts, "missing_modules", lambda _: ["vl_convert"])
     ended = cli("report", run.path)
     assert ended.code == 1
     assert "does not have `vl_convert`" in ended.err
@@ -291,5 +291,5 @@ _WRITER = "import sys, pathlib; pathlib.Path(sys.argv[2], 'report.html').write_t
 
 
 def test_the_chart_code_cannot_end_its_element() -> None:
-    assert "</script" not in script._inlinable("a = '</script><!--';")
-    assert "<!--" not in script._inlinable("a = '</script><!--';")
+    assert "</script" not in charts._inlinable("a = '</script><!--';")
+    assert "<!--" not in charts._inlinable("a = '</script><!--';")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.runs.log_files import ALL, Follower, entries, last_lines, merged, tail
+from rlinf_cli.runs.logs import ALL, Follower, entries, last_lines, merged, tail
 from rlinf_cli.runs.run_lookup import find_run
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.process.proc import identity, stat

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from recipes.language.loop.arrivals import write_samples
-from rlinf_cli.runs.answer_samples import read_samples, sampled_steps
+from rlinf_cli.report.samples import read_samples, sampled_steps
 from rlinf_core.config.secrets import MASK
 from rlinf_core.errors import RunError
 

@@ -1,14 +1,58 @@
-"""The report of a failed job: the first failure in full, with its log tail; consequences in one line."""
+"""The end of a run: its record in the run folder, and the report of a failure, the first one in full."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rlinf_cli.runs.log_files import last_lines
+from rlinf_cli.runs.logs import last_lines
 from rlinf_core.errors import RLinfError
 from rlinf_core.runners.failure_list import Failure, failures_of, headline, position
+
+if TYPE_CHECKING:
+    from rlinf_core.runners.storage.run_folder import RunFolder
+
+
+# Seconds that the end of a run waits for room in its folder, and between two tries.
+_ROOM_SECONDS: Final = 10.0
+_ROOM_PAUSE: Final = 0.25
+
+
+def record_end(
+    folder: RunFolder, step: int | None, status: str, reason: str = "", *, at_once: bool = False
+) -> RLinfError | None:
+    """Write the end status and the last finished step; return the error that prevents it, if any.
+
+    A file system without room may have some again in seconds: why the run ended is worth a wait.
+
+    Args:
+        folder: the folder of the run.
+        step: the last finished step; None: the run had not started.
+        status: the end status.
+        reason: why it ended.
+        at_once: whether there is no time for a wait, as after a second signal.
+    """
+    deadline = time.monotonic() + (0.0 if at_once else _ROOM_SECONDS)
+    while True:
+        try:
+            if step is not None:
+                folder.update(step=step)
+            folder.end(status, reason)
+        except RLinfError as error:
+            if not _lacks_room(error) or time.monotonic() >= deadline:
+                return error
+            time.sleep(_ROOM_PAUSE)
+        else:
+            return None
+
+
+def _lacks_room(error: RLinfError) -> bool:
+    from rlinf_core.foreign.write_fault import NO_ROOM
+
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM
+
 
 LOG_LINES = 10
 _MOST_NAMED = 6

@@ -1,0 +1,394 @@
+"""What commands do with a job and a checkpoint: `rlinf eval`, `rlinf export`, and `rlinf why --replay`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import typer
+
+from rlinf_cli.command import Result
+from rlinf_cli.console import console
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.runs.run_lookup import find_run
+from rlinf_core.errors import RLinfError, RunError
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.opened_run import note_step
+from rlinf_core.runners.storage.checkpoint import load_manifest
+from rlinf_core.runners.storage.evidence import read_quarantine
+from rlinf_core.suggest import did_you_mean, quoted
+
+if TYPE_CHECKING:
+    from rlinf_core.job.load import Job
+    from rlinf_core.job.recipe import Recipe
+    from rlinf_core.runners.storage.run_folder import RunFolder
+
+
+class UsedJob(NamedTuple):
+    """A validated job that a command uses.
+
+    Attributes:
+        job: the job of the file, or of the run's `config.yaml`.
+        recipe: the recipe of the job.
+        run: the run folder; None if a file was named.
+    """
+
+    job: Job
+    recipe: Recipe
+    run: RunFolder | None
+
+
+def used_job(name: str, overrides: list[str], command: str, checkpoint: str | None) -> UsedJob:
+    """Return the validated job of a file or a run, and choose its cluster.
+
+    Args:
+        name: a file, a shipped configuration, a run folder, or the name of a run.
+        overrides: `key=value` and `~key` arguments.
+        command: the command that uses it.
+        checkpoint: the checkpoint that is given.
+
+    Raises:
+        typer.Exit: the configuration has errors, which are printed.
+        ConfigError: it selects no recipe, or the command ignores one of `overrides`.
+        RLinfError: its machines do not include this one.
+    """
+    from rlinf_cli.job.job_file import load, show_findings, sound, without_start, without_training_data
+    from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
+    from rlinf_cli.run.runnable import check_installed, with_hub_pins
+    from rlinf_cli.run.unused_keys import refuse_unused
+    from rlinf_core.config.diagnostics import Severity
+    from rlinf_core.errors import ConfigError, RLinfError
+
+    run = find_run_folder(name)
+    file = str(run.config_file) if run is not None else name
+    job = without_training_data(load(file, overrides))
+    if run is not None:
+        job = without_start(job)
+    refuse_unused(job, overrides, command, of_run=run is not None, checkpoint=checkpoint)
+    parts = sound(job)
+    if not console.verbosity.quiet:
+        show_findings(job, Severity.WARNING)
+    if job.recipe is None:
+        raise ConfigError("the file selects no recipe", where=job.name, help="add `recipe: NAME` to it")
+    recipe = job.recipe
+    check_installed()
+    elsewhere = cluster_elsewhere(parts, file)
+    if elsewhere is not None:
+        raise RLinfError(
+            "this machine is not one of the file's machines",
+            where=job.name,
+            help=f"run the same command on their head, `{elsewhere.nodes[0].host}`",
+        )
+    job = without_training_data(with_hub_pins(job, file, overrides, trains=False))
+    job = without_start(job) if run is not None else job
+    choose_cluster(sound(job), file, already_shown=True)
+    return UsedJob(job, recipe, run)
+
+
+def find_run_folder(name: str) -> RunFolder | None:
+    """Return the run folder for a path or a name; None if there is no such run.
+
+    Raises:
+        RunError: it is a folder without a run.
+    """
+    from rlinf_cli.runs.run_lookup import NO_RUN_THERE, run_at
+    from rlinf_core.config.shipped import meant_config
+    from rlinf_core.runners.opened_run import folder_without_run
+
+    run = run_at(name)
+    if run is None and Path(name).is_dir() and meant_config(name) is None:
+        raise folder_without_run(Path(name), NO_RUN_THERE)
+    return run
+
+
+def config_of(name: str) -> str:
+    """Return the configuration file of a run, or a name of another file as it is."""
+    run = find_run_folder(name)
+    return name if run is None else str(run.config_file)
+
+
+def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
+    """Return the `global_step_N` folder: the given one, else the newest of the run.
+
+    Args:
+        checkpoint: a `global_step_N` folder, its number in the run, or a run folder or its `checkpoints` for the newest
+            one.
+        run: see above.
+
+    Raises:
+        CheckpointError: it does not exist, or it is damaged.
+    """
+    from rlinf_core.errors import CheckpointError
+    from rlinf_core.runners.storage.checkpoint import sound_checkpoint
+    from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
+    from rlinf_core.runners.storage.run_folder import RunFolder
+    from rlinf_core.runners.storage.run_state import STATE
+
+    if checkpoint is None and run is None:
+        return None
+    if checkpoint is not None:
+        path = Path(checkpoint)
+        if checkpoint.isdigit() and run is not None and not path.exists():
+            path = run.checkpoints.folder / f"global_step_{checkpoint}"
+        if os.path.lexists(path / STATE):
+            run = RunFolder.open(path)
+        elif (newest := CheckpointStore(path).latest_sound()) is not None:
+            return newest.path
+        else:
+            return sound_checkpoint(path).path
+    latest = run.checkpoints.latest_sound() if run is not None else None
+    if latest is None:
+        raise CheckpointError(
+            "the run has no sound checkpoint",
+            where=str(run.path if run is not None else checkpoint),
+            help="name one with `--checkpoint`",
+        )
+    return latest.path
+
+
+_PLAYED: Final = 4
+_MOST_PLAYED: Final = 36
+
+
+def evaluated(
+    file: str,
+    overrides: list[str],
+    checkpoint: str | None,
+    episodes: int | None,
+    out: Path | None,
+    *,
+    training_starts: bool,
+    video: bool | None,
+) -> Result:
+    """Evaluate a policy, and return its success; the exit code is 1 where episodes were left out.
+
+    Raises:
+        RLinfError: the recipe cannot evaluate, or the folder of the result exists.
+    """
+    used = used_job(file, overrides, "eval", checkpoint)
+    function = used.recipe.load(used.recipe.evaluate)
+    if function is None:
+        raise RLinfError(f"recipe `{used.recipe.name}` does not support `rlinf eval`")
+    weights = checkpoint_of(checkpoint, used.run)
+    home = used.run.path / "evaluations" if used.run is not None else Path("evaluations")
+    folder = out or home / f"{'pretrained' if weights is None else weights.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if folder.exists():
+        raise RLinfError("the result folder already exists", where=str(folder), help="name another with `-o`")
+    result = function(
+        used.job,
+        weights,
+        folder,
+        episodes=episodes,
+        allow_training_starts=training_starts,
+        video=video,
+        emit=console.message,
+    )
+    recordings = [
+        f"{folder / recording['file']}: {len(recording['episodes'])} episodes, {recording['outcome']}"
+        for recording in result.get("videos", ())
+    ]
+    return Result(
+        partial(_shares if "sets" in result else _table, result),
+        result,
+        ExitCode.FAILED if result.get("left_out") else ExitCode.OK,
+        (*_remarks(result), *recordings, f"{folder / 'eval.json'}"),
+    )
+
+
+def played(
+    file: str,
+    overrides: list[str],
+    checkpoint: str | None,
+    episodes: int | None,
+    out: Path | None,
+    *,
+    show: bool | None,
+) -> Result:
+    """Write a video of a policy, and return what became of its episodes.
+
+    Raises:
+        RLinfError: the recipe has no video.
+        typer.BadParameter: no weights are named, or there are too many episodes.
+    """
+    episodes = episodes or _PLAYED
+    if episodes > _MOST_PLAYED:
+        raise typer.BadParameter(f"{episodes} do not fit: at most {_MOST_PLAYED} are shown", param_hint="'--episodes'")
+    used = used_job(file, overrides, "play", checkpoint)
+    function = used.recipe.load(used.recipe.play)
+    if function is None:
+        raise RLinfError(f"recipe `{used.recipe.name}` has no video", help="use `rlinf report --samples`")
+    weights = checkpoint_of(checkpoint, used.run)
+    if weights is None:
+        raise typer.BadParameter("name the weights: a checkpoint or a run", param_hint="'--checkpoint'")
+    home = used.run.path / "videos" if used.run is not None else Path("videos")
+    target = out or home / f"play-{weights.name}-{time.strftime('%Y%m%d-%H%M%S')}.mp4"
+    result = function(used.job, weights, target, episodes=episodes, emit=console.message)
+    lines = [
+        f"  {episode['env']}  {episode['outcome']}, return {episode['return']:.4g}, {episode['length']} steps"
+        for episode in result["episodes"]
+    ]
+    if _has_display() if show is None else show:
+        typer.launch(result["file"])
+    return Result("\n".join([result["file"], *lines]), {"schema": "rlinf.play/1", **result})
+
+
+def _has_display() -> bool:
+    """Return whether there is a graphical display."""
+    desktop = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return desktop and sys.stdout.isatty()
+
+
+def _remarks(result: Mapping[str, Any]) -> list[str]:
+    """Return what the figures lack, and what they say less about the policy than it seems."""
+    lines: list[str] = []
+    left_out, whole = result.get("left_out", 0), result.get("sets", {}).get("all", {})
+    if left_out:
+        kind = "answers" if whole else "episodes"
+        asked = left_out + int(whole.get("answers", 0) if whole else result["total"]["episodes"])
+        lines.append(
+            f"incomplete: {left_out} of {asked} {kind} were left out, for no fault of the policy, and may have differed"
+        )
+    errors = result.get("env_errors", ())
+    if errors:
+        count = result["total"]["outcomes"].get("error", 0)
+        lines.append(f"{count} episodes count as failed, by an error of the environment: {errors[0]}")
+    if whole.get("cut_off") and "answers" in whole:
+        limit = result["sampling"]["max_new_tokens"]
+        cut = f"{whole['cut_off']:.0f} of {whole['answers']:.0f}"
+        lines.append(f"{cut} answers cut off at max_new_tokens={limit}")
+    return lines
+
+
+def _table(result: Mapping[str, Any]) -> str:
+    """Return a line for each task, and one for all of them."""
+    rows = [("task", "episodes", "at end", "95 %", "once", "return", "length")]
+    tasks: dict[str, Any] = result["tasks"]
+    left_out = result["left_out"]
+    for name, scores in [*(tasks.items() if len(tasks) > 1 else ()), ("all", result["total"])]:
+        interval = scores["success_at_end_interval"]
+        rows.append(
+            (
+                name,
+                str(scores["episodes"]) + (f", {left_out} left out" if name == "all" and left_out else ""),
+                _share(scores["success_at_end"]),
+                "" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}",
+                _share(scores["success_once"]),
+                f"{scores['return']:.4g}",
+                f"{scores['episode_len']:.4g}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _shares(result: Mapping[str, Any]) -> str:
+    """Return a line for each data set of a language model's evaluation, and one for all of them."""
+    sets: dict[str, dict[str, float]] = result["sets"]
+    names = [name for name in sets["all"] if f"{name}_low" in sets["all"]]
+    others = [name for name in ("reward", "loss", "perplexity", "length") if name in sets["all"]]
+    counts = [
+        (name, word)
+        for name, word in (("left_out", "left out"), ("prompts_skipped", "too long"), ("cut_off", "cut off"))
+        if sets["all"].get(name) or (name == "cut_off" and "answers" in sets["all"])
+    ]
+    of = "answers" if "answers" in sets["all"] else "rows"
+    columns = (*(word for name in names for word in (name, "95 %")), *others, *(word for _, word in counts))
+    rows = [("data set", "problems", *columns)]
+    for name, figures in sets.items():
+        shares = [
+            text
+            for share in names
+            for text in (_share(figures[share]), f"{figures[f'{share}_low']:.3f}-{figures[f'{share}_high']:.3f}")
+        ]
+        counted = [_count(figures, count, of) for count, _ in counts]
+        values = (f"{figures[other]:.4g}" for other in others)
+        rows.append((name, f"{figures['problems']:.0f}", *shares, *values, *counted))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _count(figures: Mapping[str, float], name: str, of: str) -> str:
+    """Return `3 of 160`: answers that are not among those that count are told alone."""
+    count = f"{figures.get(name, 0):.0f}"
+    return f"{count} of {figures[of]:.0f}" if name == "cut_off" else count
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def exported(run: str, kind: str, checkpoint: str | None, out: Path | None) -> Result:
+    """Write a policy in a format, and return what was written.
+
+    Raises:
+        RLinfError: there is no such run or checkpoint, or the recipe has no export.
+    """
+    run_folder = find_run_folder(run)
+    if run_folder is None:
+        raise RunError("this is not a run folder", where=run, help="`rlinf runs` lists them")
+    job = load_job(str(run_folder.config_file))
+    function = job.recipe.load(job.recipe.export) if job.recipe is not None else None
+    if job.recipe is not None and function is None:
+        raise RLinfError(f"recipe `{job.recipe.name}` has no export")
+    if function is None or job.config is None:
+        job.raise_if_bad()
+        raise RLinfError("the configuration of the run cannot be read", where=str(run_folder.config_file))
+    weights = checkpoint_of(checkpoint, run_folder)
+    assert weights is not None
+    folder = out or run_folder.path / "exports" / f"{weights.name}-{kind}"
+    step = load_manifest(weights).step
+    record = {**function(job.config, weights, folder, kind), "step": step}
+    note_step(folder, step)
+    return Result(partial(_text, record), {"schema": "rlinf.export/1", **record})
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    lines = [f"{record['folder']}: {', '.join(record['files'])}", f"  step    {record['step']}"]
+    for side in ("inputs", "outputs"):
+        for name, tensor in record[side].items():
+            shape = ", ".join(map(str, tensor["shape"]))
+            lines.append(f"  {side[:-1]:6}  {name}  {tensor['dtype']} [{shape}]")
+    if record["difference"] is None:
+        lines.append("  not verified: onnxruntime is not installed")
+    else:
+        lines.append(f"  matches the policy within {record['difference']:.1g}")
+    return "\n".join(lines)
+
+
+def replayed(run: str | None, item: str) -> Result:
+    """Return whether an item kills the process again.
+
+    Args:
+        run: the run's folder or name; None for the active one, else the last.
+        item: a file of its `quarantine/`, or its name.
+
+    Raises:
+        RLinfError: there is no such item, or its kind cannot be done alone.
+    """
+    folder = find_run(run)
+    items = read_quarantine(folder.path)
+    name = Path(item).name.removesuffix(".json")
+    kept = items.get(f"{name}.json")
+    if kept is None:
+        names = [known.removesuffix(".json") for known in items]
+        listed = f"quarantined: {quoted(names)}" if names else "the run has no quarantined items"
+        raise RLinfError(f"there is no item `{name}`", where=str(folder.path), help=did_you_mean(name, names) or listed)
+    used = used_job(str(folder.path), [], "why --replay", None) if kept.replay else None
+    function = None if used is None else used.recipe.load(used.recipe.replay)
+    if used is None or function is None:
+        raise RLinfError(
+            f"a {kept.kind} cannot be replayed alone",
+            where=f"quarantine/{name}.json",
+            help=f"look up {kept.kind} {kept.item} in the data by that number, and train with it alone",
+        )
+    words = function(used.job, kept, emit=console.message)
+    return Result(
+        words or f"Not reproduced: {kept.kind} {kept.item} ran without a crash.",
+        {"schema": "rlinf.replay/1", "item": name, "died": bool(words), "words": words},
+        ExitCode.FAILED if words else ExitCode.OK,
+    )
