@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_cli.command import Result
+from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.placement.job_layout import lay_out
@@ -78,13 +79,12 @@ def memory_text(record: dict[str, Any]) -> str:
     """
     components: dict[str, Any] = record["components"]
     columns = [name for name in _COLUMNS if any(sizes[name.replace(" ", "_")] for sizes in components.values())]
-    rows = [("component", "processes", *columns, "of which")]
+    rows: list[tuple[str, ...]] = []
     for name, sizes in components.items():
         parts = ", ".join(f"{part} {_size(size)}" for part, size in sizes["parts"].items() if size >= 2**19)
         cells = (sizes[column.replace(" ", "_")] for column in columns)
         rows.append((name, str(sizes["processes"]), *(_size(cell) if cell else "-" for cell in cells), parts))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines = [console.table(("component", "processes", *columns, "of which"), rows, keep=(0, 1))]
     shared = sum(sizes["shared_memory"] for sizes in components.values())
     lines.append(f"messages in shared memory (/dev/shm): up to {_size(shared)}")
     for node in record["nodes"]:

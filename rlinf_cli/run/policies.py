@@ -266,7 +266,7 @@ def _remarks(result: Mapping[str, Any]) -> list[str]:
 
 def _table(result: Mapping[str, Any]) -> str:
     """Return a line for each task, and one for all of them."""
-    rows = [("task", "episodes", "at end", "95 %", "once", "return", "length")]
+    rows: list[tuple[str, ...]] = []
     tasks: dict[str, Any] = result["tasks"]
     left_out = result["left_out"]
     for name, scores in [*(tasks.items() if len(tasks) > 1 else ()), ("all", result["total"])]:
@@ -282,8 +282,7 @@ def _table(result: Mapping[str, Any]) -> str:
                 f"{scores['episode_len']:.4g}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return console.table(("task", "episodes", "at end", "95 %", "once", "return", "length"), rows)
 
 
 def _shares(result: Mapping[str, Any]) -> str:
@@ -298,7 +297,7 @@ def _shares(result: Mapping[str, Any]) -> str:
     ]
     of = "answers" if "answers" in sets["all"] else "rows"
     columns = (*(word for name in names for word in (name, "95 %")), *others, *(word for _, word in counts))
-    rows = [("data set", "problems", *columns)]
+    rows: list[tuple[str, ...]] = []
     for name, figures in sets.items():
         shares = [
             text
@@ -308,8 +307,7 @@ def _shares(result: Mapping[str, Any]) -> str:
         counted = [_count(figures, count, of) for count, _ in counts]
         values = (f"{figures[other]:.4g}" for other in others)
         rows.append((name, f"{figures['problems']:.0f}", *shares, *values, *counted))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return console.table(("data set", "problems", *columns), rows)
 
 
 def _count(figures: Mapping[str, float], name: str, of: str) -> str:
