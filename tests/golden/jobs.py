@@ -3,7 +3,8 @@
 The order in which a kernel adds depends on the processor. The jobs use kernels that every processor has: with these,
 switching off what numpy, oneDNN and the C library choose by processor left every metric the same bits, while one
 differing bit in a logit makes a language model draw another token. Metrics are compared bitwise where the processor
-and the build of torch are those that they were frozen with, elsewhere to `_TOLERANCE` and with a warning.
+and the build of torch are those that they were frozen with, elsewhere to a tolerance and with a warning: vendors'
+processors differ in last bits even so, and Adam, which divides by the size of a gradient, makes whole steps of those.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _ARITHMETIC: Final = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"
 # What the clock and the machine make.
 _MEASURED: Final = re.compile(r"^(time|speed|memory)/|_per_second$")
 _TOLERANCE: Final = 1e-3
+# Of jobs whose three steps took other last bits further: 3.6 % between AMD's and Intel's, in a divergence.
+_TOLERANCES: Final = {"math_laptop": 0.05}
 
 
 def run_rlinf(*words: str, folder: Path) -> None:
@@ -53,16 +56,17 @@ def check_numbers(name: str, values: dict[str, Any]) -> None:
     if IS_REWRITING or frozen[:1] == [here]:
         check_frozen(f"metrics/{name}", [here, *(f"{key} {json.dumps(value)}" for key, value in values.items())])
         return
-    warnings.warn(f"{name}: compared to {_TOLERANCE:g}, as it was frozen {frozen[0].lstrip('# ')}", stacklevel=2)
+    tolerance = _TOLERANCES.get(name, _TOLERANCE)
+    warnings.warn(f"{name}: compared to {tolerance:g}, as it was frozen {frozen[0].lstrip('# ')}", stacklevel=2)
     before = {key: json.loads(value) for key, value in (line.split(" ", 1) for line in frozen[1:])}
-    assert values == {key: _near(value) for key, value in before.items()}
+    assert values == {key: _near(value, tolerance) for key, value in before.items()}
 
 
-def _near(value: Any) -> Any:
+def _near(value: Any, tolerance: float) -> Any:
     """Return what numbers near those of a value equal; a step may lack one."""
     if isinstance(value, list):
-        return [_near(item) for item in value]
-    return pytest.approx(value, rel=_TOLERANCE, abs=_TOLERANCE) if isinstance(value, int | float) else value
+        return [_near(item, tolerance) for item in value]
+    return pytest.approx(value, rel=tolerance, abs=_TOLERANCE) if isinstance(value, int | float) else value
 
 
 def _arithmetic() -> str:
