@@ -127,7 +127,7 @@ def take_part(rank: int, count: int, model: Path, folder: Path, settings: list[s
     with phases.phase("export"):
         tensors = state.whole_tensors()
         if rank == 0:
-            export(tensors, actor, tokenizer, folder / "model")
+            export(tensors, actor, tokenizer, folder / "model", lambda _aside, _fingerprints: None)
         for _ in tensors:
             pass
     result = {

@@ -6,11 +6,15 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from ruamel.yaml import YAML
 
 from docs import style
@@ -227,6 +231,29 @@ def test_community_files_match_their_schemas(schema: str, files: list[Path]) -> 
 def test_workflow_runs_what_people_run() -> None:
     workflow = YAML(typ="safe").load(GITHUB / "workflows/check.yml")
     assert [step["run"] for step in workflow["jobs"]["check"]["steps"] if "run" in step] == [".ci/run"]
+
+
+def test_the_lock_file_is_of_todays_requirements() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    locked = tomllib.loads((REPOSITORY / "uv.lock").read_text(encoding="utf-8"))["package"]
+    (own,) = (package for package in locked if package["name"] == project["name"])
+    extras = {extra: map(Requirement, listed) for extra, listed in project["optional-dependencies"].items()}
+    asked = {
+        ("", canonicalize_name(need.name), str(need.specifier)) for need in map(Requirement, project["dependencies"])
+    }
+    # Extras of extras are written out in the lock file.
+    asked |= {
+        (extra, canonicalize_name(need.name), str(need.specifier))
+        for extra, needs in extras.items()
+        for need in needs
+        if need.name != project["name"]
+    }
+    kept = {
+        (extra[1] if (extra := re.search(r"extra == '(\w+)'", need.get("marker", ""))) else "", need["name"], spec)
+        for need in own["metadata"]["requires-dist"]
+        for spec in [str(SpecifierSet(need.get("specifier", "")))]
+    }
+    assert sorted(asked - kept) == [], "run `uv lock`, and commit uv.lock"
 
 
 def test_citation_names_this_version() -> None:
