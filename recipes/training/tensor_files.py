@@ -174,7 +174,7 @@ def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors by name into a file of their own.
+    """Write tensors by name into a new file.
 
     Raises:
         OSError: it cannot be written.
@@ -229,7 +229,7 @@ class TensorFile:
     """A file of tensors, written one at a time, in any order. A context.
 
     Args:
-        path: the path of the file, which is made or replaced.
+        path: the path of the file, which must not exist.
         tensors: what will be written.
         about: texts about them.
 
@@ -251,7 +251,7 @@ class TensorFile:
         # What follows begins at a multiple of eight bytes.
         text += b" " * (-len(text) % 8)
         self._first = 8 + len(text)
-        self._file = path.open("wb")
+        self._file = path.open("xb")
         self._file.write(len(text).to_bytes(8, "little") + text)
         os.truncate(self._file.fileno(), self._first + offset)
 

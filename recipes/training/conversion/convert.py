@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, cast
 
@@ -40,21 +41,20 @@ def convert_checkpoint(checkpoint: Path, into: Path) -> bool:
         CheckpointError: a file cannot be read or written.
     """
     names = [PurePosixPath(name) for name in load_manifest(checkpoint).files]
-    components = {name.parent for name in names if name.name == INDEX}
-    archives = {name for name in names if name.name in _ARCHIVES}
-    if not (components or archives):
+    targets = _targets(names)
+    if all(name == target for name, target in targets.items()):
         return False
     name = PurePosixPath()
     try:
-        for name in names:
-            (into / name.parent).mkdir(parents=True, exist_ok=True)
-            if name.name == INDEX:
-                _convert_weights(checkpoint / name.parent, into / name.parent)
-            elif name in archives:
-                tensors = dict(_tensors(load_archive(checkpoint / name)))
-                write_tensors((into / name).with_suffix(".safetensors"), tensors)
-            elif name.parent not in components:
-                _link(checkpoint / name, into / name)
+        _check_single(targets.values())
+        for name, target in targets.items():
+            (into / target.parent).mkdir(parents=True, exist_ok=True)
+            if name == target:
+                _link(checkpoint, name, into)
+            elif name.name == INDEX:
+                _convert_weights(checkpoint / name.parent, into / target)
+            else:
+                write_tensors(into / target, dict(_tensors(load_archive(checkpoint / name))))
     except (OSError, ValueError) as error:
         why = write_fault(into, error) if isinstance(error, OSError) else str(error)
         raise CheckpointError(
@@ -66,15 +66,35 @@ def convert_checkpoint(checkpoint: Path, into: Path) -> bool:
     return True
 
 
-def _convert_weights(folder: Path, into: Path) -> None:
+def _targets(names: Iterable[PurePosixPath]) -> dict[PurePosixPath, PurePosixPath]:
+    """Return which file each file becomes; that of an index becomes all of its folder."""
+    components = {name.parent for name in names if name.name == INDEX}
+    targets: dict[PurePosixPath, PurePosixPath] = {}
+    for name in names:
+        if name.name == INDEX:
+            targets[name] = name.with_name(shard_name(1))
+        elif name.name in _ARCHIVES:
+            targets[name] = name.with_suffix(".safetensors")
+        elif name.parent not in components:
+            targets[name] = name
+    return targets
+
+
+def _check_single(targets: Iterable[PurePosixPath]) -> None:
+    twice = [str(target) for target, count in Counter(targets).items() if count > 1]
+    if twice:
+        raise ValueError(f"two of its files would become `{twice[0]}`")
+
+
+def _convert_weights(folder: Path, file: Path) -> None:
     """Write weights and what the optimizer keeps of each as one shard. Settings of the optimizer are the file's."""
     weights = EarlierWeights(folder)
     described = {**weights.tensors, VERSION: Described(torch.int64, ())}
     about = about_shards({name: (0,) * len(tensor.shape) for name, tensor in described.items()})
-    with TensorFile(into / shard_name(1), described, about) as file:
+    with TensorFile(file, described, about) as opened:
         for name in weights.tensors:
-            file.write(name, weights.tensor(name))
-        file.write(VERSION, torch.tensor(weights.number(VERSION)))
+            opened.write(name, weights.tensor(name))
+        opened.write(VERSION, torch.tensor(weights.number(VERSION)))
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -91,10 +111,19 @@ def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         raise ValueError(f"`{path}` is neither a tensor nor a whole number")
 
 
-def _link(file: Path, new: Path) -> None:
+def _link(checkpoint: Path, name: PurePosixPath, into: Path) -> None:
+    """Give a file of a checkpoint another name in `into`.
+
+    Raises:
+        OSError: it is not a regular file.
+        ValueError: it is a link to a file outside of the checkpoint.
+    """
+    file = Path(os.path.realpath(checkpoint / name))
+    if not file.is_relative_to(os.path.realpath(checkpoint)):
+        raise ValueError("it is a link to a file outside of the checkpoint: put a copy of that file in its place")
     check_regular(file)
     try:
-        os.link(os.path.realpath(file), new)
+        os.link(file, into / name)
     except OSError:
         # Some file systems have no links.
-        shutil.copy2(file, new)
+        shutil.copy2(file, into / name)

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from recipes.training.conversion.convert import convert_checkpoint
 from recipes.training.conversion.earlier import EarlierWeights
 from recipes.training.state import state_checkpoint
-from recipes.training.tensor_files import below, read_tensors
+from recipes.training.tensor_files import below, read_tensors, write_tensors
 from rlinf_core.errors import CheckpointError
 from rlinf_core.runners.storage.checkpoint import MANIFEST
 from tests.payloads import Payload, archived, pickled
@@ -39,8 +39,8 @@ def by_torch(folder: Path, seed: int = 1, **extra: Any) -> tuple[torch.nn.Module
     return policy, optimizer
 
 
-def describe(folder: Path) -> None:
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {MANIFEST}
+def describe(folder: Path, *listed: str) -> None:
+    names = listed or {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {MANIFEST}
     content = {"schema": "rlinf.checkpoint/1", "step": 1, "files": dict.fromkeys(names, 1)}
     (folder / MANIFEST).write_text(json.dumps(content))
 
@@ -170,3 +170,24 @@ def test_an_index_that_claims_more_than_its_shards_have_takes_no_memory(earlier:
     assert index.stat().st_size < 20_000
     with pytest.raises(CheckpointError, match="larger than its part"):
         converted(earlier)
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("names", [["off_policy.safetensors", "off_policy.pt"], ["off_policy.safetensors"]])
+def test_no_file_outside_of_the_checkpoint_is_written_or_gets_a_name(earlier: Path, names: list[str]) -> None:
+    by_torch(earlier)
+    victim = earlier.parent / "victim"
+    victim.write_text("theirs")
+    torch.save({"a": torch.ones(2)}, earlier / "off_policy.pt")
+    (earlier / "off_policy.safetensors").symlink_to(victim)
+    describe(earlier, *names, "actor/.metadata")
+    with pytest.raises(CheckpointError, match=r"two of its files would become|a link to a file outside"):
+        converted(earlier)
+    assert (victim.read_text(), victim.stat().st_nlink) == ("theirs", 1)
+
+
+def test_a_file_of_tensors_takes_no_place_of_another(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "a.safetensors", {"a": torch.ones(2)})
+    with pytest.raises(FileExistsError):
+        write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(2)})
+    assert read_tensors(tmp_path / "a.safetensors")["a"].tolist() == [1, 1]

@@ -75,6 +75,7 @@ def rewritten(file: Path, offsets: object) -> None:
     tensors, _ = tensors_in(file)
     described = {name: Described(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     values = {name: tensor.whole() for name, tensor in tensors.items()}
+    file.unlink()
     about = {"DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": offsets} for name in tensors})}
     with TensorFile(file, described, about) as opened:
         for name, value in values.items():
@@ -82,6 +83,7 @@ def rewritten(file: Path, offsets: object) -> None:
 
 
 def without_rows(file: Path) -> None:
+    file.unlink()
     with TensorFile(file, {}) as _:
         pass
 
