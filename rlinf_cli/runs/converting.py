@@ -8,11 +8,13 @@ from rlinf_cli.command import Result
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.run_lookup import damaged_checkpoints, find_run
 from rlinf_core.errors import RunError
+from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Convert
+from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import why_not_own
+from rlinf_core.runners.storage.run_state import STATE, why_not_own
 
 SCHEMA: Final = "rlinf.runs-convert/1"
 
@@ -28,14 +30,28 @@ def converted(name: str) -> Result:
         CheckpointError: one cannot be converted; it is as it was.
     """
     run = find_run(name)
-    where = str(run.checkpoints.folder)
-    if run.state.going_on:
-        help = f"`rlinf stop {shown(run.path)}` ends it"
-        raise RunError("the checkpoints of an active run cannot be converted", where=where, help=help)
+    try:
+        # Another conversion, a command that resumes the run, and one that deletes it claim it, too.
+        with durable.claimed(run.path / STATE) as ours:
+            if not ours or run.refresh().going_on:
+                help = f"`rlinf stop {shown(run.path)}` ends it" if ours else "wait for the end of the other command"
+                why = None if ours else "another command converts, resumes or deletes it"
+                where = str(run.checkpoints.folder)
+                raise RunError("the checkpoints of an active run cannot be converted", where=where, why=why, help=help)
+            return _converted(run)
+    except OSError as error:
+        why, help = write_fault(run.path, error), "fix its permissions, or free disk space"
+        raise RunError("the run cannot be changed", where=str(run.path), why=why, help=help) from error
+
+
+def _converted(run: RunFolder) -> Result:
+    """Convert the checkpoints of a run that nobody else changes."""
     foreign = why_not_own(run.path, run.state)
     if foreign is not None:
+        where = str(run.checkpoints.folder)
         help = "copy the checkpoints into the folder `checkpoints` of the run, and write that into its run.json"
         raise RunError("the checkpoints are not the run's own", where=where, why=foreign, help=help)
+    run.checkpoints.recover()
     recipe = load_job(str(run.config_file)).recipe
     convert = None if recipe is None else recipe.load(recipe.convert)
     steps: dict[str, list[int]] = {"converted": [], "unchanged": []}

@@ -115,9 +115,15 @@ class CheckpointStore:
         )
         durable.sync_tree(work)
         durable.write_whole(work / MANIFEST, _encode(complete))
+        earlier = self.folder / f"{_REPLACED}{final.name}"
         if final.exists():
-            durable.rename(final, self.folder / f"{_REPLACED}{final.name}")
-        durable.rename(work, final)
+            durable.rename(final, earlier)
+        try:
+            durable.rename(work, final)
+        except OSError:
+            if earlier.exists():
+                durable.rename(earlier, final)
+            raise
         return final
 
     def abandon(self, step: int) -> None:

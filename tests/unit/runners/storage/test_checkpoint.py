@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -376,3 +377,19 @@ def test_a_file_without_a_digest_is_refused_among_others(tmp_path: Path) -> None
     rewrite(path, digests={"other": "0", **digests})
     with pytest.raises(CheckpointError, match="damaged"):
         open_checkpoint(path).verify()
+
+
+def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    old = save(store, 1, "old")
+    real = os.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if source.name.startswith(".writing-"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        save(store, 1, "new")
+    assert (old / "actor" / "weights").read_text() == "old"

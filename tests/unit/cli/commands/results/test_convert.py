@@ -14,8 +14,10 @@ from recipes.training.state.shard_files import shard_name
 from rlinf_core import load_policy
 from rlinf_core.errors import CheckpointError
 from rlinf_core.node.process_identity import own_identity
+from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import load_manifest
 from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import STATE
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.golden.frozen import DATA
 from tests.unit.cli.conftest import Cli
@@ -80,3 +82,23 @@ def test_an_active_run_is_refused(cli: Cli, run: Path) -> None:
     assert done.code != 0
     assert "active run" in " ".join(done.err.split())
     assert (run / STEP / "actor" / ".metadata").exists()
+
+
+def test_another_command_that_changes_the_run_is_not_disturbed(cli: Cli, run: Path) -> None:
+    partial = run / "checkpoints" / ".writing-global_step_2"
+    partial.mkdir()
+    with durable.claimed(run / STATE) as ours:
+        done = cli("runs", "convert", "first")
+    assert ours
+    assert done.code != 0
+    assert "another command converts, resumes or deletes it" in " ".join(done.err.split())
+    assert partial.exists()
+    assert (run / STEP / "actor" / ".metadata").exists()
+
+
+def test_a_conversion_that_was_killed_between_its_renames_is_repaired(cli: Cli, run: Path) -> None:
+    (run / STEP).rename(run / "checkpoints" / ".replaced-global_step_2")
+    (run / "checkpoints" / ".writing-global_step_2").mkdir()
+    assert cli("runs", "convert", "first").code == 0
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["global_step_2", "latest"]
+    assert load_policy(run) is not None
