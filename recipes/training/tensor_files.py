@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, cast
@@ -39,6 +40,8 @@ _DTYPES: Final[Mapping[str, torch.dtype]] = {
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 _ABOUT: Final = MappingProxyType({"format": "pt"})
+# Dimensions along which a tensor is cut into parts.
+_MOST_CUT: Final = 8
 # Bytes of a file of a model's folder, unless a single tensor is larger.
 FILE_BYTES: Final = 5 << 30
 # Bytes that `StoredTensor.copy_to` reads at a time.
@@ -165,6 +168,33 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     for name, stored in tensors.items():
         budget.take_array(stored.shape, stored.dtype.itemsize, f"`{name}`")
     return {name: stored.whole() for name, stored in tensors.items()}
+
+
+def check_parts(name: str, whole: Sequence[int], parts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
+    """Check that parts, by their offsets and sizes, cover each place of a tensor once.
+
+    Args:
+        name: the name of the tensor.
+        whole: its sizes, which no part exceeds.
+        parts: its parts.
+
+    Raises:
+        ValueError: they leave out a part, or overlap.
+    """
+    solid = [part for part in parts if math.prod(part[1])]
+    if sum(math.prod(sizes) for _, sizes in solid) != math.prod(whole):
+        raise ValueError(f"a part of `{name}` is missing")
+    cut = [at for at, size in enumerate(whole) if any(sizes[at] != size for _, sizes in solid)]
+    if len(cut) > _MOST_CUT:
+        raise ValueError(f"`{name}` is cut along {len(cut)} of its dimensions, {_MOST_CUT} are the limit")
+    # Corners of parts that meet occur an even number of times, except those of the whole. With the right volume, that
+    # is so of a partition alone; to compare the parts in pairs would take the square of their number.
+    boxes = [*solid, ([0] * len(whole), whole)] if solid else []
+    odd: set[tuple[int, ...]] = set()
+    for offsets, sizes in boxes:
+        odd ^= set(product(*((offsets[at], offsets[at] + sizes[at]) for at in cut)))
+    if odd:
+        raise ValueError(f"parts of `{name}` overlap")
 
 
 def below(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

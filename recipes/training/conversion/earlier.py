@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recipes.training.conversion.archives import FileSlice, natural_numbers, parse_dtype, read_archive
 from recipes.training.conversion.pickles import LIMIT, Name, PickleReader
-from recipes.training.tensor_files import Described
+from recipes.training.tensor_files import Described, check_parts
 from rlinf_core.foreign.files import open_regular
 
 INDEX: Final = ".metadata"
@@ -116,6 +116,7 @@ class EarlierWeights:
             for name, described in _mapping(state["state_dict_metadata"]).items():
                 if _kind(described) != "BytesStorageMetadata":
                     self.tensors[_text(name)], self._parts[name] = _tensor(described)
+                    check_parts(name, self.tensors[name].shape, self._parts[name])
             self._check_claims()
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             why = str(error) if type(error) is ValueError else f"it is damaged: {type(error).__name__}"
@@ -178,8 +179,6 @@ def _tensor(value: object) -> tuple[Described, list[_Part]]:
             raise ValueError("a part of a tensor has a different number of dimensions")
         if any(at + length > whole for at, length, whole in zip(offsets, sizes, size, strict=True)):
             raise ValueError("a part lies outside its tensor")
-    if sum(math.prod(part.sizes) for part in parts) != math.prod(size):
-        raise ValueError("the parts of a tensor do not cover it")
     return Described(parse_dtype(dtype), size), parts
 
 

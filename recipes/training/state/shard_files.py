@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from recipes.sections.model_folders import CONVERT, SHARDS, is_earlier
-from recipes.training.tensor_files import Described, StoredTensor, TensorFile, tensors_in
+from recipes.training.tensor_files import Described, StoredTensor, TensorFile, check_parts, tensors_in
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.strict_json import load_json_object
 
@@ -116,7 +116,7 @@ class ShardReader(StorageReader):
     Raises:
         CheckpointError: an earlier rlinf wrote the folder.
         OSError: a file cannot be read.
-        ValueError: there is none, one is damaged, or a part of a tensor is missing.
+        ValueError: there is none, one is damaged, or parts of a tensor are missing or overlap.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -136,8 +136,7 @@ class ShardReader(StorageReader):
         for file in files:
             self._add(file)
         for name, whole in self.tensors.items():
-            if sum(math.prod(chunk.sizes) for chunk in whole.chunks) != math.prod(whole.size):
-                raise ValueError(f"a part of `{name}` is missing")
+            check_parts(name, whole.size, [(chunk.offsets, chunk.sizes) for chunk in whole.chunks])
 
     def _add(self, file: Path) -> None:
         tensors, about = tensors_in(file)
@@ -152,8 +151,10 @@ class ShardReader(StorageReader):
             if len(before.size) != len(end):
                 raise ValueError(f"`{file.name}` has a `{name}` with a different number of dimensions")
             before.size = torch.Size(map(max, before.size, end))
-            before.chunks.append(part)
-            self._stored[MetadataIndex(name, part.offsets)] = stored
+            # An empty part may begin where another one does.
+            if math.prod(stored.shape):
+                before.chunks.append(part)
+                self._stored[MetadataIndex(name, part.offsets)] = stored
 
     # What torch calls
 

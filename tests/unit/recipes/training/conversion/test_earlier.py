@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +193,14 @@ def test_a_file_of_tensors_takes_no_place_of_another(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(2)})
     assert read_tensors(tmp_path / "a.safetensors")["a"].tolist() == [1, 1]
+
+
+def test_an_index_whose_parts_overlap_is_refused(earlier: Path) -> None:
+    by_torch(earlier)
+    index = dcp.FileSystemReader(earlier / "actor").read_metadata()
+    about: Any = index.state_dict_metadata["model.0.weight"]
+    half = dataclasses.replace(about.chunks[0], sizes=torch.Size((2, 3)))
+    about.chunks[:] = [half, half]
+    (earlier / "actor" / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(CheckpointError, match=r"parts of `model.0.weight` overlap"):
+        converted(earlier)

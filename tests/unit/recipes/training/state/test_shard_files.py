@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.distributed import checkpoint as dcp
 
 from recipes.training.state.shard_files import ShardReader, shard_name
 from recipes.training.state.state_checkpoint import load_weights
-from recipes.training.tensor_files import Described, TensorFile, tensors_in
+from recipes.training.tensor_files import Described, TensorFile, check_parts, tensors_in
 from rlinf_core.errors import CheckpointError
 from tests.unit.recipes.training.state.shard_ranks import learn, made
 from tests.unit.recipes.two_processes import run_two
@@ -73,10 +74,15 @@ def copy(saved: Saved, tmp_path: Path) -> Path:
 def rewritten(file: Path, offsets: object) -> None:
     """Write other places of the parts of tensors into a file."""
     tensors, _ = tensors_in(file)
-    described = {name: Described(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     values = {name: tensor.whole() for name, tensor in tensors.items()}
-    file.unlink()
-    about = {"DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": offsets} for name in tensors})}
+    written(file, offsets, values)
+
+
+def written(file: Path, offsets: object, values: dict[str, torch.Tensor]) -> None:
+    """Write tensors, each of which is said to begin at the same place."""
+    file.unlink(missing_ok=True)
+    described = {name: Described(value.dtype, tuple(value.shape)) for name, value in values.items()}
+    about = {"DCP_SHARDING_INFO": json.dumps({name: {"saved_offsets": offsets} for name in values})}
     with TensorFile(file, described, about) as opened:
         for name, value in values.items():
             opened.write(name, value)
@@ -120,3 +126,54 @@ def test_a_pipe_is_not_waited_for(copy: Path) -> None:
 def test_a_folder_without_shards_says_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no file"):
         ShardReader(tmp_path)
+
+
+SPLIT = [((at, column), (2, 3)) for at in (0, 2) for column in (0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        (SPLIT, None),
+        ([*SPLIT, ((0, 0), (0, 6))], None),
+        ([((0, 0), (1, 6)), ((1, 0), (3, 2)), ((1, 2), (3, 4))], None),
+        (SPLIT[1:], "missing"),
+        ([*SPLIT[:3], SPLIT[0]], "overlap"),
+        ([*SPLIT[:3], ((1, 2), (2, 3))], "overlap"),
+        ([((0, 0), (2, 6)), ((0, 0), (2, 6))], "overlap"),
+        ([], "missing"),
+    ],
+)
+def test_parts_cover_a_tensor_once(parts: list[Any], words: str | None) -> None:
+    if words is None:
+        check_parts("a", (4, 6), parts)
+    else:
+        with pytest.raises(ValueError, match=words):
+            check_parts("a", (4, 6), parts)
+
+
+def test_tensors_without_elements_or_dimensions_have_parts_too() -> None:
+    check_parts("a", (), [((), ())])
+    check_parts("a", (0, 3), [])
+    check_parts("a", (2**40, 0), [((0, 0), (2**40, 0))])
+    with pytest.raises(ValueError, match="missing"):
+        check_parts("a", (), [((), ()), ((), ())])
+    # A part has two to the power of these dimensions of corners.
+    with pytest.raises(ValueError, match="cut along 9 of its dimensions"):
+        check_parts("a", (2,) * 9, [(at, (1,) * 9) for at in product((0, 1), repeat=9)])
+
+
+def test_parts_that_overlap_hide_no_hole(tmp_path: Path) -> None:
+    for number, at in enumerate((0, 2, 2), 1):
+        written(tmp_path / shard_name(number), [at, 0], {"a": torch.ones(2, 3)})
+    written(tmp_path / shard_name(4), [6, 0], {"a": torch.ones(2, 3)})
+    with pytest.raises(ValueError, match="parts of `a` overlap"):
+        ShardReader(tmp_path)
+
+
+def test_an_empty_part_takes_no_place_of_another(tmp_path: Path) -> None:
+    written(tmp_path / shard_name(1), [0, 0], {"a": torch.ones(2, 3)})
+    written(tmp_path / shard_name(2), [0, 0], {"a": torch.ones(0, 3)})
+    read = {"a": torch.zeros(2, 3)}
+    dcp.load(read, storage_reader=ShardReader(tmp_path), no_dist=True)  # type: ignore[arg-type]
+    assert read["a"].tolist() == [[1, 1, 1]] * 2
