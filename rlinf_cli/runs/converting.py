@@ -7,7 +7,7 @@ from typing import Final
 from rlinf_cli.command import Result
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.run_lookup import damaged_checkpoints, find_run
-from rlinf_core.errors import RunError
+from rlinf_core.errors import CheckpointError, RunError
 from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Convert
@@ -51,6 +51,11 @@ def _converted(run: RunFolder) -> Result:
         where = str(run.checkpoints.folder)
         help = "copy the checkpoints into the folder `checkpoints` of the run, and write that into its run.json"
         raise RunError("the checkpoints are not the run's own", where=where, why=foreign, help=help)
+    for folder in run.checkpoints.folders():
+        if folder.is_symlink():
+            help = "put the folder in its place, or remove the link"
+            why = "it is a link, and what others may use is not replaced"
+            raise CheckpointError("a checkpoint cannot be converted", where=str(folder), why=why, help=help)
     run.checkpoints.recover()
     recipe = load_job(str(run.config_file)).recipe
     convert = None if recipe is None else recipe.load(recipe.convert)

@@ -152,8 +152,12 @@ def keep_old(path: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with its contents, if it exists."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder with its contents, if it exists. Of a link to one, the link is removed."""
+    if folder.is_symlink():
+        with suppress(OSError):
+            folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

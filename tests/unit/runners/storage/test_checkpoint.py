@@ -393,3 +393,13 @@ def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch:
     with pytest.raises(CheckpointError, match="cannot be written"):
         save(store, 1, "new")
     assert (old / "actor" / "weights").read_text() == "old"
+
+
+def test_of_a_link_to_a_folder_only_the_link_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".replaced-global_step_1").symlink_to(tmp_path / "theirs")
+    (tmp_path / "checkpoints" / "global_step_1").mkdir()
+    CheckpointStore(tmp_path / "checkpoints").recover()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_1"]
+    assert (tmp_path / "theirs").is_dir()

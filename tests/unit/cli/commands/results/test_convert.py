@@ -102,3 +102,13 @@ def test_a_conversion_that_was_killed_between_its_renames_is_repaired(cli: Cli, 
     assert cli("runs", "convert", "first").code == 0
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["global_step_2", "latest"]
     assert load_policy(run) is not None
+
+
+def test_a_checkpoint_that_is_a_link_is_refused(cli: Cli, run: Path, tmp_path: Path) -> None:
+    (run / STEP).rename(tmp_path / "theirs")
+    (run / STEP).symlink_to(tmp_path / "theirs")
+    done = cli("runs", "convert", "first")
+    assert done.code != 0
+    assert "it is a link" in " ".join(done.err.split())
+    assert (run / STEP).is_symlink()
+    assert (tmp_path / "theirs" / "actor" / ".metadata").exists()
