@@ -39,7 +39,9 @@ _DTYPES: Final[Mapping[str, torch.dtype]] = {
     "BOOL": torch.bool,
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+_METADATA: Final = "__metadata__"
 _ABOUT: Final = MappingProxyType({"format": "pt"})
+_MOST_DIMENSIONS: Final = 64
 # Dimensions along which a tensor is cut into parts.
 _MOST_CUT: Final = 8
 # Bytes of a file of a model's folder, unless a single tensor is larger.
@@ -170,6 +172,16 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     return {name: stored.whole() for name, stored in tensors.items()}
 
 
+def check_shape(name: str, shape: Sequence[int]) -> None:
+    """Check that torch can make a tensor of a shape, at least without elements.
+
+    Raises:
+        ValueError: it has too many dimensions, or too large ones.
+    """
+    if len(shape) > _MOST_DIMENSIONS or math.prod(filter(None, shape)) >= 1 << 62:
+        raise ValueError(f"the shape of `{name}` is larger than a tensor can be")
+
+
 def check_parts(name: str, whole: Sequence[int], parts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> None:
     """Check that parts, by their offsets and sizes, cover each place of a tensor once.
 
@@ -207,7 +219,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors by name into a new file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError, ValueError: see `TensorFile`.
     """
     described = {name: Described(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     with TensorFile(file, described) as opened:
@@ -228,6 +240,7 @@ def _of_file(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     left = size - first
     for name, entry in header.items():
         dtype, shape = _DTYPES[entry["dtype"]], tuple(map(_count, entry["shape"]))
+        check_shape(name, shape)
         begin, end = map(_count, entry["data_offsets"])
         # Nor do tensors overlap, by which a small file would claim more than it has.
         left -= end - begin
@@ -265,14 +278,17 @@ class TensorFile:
 
     Raises:
         OSError: it cannot be written.
+        ValueError: the format has no such type or name of a tensor.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, Described], about: Mapping[str, str] = _ABOUT) -> None:
         self._tensors = tensors
         self._begins: dict[str, int] = {}
-        header: dict[str, object] = {"__metadata__": dict(about)}
+        header: dict[str, object] = {_METADATA: dict(about)}
         offset = 0
         for name, (dtype, shape) in tensors.items():
+            if dtype not in _NAMES or name == _METADATA:
+                raise ValueError(f"a safetensors file cannot hold a tensor `{name}` of {dtype}")
             self._begins[name] = offset
             end = offset + tensors[name].nbytes
             header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [offset, end]}

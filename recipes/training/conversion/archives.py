@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from recipes.training.conversion.pickles import Name, PickleReader, check_plain
+from recipes.training.tensor_files import check_shape
 from rlinf_core.foreign.files import open_regular
 
 # Of a part in a zip: a mark, and at its end the lengths of name and extra field.
@@ -215,6 +216,7 @@ def _view(storage: object, dtype: torch.dtype | None, offset: Any, size: Any, st
     if len(sizes) != len(strides):
         raise ValueError("a tensor's shape and strides differ in length")
     if not count:
+        check_shape("a tensor", sizes)
         return torch.empty_strided(sizes, strides, dtype=dtype)
     last = first + sum((length - 1) * step for length, step in zip(sizes, strides, strict=True))
     if last >= room or count > room:

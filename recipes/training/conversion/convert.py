@@ -54,7 +54,7 @@ def convert_checkpoint(checkpoint: Path, into: Path) -> bool:
             elif name.name == INDEX:
                 _convert_weights(checkpoint / name.parent, into / target)
             else:
-                write_tensors(into / target, dict(_tensors(load_archive(checkpoint / name))))
+                write_tensors(into / target, _tensors_of(checkpoint / name))
     except (OSError, ValueError) as error:
         why = write_fault(into, error) if isinstance(error, OSError) else str(error)
         raise CheckpointError(
@@ -95,6 +95,21 @@ def _convert_weights(folder: Path, file: Path) -> None:
         for name in weights.tensors:
             opened.write(name, weights.tensor(name))
         opened.write(VERSION, torch.tensor(weights.number(VERSION)))
+
+
+def _tensors_of(archive: Path) -> dict[str, Tensor]:
+    """Return the tensors and whole numbers in a file of `torch.save`, by their path."""
+    tensors: dict[str, Tensor] = {}
+    left = archive.stat().st_size
+    for path, tensor in _tensors(load_archive(archive)):
+        if path in tensors:
+            raise ValueError(f"it has two values `{path}`")
+        # A few bytes refer to a tensor once more. Numbers have no storage there.
+        left -= tensor.nbytes if tensor.dim() else 0
+        if left < 0:
+            raise ValueError(f"its tensors up to `{path}` are larger than the file")
+        tensors[path] = tensor
+    return tensors
 
 
 def _tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recipes.training.conversion.archives import FileSlice, natural_numbers, parse_dtype, read_archive
 from recipes.training.conversion.pickles import LIMIT, Name, PickleReader
-from recipes.training.tensor_files import Described, check_parts
+from recipes.training.tensor_files import Described, check_parts, check_shape
 from rlinf_core.foreign.files import open_regular
 
 INDEX: Final = ".metadata"
@@ -116,6 +116,7 @@ class EarlierWeights:
             for name, described in _mapping(state["state_dict_metadata"]).items():
                 if _kind(described) != "BytesStorageMetadata":
                     self.tensors[_text(name)], self._parts[name] = _tensor(described)
+                    check_shape(name, self.tensors[name].shape)
                     check_parts(name, self.tensors[name].shape, self._parts[name])
             self._check_claims()
         except (ValueError, TypeError, KeyError, AttributeError) as error:

@@ -117,7 +117,10 @@ def _stack(value: object) -> bytes:
 
 @pytest.mark.parametrize(
     ("size", "stride", "offset"),
-    [((7,), (1,), 0), ((6,), (1,), 1), ((2, 3), (6, 1), 0), ((1000000, 6), (0, 1), 0), ((2,), (-1,), 2), ((6,), (), 0)],
+    [
+        *(((7,), (1,), 0), ((6,), (1,), 1), ((2, 3), (6, 1), 0), ((1000000, 6), (0, 1), 0), ((2,), (-1,), 2)),
+        *(((6,), (), 0), ((2**61, 2**61, 0), (0, 0, 0), 0)),
+    ],
 )
 def test_tensors_beyond_their_storage_are_refused(size: Any, stride: Any, offset: int) -> None:
     with pytest.raises(ValueError, match=r"storage|integer|shape"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pickle
 from pathlib import Path
 from typing import Any
@@ -203,4 +204,43 @@ def test_an_index_whose_parts_overlap_is_refused(earlier: Path) -> None:
     about.chunks[:] = [half, half]
     (earlier / "actor" / ".metadata").write_bytes(pickle.dumps(index))
     with pytest.raises(CheckpointError, match=r"parts of `model.0.weight` overlap"):
+        converted(earlier)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"a.b": torch.ones(2), "a": {"b": torch.zeros(2)}}, "two values `a.b`"),
+        (dict.fromkeys("abcdefgh", torch.ones(1000)), "larger than the file"),
+        ({"__metadata__": torch.ones(2)}, "cannot hold a tensor `__metadata__`"),
+        ({"a": torch.ones(2, dtype=torch.complex64)}, "`a` of torch.complex64"),
+    ],
+)
+def test_tensors_that_cannot_be_written_are_refused(earlier: Path, value: Any, words: str) -> None:
+    by_torch(earlier)
+    torch.save(value, earlier / "off_policy.pt")
+    describe(earlier)
+    with pytest.raises(CheckpointError, match=words):
+        converted(earlier)
+    assert not (earlier.parent / "new" / "off_policy.safetensors").exists()
+
+
+@pytest.mark.parametrize("shape", [[2**70, 0], [2**61, 2**61, 0], [1] * 65])
+def test_shapes_of_no_tensor_are_refused(earlier: Path, shape: list[int]) -> None:
+    file = earlier.parent / "a.safetensors"
+    size = 4 * math.prod(shape)
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    with pytest.raises(ValueError, match="larger than a tensor can be"):
+        read_tensors(file)
+
+
+def test_a_shape_of_no_tensor_in_an_index_is_refused(earlier: Path) -> None:
+    by_torch(earlier)
+    index = dcp.FileSystemReader(earlier / "actor").read_metadata()
+    about: Any = index.state_dict_metadata["model.0.weight"]
+    about.size = torch.Size((2**61, 2**61, 0))
+    about.chunks.clear()
+    (earlier / "actor" / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(CheckpointError, match="larger than a tensor can be"):
         converted(earlier)
