@@ -187,7 +187,7 @@ class Conversion:
         if ours is not None:
             return (*target, ours), None
         idle = {**known.accepted, **known.same}
-        if name in idle and is_accepted(value, idle[name], self.file.tree):
+        if name in idle and is_accepted(value, idle[name], self.file.tree, self.model):
             return None, _SO_ANYWAY
         moved = known.moved.get(name) or known.means.get(name)
         if moved is not None:

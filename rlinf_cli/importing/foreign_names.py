@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, find, format_path, to_data
 from rlinf_core.config.validating.foreign_names import Renamed, SectionNames
-from rlinf_core.config.validating.model_fields import alternatives, model_of, sections, step, written_fields
+from rlinf_core.config.validating.model_fields import alternatives, fields_at, model_of, sections, step, written_fields
 from rlinf_core.scalars import YamlBool
 
 TABLE: Final = FilePath(__file__).with_name("foreign.toml")
@@ -78,7 +78,7 @@ def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagn
     """Return `tree` with keys at their places, and without those that say what is so anyway; see `ForeignNames`."""
     mover = _Mover()
     placed, moved = mover.with_moved(mover.mapping(tree, [model], ()), diagnostics)
-    return Renamed(_without_accepted(placed, [model], placed), moved)
+    return Renamed(_without_accepted(placed, [model], placed, model), moved)
 
 
 def names_at(annotations: Iterable[object]) -> SectionNames:
@@ -181,37 +181,45 @@ def _put(node: MappingNode, path: Path, entry: Entry) -> MappingNode:
     return MappingNode(node.span, (*entries, entry) if old is None else tuple(entries))
 
 
-def _without_accepted(node: MappingNode, annotations: list[object], tree: MappingNode) -> MappingNode:
+def _without_accepted(
+    node: MappingNode, annotations: list[object], tree: MappingNode, model: type[BaseModel]
+) -> MappingNode:
     """Return a mapping without the keys that say what is so anyway."""
     accepted = names_at(annotations).accepted
     entries: list[Entry] = []
     for entry in node.entries:
         value = entry.value
-        if entry.key.raw in accepted and is_accepted(value, accepted[entry.key.raw], tree):
+        if entry.key.raw in accepted and is_accepted(value, accepted[entry.key.raw], tree, model):
             continue
         if isinstance(value, MappingNode):
-            value = _without_accepted(value, _below(annotations, entry.key.raw), tree)
+            value = _without_accepted(value, _below(annotations, entry.key.raw), tree, model)
         entries.append(entry if value is entry.value else Entry(entry.key, value))
     if len(entries) == len(node.entries) and all(map(is_, entries, node.entries)):
         return node
     return MappingNode(node.span, tuple(entries))
 
 
-def is_accepted(node: Node, values: Sequence[object], tree: MappingNode) -> bool:
-    """Return whether a value says nothing: it is empty, or one of `values`, where `${...}` stands for a key's value."""
+def is_accepted(node: Node, values: Sequence[object], tree: MappingNode, model: type[BaseModel]) -> bool:
+    """Return whether a value says nothing: it is empty, or one of `values`, where `${...}` stands for a key's value,
+    which is the default of `model` where the key is absent."""
     if isinstance(node, ScalarNode) and node.value in (None, ""):
         return True
-    return any(_says(to_data(node), value, tree) for value in values)
+    return any(_says(to_data(node), value, tree, model) for value in values)
 
 
-def _says(written: Any, expected: object, tree: MappingNode) -> bool:
+def _says(written: Any, expected: object, tree: MappingNode, model: type[BaseModel]) -> bool:
     if isinstance(expected, dict) and isinstance(written, dict):
         known = cast("dict[str, object]", expected)
         values = cast("dict[str, Any]", written)
-        return all(key in known and (value is None or _says(value, known[key], tree)) for key, value in values.items())
+        return all(
+            key in known and (value is None or _says(value, known[key], tree, model)) for key, value in values.items()
+        )
     if isinstance(expected, str) and expected.startswith("${"):
-        other = find(tree, tuple(expected[2:-1].split(".")))
-        return other is not None and written == to_data(other)
+        *above, name = expected[2:-1].split(".")
+        other = find(tree, (*above, name))
+        field = fields_at(model, tuple(above)).get(name)
+        default = None if field is None else field.default
+        return bool(written == (default if other is None else to_data(other)))
     if isinstance(expected, bool) != isinstance(written, YamlBool | bool):
         return False
     return bool(written == expected)

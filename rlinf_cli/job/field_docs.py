@@ -188,7 +188,8 @@ def _only_with(key: str, section: Iterable[object]) -> str:
     owners = [kind for kind in kinds if key in written_fields(kind)]
     if len(owners) == len(kinds):
         return ""
-    named = ", ".join(f"`{name}`" for kind in owners for name in kind.names())
+    values = [*(name for kind in owners for name in kind.names()), *(form for kind in owners for form in kind.others)]
+    named = ", ".join(f"`{value}`" for value in values)
     return f" Only with `{kinds[0].chosen_by}`: {named}."
 
 

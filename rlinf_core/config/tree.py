@@ -39,10 +39,15 @@ class SequenceNode:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Entry:
-    """One `key: value` of a mapping."""
+    """One `key: value` of a mapping.
+
+    Attributes:
+        replaced: those of lower layers that it replaces, the last first.
+    """
 
     key: ScalarNode
     value: Node
+    replaced: tuple[Entry, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +129,10 @@ def merge(base: Node, over: Node) -> Node:
     entries = {entry.key.raw: entry for entry in base.entries}
     for entry in over.entries:
         earlier = entries.get(entry.key.raw)
-        value = entry.value if earlier is None else merge(earlier.value, entry.value)
-        entries[entry.key.raw] = Entry(entry.key, value)
+        if earlier is not None:
+            replaced = (*entry.replaced, earlier, *earlier.replaced)
+            entry = Entry(entry.key, merge(earlier.value, entry.value), replaced)
+        entries[entry.key.raw] = entry
     return MappingNode(over.span, tuple(entries.values()))
 
 

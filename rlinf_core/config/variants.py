@@ -26,9 +26,11 @@ class Variant(ConfigModel):
 
     Attributes:
         chosen_by: the key that chooses one; its default in a member is that member's name.
+        others: forms of what chooses it besides its names.
     """
 
     chosen_by: ClassVar[str]
+    others: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -72,15 +74,14 @@ class OneOf:
 def chosen(members: Sequence[type[Variant]], written: Mapping[str, Any]) -> type[Variant]:
     """Return the member that a section chooses.
 
-    Without the key that is the first one. Of a name that no member has, it is the one that was probably meant: that of
-    a similar name, or else the one with most of the keys.
+    Without the key, or with a value that is no text, that is the first one. Of a name that no member has, it is the one
+    that was probably meant: that of a similar name, or else the one with most of the keys.
     """
     name = written.get(members[0].chosen_by)
-    if name is None:
+    if not isinstance(name, str) or not name:
         return members[0]
-    text = str(name)
-    meant = next(iter(near(text, [known for member in members for known in member.names()])), "")
-    for wanted in (text, meant):
+    meant = next(iter(near(name, [known for member in members for known in member.names()])), "")
+    for wanted in (name, meant):
         for member in members:
             if member.takes(wanted):
                 return member

@@ -11,9 +11,11 @@ from pydantic import BaseModel
 from rlinf_core.config.composing.compose import Composed
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import load_source, read
+from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.sections.hub_names import commits_in, hub_paths, pins_of
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import format_path
+from rlinf_core.config.tree import Path, ScalarNode, find, format_path
+from rlinf_core.config.validating.kinds import key_of_others
 from rlinf_core.config.validating.model_fields import types_at
 from rlinf_core.config.validating.pruning import cut
 from rlinf_core.errors import RLinfError
@@ -39,30 +41,41 @@ def is_config_of_a_run(name: str) -> bool:
 def without_earlier_keys(
     composed: Composed, model: type[BaseModel], findings: Diagnostics, diagnostics: Diagnostics
 ) -> Composed:
-    """Return the configuration of a run without the keys that its recipe has no more, and note them.
+    """Return the configuration of a run without the keys that its recipe has no more, and tell of them.
 
     A run writes every key of its recipe, defaults included, so that a removed key says nothing of what was asked for.
+    A value that was not the default, and that nothing here stands for, is a warning. Of keys that another kind of their
+    section has nothing is told, as they had no effect.
 
     Args:
         composed: the configuration.
         model: the model of the recipe.
         findings: the findings of its validation.
-        diagnostics: where the note goes.
+        diagnostics: where the warnings and the note go.
     """
     file = composed.tree.span.source
-    removed = [
-        finding.path
+    removed = {
+        finding.path: finding
         for finding in findings
-        # A key that an override names is a mistake of today.
-        if finding.path and finding.span.source is file and not types_at(model, finding.path, composed.tree)
-    ]
-    if not removed:
-        return composed
-    named = ", ".join(f"`{format_path(path)}`" for path in removed[:_MOST_NAMED])
-    others = f" and {len(removed) - _MOST_NAMED} others" if len(removed) > _MOST_NAMED else ""
-    message = f"an earlier rlinf wrote keys that this one has no more, and that are left out: {named}{others}"
-    diagnostics.add(Diagnostic("no-effect", Severity.NOTE, message, Span(file, 0, 0), removed[0]))
-    return composed._replace(tree=cut(composed.tree, dict.fromkeys(removed), {}))
+        # A key that an override names is a mistake of today; one with another name now is read.
+        if finding.path and finding.span.source is file and finding.severity is Severity.ERROR
+        if not types_at(model, finding.path, composed.tree)
+    }
+    noted: list[Path] = []
+    for path, finding in removed.items():
+        value = find(composed.tree, path)
+        is_reported = finding.code == "not-available" and not is_secret(str(path[-1]))
+        if is_reported and isinstance(value, ScalarNode):
+            message = f"`{format_path(path)}: {value.raw}` has no effect: this rlinf has no such key"
+            diagnostics.add(finding._replace(code="no-effect", severity=Severity.WARNING, message=message))
+        elif key_of_others(model, composed.tree, path) is None:
+            noted.append(path)
+    if noted:
+        named = ", ".join(f"`{format_path(path)}`" for path in noted[:_MOST_NAMED])
+        others = f" and {len(noted) - _MOST_NAMED} others" if len(noted) > _MOST_NAMED else ""
+        message = f"an earlier rlinf wrote keys that this one has no more, and that are left out: {named}{others}"
+        diagnostics.add(Diagnostic("no-effect", Severity.NOTE, message, Span(file, 0, 0), noted[0]))
+    return composed._replace(tree=cut(composed.tree, dict.fromkeys(removed), {})) if removed else composed
 
 
 def commits_of_resumed(job: Job) -> tuple[str, ...]:

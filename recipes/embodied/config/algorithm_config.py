@@ -112,6 +112,8 @@ def policy_gradient_of(section: LearningConfig) -> PolicyGradientConfig:
 class ActorCriticConfig(PolicyGradientConfig):
     """PPO with GAE, and losses of your own."""
 
+    others: ClassVar[tuple[str, ...]] = ("package.module:name",)
+
     loss_type: LossName = "actor_critic"
     adv_type: AdvantageType = "gae"
     critic_warmup_steps: NonNegativeInt = Field(

@@ -15,6 +15,7 @@ from recipes.sections.no_effect import (
     checkpoints_of,
     compares_within_groups,
     discount_of_total_rewards,
+    lambda_without_values,
     of_one_rank,
     without_shards,
 )
@@ -153,6 +154,7 @@ EMBODIED: Final = (
         because=("runner.val_check_interval",),
         severity=Severity.NOTE,
     ),
+    lambda_without_values("`adv_type: gae` and `loss_type: actor_critic`"),
     discount_of_total_rewards(
         lambda config, sizes: (
             not _learns_off_policy(config, sizes)
@@ -167,7 +169,7 @@ EMBODIED: Final = (
         because=("algorithm.adv_type",),
     ),
     IgnoredKeys(
-        ("actor.optim.value_lr",),
+        ("algorithm.value_clip", "algorithm.huber_delta", "algorithm.value_weight", "actor.optim.value_lr"),
         lambda config, sizes: config.algorithm.loss_type == "actor" or not config.actor.model.add_value_head,
         "no values are trained",
         "remove it, or write `loss_type: actor_critic` and `adv_type: gae`",

@@ -141,7 +141,15 @@ def _check_algorithm(config: EmbodiedConfig, algorithm: PolicyGradientConfig, re
             )
             break
     last, warmup = config.runner.last_step, warmup_steps(algorithm)
-    if last is not None and warmup >= last and not config.runner.only_eval:
+    if warmup and not has_values and algorithm.loss_type != "actor_critic":
+        report(
+            ("algorithm", "critic_warmup_steps"),
+            "conflicting-settings",
+            "`critic_warmup_steps` trains a value head, but the model has none",
+            "remove it, or write `actor.model.add_value_head: true`",
+            about=[("actor", "model", "add_value_head")],
+        )
+    elif last is not None and warmup >= last and not config.runner.only_eval:
         report(
             ("algorithm", "critic_warmup_steps"),
             "cannot-train",

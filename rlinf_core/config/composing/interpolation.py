@@ -138,7 +138,9 @@ class _Resolver:
                 result = node
             else:
                 pairs = zip(node.entries, values, strict=True)
-                result = MappingNode(node.span, tuple(Entry(entry.key, value) for entry, value in pairs))
+                result = MappingNode(
+                    node.span, tuple(Entry(entry.key, value, entry.replaced) for entry, value in pairs)
+                )
         self._finish(node, result)
         return result
 

@@ -261,7 +261,7 @@ def _change_entry(node: MappingNode, name: str, override: Override, depth: int) 
     if changed is None:
         return MappingNode(node.span, tuple(entry for entry in node.entries if entry is not known))
     key = known.key if known and not last else ScalarNode(override.step_span(depth), name, name, plain=False)
-    new = Entry(key, changed)
+    new = Entry(key, changed, () if known is None else (known, *known.replaced))
     if known is None:
         return MappingNode(node.span, (*node.entries, new))
     return MappingNode(node.span, tuple(new if entry is known else entry for entry in node.entries))

@@ -36,13 +36,15 @@ def key_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> str 
     if not names:
         return None
     key = variants[0].chosen_by
-    here = chosen(variants, written_values(section)).names()[0]
+    written = written_values(section)
+    kind, name = chosen(variants, written), written.get(key)
+    here = name if isinstance(name, str) and kind.takes(name) else kind.names()[0]
     others = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
     return f"it is a key of `{key}` {others}, not of `{here}`: remove it, or write `{key}: {names[0].strip('`')}`"
 
 
 def without_keys_of_others(model: type[BaseModel], tree: MappingNode) -> MappingNode:
-    """Return a file without the keys of other kinds that a base has set, or that are taken back by null.
+    """Return a file without the keys that a base has set for another kind, or that are taken back by null.
 
     A file that extends another, or an argument, chooses another kind of a section by its key alone.
     """
@@ -53,7 +55,7 @@ def _section(node: MappingNode, types: list[object]) -> MappingNode:
     variants = variants_of(types)
     if len(variants) > 1:
         kind = chosen(variants, written_values(node))
-        node = _of_kind(node, kind, [other for other in variants if other is not kind])
+        node = _of_kind(node, kind, variants)
         types = [annotation for annotation in types if annotation is kind or annotation not in variants]
     entries: list[Entry] = []
     for entry in node.entries:
@@ -65,17 +67,29 @@ def _section(node: MappingNode, types: list[object]) -> MappingNode:
     return node if all(map(is_, entries, node.entries)) else MappingNode(node.span, tuple(entries))
 
 
-def _of_kind(node: MappingNode, kind: type[Variant], others: list[type[Variant]]) -> MappingNode:
+def _of_kind(node: MappingNode, kind: type[Variant], variants: list[type[Variant]]) -> MappingNode:
     own = written_fields(kind)
-    foreign = {key for other in others for key in written_fields(other) if key not in own}
     choice = node.entry(kind.chosen_by)
-    layer = None if choice is None else choice.key.span.source.layer
 
     def is_dropped(entry: Entry) -> bool:
-        if entry.key.raw not in foreign:
+        if entry.key.raw in own:
             return False
         is_null = isinstance(entry.value, ScalarNode) and entry.value.value is None
-        return is_null or (layer is not None and entry.key.span.source.layer < layer)
+        owners = variants if is_null else _kinds_before(choice, entry, variants)
+        return any(entry.key.raw in written_fields(owner) for owner in owners)
 
     entries = tuple(entry for entry in node.entries if not is_dropped(entry))
     return node if len(entries) == len(node.entries) else MappingNode(node.span, entries)
+
+
+def _kinds_before(choice: Entry | None, entry: Entry, variants: list[type[Variant]]) -> list[type[Variant]]:
+    """Return the kinds that a section had from the layer of an entry on, up to the last choice."""
+    kinds: list[type[Variant]] = []
+    layer = entry.key.span.source.layer
+    if choice is None or choice.key.span.source.layer <= layer:
+        return kinds
+    for earlier in choice.replaced:
+        kinds.append(chosen(variants, written_values(MappingNode(earlier.key.span, (earlier,)))))
+        if earlier.key.span.source.layer <= layer:
+            return kinds
+    return [*kinds, variants[0]]

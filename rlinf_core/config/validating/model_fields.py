@@ -133,9 +133,9 @@ def variants_of(types: Iterable[object]) -> list[type[Variant]]:
 
 
 def written_values(section: MappingNode) -> dict[str, object]:
-    """Return the scalars of a section as they are written, by key; of other values None."""
+    """Return the scalars of a section by key; of other values None."""
     values = {entry.key.raw: entry.value for entry in section.entries}
-    return {key: value.raw if isinstance(value, ScalarNode) and value.raw else None for key, value in values.items()}
+    return {key: value.value if isinstance(value, ScalarNode) and value.raw else None for key, value in values.items()}
 
 
 def fields_at(model: type[BaseModel], path: Path, tree: Node | None = None) -> dict[str, FieldInfo]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Annotated, ClassVar, Literal
 
 import pytest
@@ -11,7 +12,7 @@ from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode
+from rlinf_core.config.tree import MappingNode, merge
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.config.variants import OneOf, Variant
 
@@ -19,16 +20,20 @@ from rlinf_core.config.variants import OneOf, Variant
 class Shape(Variant):
     chosen_by: ClassVar[str] = "kind"
 
-    kind: Literal["circle", "square"] = "circle"
+    kind: Literal["circle", "square", "my:round"] = "circle"
     color: str = "red"
 
 
 class Circle(Shape):
     radius: int = Field(default=1, ge=1)
 
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        return name == "my:round" or super().takes(name)
+
 
 class Square(Shape):
-    kind: Literal["circle", "square"] = "square"
+    kind: Literal["circle", "square", "my:round"] = "square"
     side: int = 2
     corners: dict[str, int] = Field(default_factory=dict[str, int])
 
@@ -43,10 +48,14 @@ def tree_of(text: str) -> MappingNode:
     return tree
 
 
-def told(text: str) -> list[tuple[str, str, str]]:
-    """Code, underlined text and remedy of each finding."""
+def told(*texts: str) -> list[tuple[str, str, str]]:
+    """Code, underlined text and remedy of each finding in a file over its bases, the first of them below all others."""
     diagnostics = Diagnostics()
-    validate(File, tree_of(text), diagnostics)
+    file = SourceText("file.yaml", texts[-1])
+    sources = [*(SourceText("base.yaml", text).as_base(file, index) for index, text in enumerate(texts[:-1])), file]
+    tree = reduce(merge, filter(None, (read(source, diagnostics) for source in sources)))
+    assert isinstance(tree, MappingNode)
+    validate(File, tree, diagnostics)
     return [(finding.code, finding.span.text, finding.help or "") for finding in diagnostics]
 
 
@@ -87,3 +96,36 @@ def test_keys_of_an_unknown_kind_say_which_is_meant() -> None:
 
 def test_null_takes_a_key_of_another_kind_back() -> None:
     assert told("shape: {kind: square, radius: null}") == []
+
+
+def test_a_kind_by_another_form_is_named_as_it_is_written() -> None:
+    ((_, where, help),) = told("shape: {kind: 'my:round', side: 3}")
+    assert where == "side"
+    assert "not of `my:round`" in help
+
+
+@pytest.mark.parametrize("value", ["[square]", "{square: 1}", "4", "''"])
+def test_what_is_no_name_chooses_the_first_kind(value: str) -> None:
+    ((code, _, _),) = told(f"shape: {{kind: {value}, radius: 3}}")
+    assert code != "unknown-key"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        # Bases chose the kind that has the key.
+        (("shape: {kind: square, side: 3}", "shape: {kind: circle}"), []),
+        (("shape: {radius: 3}", "shape: {kind: square}"), []),
+        (("shape: {kind: square}", "shape: {side: 3}", "shape: {kind: circle}"), []),
+        (("shape: {side: 3}", "shape: {kind: square}", "shape: {kind: circle}"), []),
+        # They chose none that has it.
+        (("shape: {kind: circle, side: 3}", "shape: {kind: circle}"), ["side"]),
+        (("shape: {kind: square, radius: 3}", "shape: {kind: square}"), ["radius"]),
+        (("shape: {side: 3}", "shape: {kind: circle}"), ["side"]),
+        (("shape: {kind: square}", "shape: {kind: circle, side: 3}", "shape: {kind: circle}"), ["side"]),
+        # Nor is it dropped where the same file chooses.
+        (("shape: {kind: square}", "shape: {kind: circle, side: 3}"), ["side"]),
+    ],
+)
+def test_keys_of_a_base_are_dropped_with_its_kind(texts: tuple[str, ...], expected: list[str]) -> None:
+    assert [where for _, where, _ in told(*texts)] == expected

@@ -304,6 +304,25 @@ def test_earlier_keys_of_a_run_are_left_out_with_one_note(run: Path) -> None:
     assert unknown(run / "config.yaml") == []
 
 
+def test_a_value_that_an_earlier_run_chose_is_a_warning_with_the_reason(run: Path) -> None:
+    text = EARLIER.replace("sft", "embodied").replace("actor: 0", "'actor,rollout,env': 0")
+    changed = "weight_sync_interval: 4, checkpoint_style: whole"
+    text = text.replace("checkpoint_style: whole", changed).replace(
+        "gamma: 0.99", "entropy_type: token_level, critics: 3"
+    )
+    (run / "config.yaml").write_text(text)
+    job = load_job(run / "config.yaml", environ={})
+    assert {(one.path, one.severity) for one in job.diagnostics if one.code == "no-effect"} == {
+        (("algorithm", "entropy_type"), Severity.WARNING),
+        (("runner", "weight_sync_interval"), Severity.WARNING),
+        (("runner", "checkpoint_style"), Severity.NOTE),
+    }
+    (entropy,) = [one for one in job.diagnostics if one.path == ("algorithm", "entropy_type")]
+    assert "`algorithm.entropy_type: token_level`" in entropy.message
+    assert "`algorithm.logprob_type`" in (entropy.help or "")
+    assert not [one for one in job.diagnostics if "critics" in one.message]
+
+
 def test_the_same_file_elsewhere_has_unknown_keys(run: Path, tmp_path: Path) -> None:
     mine = tmp_path / "config.yaml"
     mine.write_text(EARLIER)

@@ -117,3 +117,8 @@ def test_every_field_of_the_cluster_section_is_documented() -> None:
     assert {"cluster.num_nodes", "cluster.node_groups[].env_configs[].env_vars"} <= seen
     assert "cluster.node_groups[].hardware.configs[].camera_serials" in seen
     assert "cluster.component_placement.NAME.placement" in seen
+
+
+def test_losses_of_ones_own_are_among_the_kinds_that_have_a_key() -> None:
+    text = describe(find_recipe("embodied").config_model(), "algorithm.gae_lambda").description
+    assert text.endswith("Only with `loss_type`: `actor_critic`, `package.module:name`.")

@@ -141,6 +141,8 @@ def loaded(text: str, *overrides: str) -> Job:
         (EMBODIED + BOTH, MODELS, "/a"),
         (EMBODIED + BOTH.replace("path: /a", "path: '${rollout.model_dir}'"), MODELS, "/a"),
         # Keys that say what is so anyway are left out.
+        (EMBODIED + "algorithm: {entropy_type: action_level}\n", MODELS, None),
+        (EMBODIED + "algorithm: {logprob_type: token_level, entropy_type: token_level}\n", MODELS, None),
         (EMBODIED + "algorithm: {kl_beta: 0.0, kl_penalty: kl }\nenv: {enable_offload: false}\n", MODELS, None),
         (EMBODIED + "runner: {task_type: embodied}\nrollout: {backend: huggingface, model_dir: null}\n", MODELS, None),
         (EMBODIED + "actor: {training_backend: fsdp, tokenizer: {tokenizer_model: a}, model: {model_path: a}}\n",
@@ -175,6 +177,8 @@ ANSWERS = r"""
 embodied | actor: {model: {model_path: /a}}\nrollout: {«model_dir»: /b} | duplicate-key |
 embodied | algorithm: {«kl_beta»: 0.1} | not-available |
 embodied | algorithm: {«kl_beta»: false} | not-available |
+embodied | algorithm: {logprob_type: token_level, «entropy_type»: action_level} | not-available | logprob_type
+embodied | algorithm: {«entropy_type»: token_level} | not-available | `algorithm.logprob_type`
 embodied | env: {«enable_offload»: true} | not-available |
 embodied | actor: {«tokenizer»: {tokenizer_model: a}, model: {model_path: b}} | not-available |
 math | actor: {«training_backend»: megatron} | not-available |

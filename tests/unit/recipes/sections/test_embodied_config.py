@@ -680,6 +680,14 @@ class TestLearningRates:
         assert findings(LAPTOP, warmup, "runner.max_steps=21") == []
         assert findings(LAPTOP, warmup, "runner.max_steps=20") == [("cannot-train", "20")]
         assert findings(LAPTOP, warmup, "runner.max_steps=20", "runner.only_eval=true") == []
+        own = (
+            "algorithm.adv_type=grpo",
+            "algorithm.group_size=8",
+            "algorithm.loss_type=os:getcwd",
+            "runner.max_steps=50",
+        )
+        assert findings(LAPTOP, warmup, *own) == []
+        assert findings(LAPTOP, warmup, *own, "actor.model.add_value_head=false") == [("conflicting-settings", "20")]
 
 
 def test_vision_language_policy_takes_adapters_and_options(findings: Any) -> None:

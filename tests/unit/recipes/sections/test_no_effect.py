@@ -27,6 +27,8 @@ SFT = ("recipe=sft", EMBODIED[1], "data.train_data_paths=set")
 MATH = ("recipe=math", "cluster.component_placement={'actor,rollout,reward': {node_group: node, placement: 0}}")
 GRPO = ("algorithm.adv_type=grpo", "algorithm.loss_type=actor", "algorithm.group_size=8")
 SAC = ("algorithm.loss_type=sac", "actor.model.model_type=squashed_policy")
+OWN = (*GRPO[::2], "algorithm.loss_type=os:getcwd")
+NO_VALUES = (*OWN, "actor.model.add_value_head=false")
 TD3 = ("algorithm.loss_type=td3", SAC[1], "actor.model.options.exploration_noise=0.1")
 FILES = ("data.train_data_paths=problems.jsonl",)
 GYM = ("data.type=reasoning_gym", "data.task=chain_sum")
@@ -52,6 +54,10 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*EMBODIED, "algorithm.update_epoch=1"), "algorithm.target_kl=0.1"),
     ((*EMBODIED, *GRPO), "algorithm.normalize_advantages=false"),
     ((*EMBODIED, *GRPO), "actor.optim.value_lr=0.1"),
+    ((*EMBODIED, *OWN), "algorithm.gae_lambda=0.9"),
+    ((*EMBODIED, *NO_VALUES), "algorithm.value_clip=0.1"),
+    ((*EMBODIED, *NO_VALUES), "algorithm.huber_delta=1"),
+    ((*EMBODIED, *NO_VALUES), "algorithm.value_weight=0.5"),
     ((*EMBODIED, *GRPO, "actor.model.add_value_head=false"), "algorithm.gamma=0.5"),
     (EMBODIED, "data.normalization=quantile"),
     (EMBODIED, "actor.optim.min_lr_ratio=0.1"),
