@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 UNNAMED = "accelerator"
 
 
-class Place(NamedTuple):
+class DevicePlace(NamedTuple):
     """The place of a process: its node, and its accelerator there."""
 
     cluster_node_rank: int
@@ -44,12 +44,12 @@ class JobDevices(NamedTuple):
         """The model of the accelerators of each kind."""
         return {label: kind.model for label, kind in self.kinds.items()}
 
-    def places(self, seats: DeviceSpan, topology: ClusterTopology) -> list[Place]:
+    def places(self, seats: DeviceSpan, topology: ClusterTopology) -> list[DevicePlace]:
         """Return the place of each process of a component with accelerators."""
         kind = self.kinds[seats.kind or ""]
         nodes = topology.group(kind.label).node_ranks
         units = range(seats.first, seats.first + seats.size)
-        return [Place(nodes[unit // kind.per_node], unit % kind.per_node) for unit in units]
+        return [DevicePlace(nodes[unit // kind.per_node], unit % kind.per_node) for unit in units]
 
     def now(self, components: Sequence[str], stages: int, staleness: int) -> Arrangement:
         """Return today's arrangement."""

@@ -151,7 +151,7 @@ def pack(folder: str, stream: IO[bytes]) -> None:
                 _pack_entry(archive, walk, entry)
 
 
-def _pack_entry(archive: tarfile.TarFile, walk: trees.Walk, entry: trees.Entry) -> None:
+def _pack_entry(archive: tarfile.TarFile, walk: trees.Walk, entry: trees.TreeEntry) -> None:
     status, path = entry.status, walk.path(entry.name)
     info = tarfile.TarInfo(path)
     info.mode, info.uid, info.gid = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
@@ -300,14 +300,14 @@ def _link(name: str, source: int, target: int) -> None:
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
-class Written(NamedTuple):
+class PlainFile(NamedTuple):
     """The first bytes of a file, and when it was last changed, or a folder on its way: nanoseconds since 1970."""
 
     data: bytes
     changed: int
 
 
-def read_plain(path: str, most: int) -> Written | None:
+def read_plain(path: str, most: int) -> PlainFile | None:
     """Return the first bytes of a regular file whose path has no link; None where there is none."""
     *folders, name = path.strip("/").split("/")
     place = os.open("/", trees.FOLDER)
@@ -327,7 +327,7 @@ def read_plain(path: str, most: int) -> Written | None:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             return None
-        return Written(os.read(file, most), max(changed, status.st_ctime_ns))
+        return PlainFile(os.read(file, most), max(changed, status.st_ctime_ns))
     finally:
         os.close(file)
 

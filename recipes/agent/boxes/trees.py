@@ -20,7 +20,7 @@ FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _AT_ONCE: Final = 1 << 14
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """An entry of a folder.
 
     Attributes:
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
 
 class _Level(NamedTuple):
-    entry: Entry
+    entry: TreeEntry
     identity: tuple[int, int]
     pending: Iterator[str]
 
@@ -63,9 +63,9 @@ class Walk:
         self.steps = 0
         self._way: list[_Level] = []
         self._pending = self._listed()
-        self._entry: Entry | None = None
+        self._entry: TreeEntry | None = None
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[TreeEntry]:
         """Yield each entry, and each folder that was entered once more when it is left."""
         try:
             while True:
@@ -98,10 +98,10 @@ class Walk:
         """Return the path of an entry of `folder`, from the top on."""
         return "/".join([*(level.entry.name for level in self._way), name])
 
-    def _seen(self, name: str) -> Entry | None:
+    def _seen(self, name: str) -> TreeEntry | None:
         self.steps += 1
         try:
-            return Entry(name, os.stat(name, dir_fd=self.folder, follow_symlinks=False))
+            return TreeEntry(name, os.stat(name, dir_fd=self.folder, follow_symlinks=False))
         except FileNotFoundError:
             return None
 
@@ -115,7 +115,7 @@ class Walk:
         with os.scandir(self.folder) as entries:
             return iter(sorted(entry.name for entry in itertools.islice(entries, self._most)))
 
-    def _leave(self) -> Entry:
+    def _leave(self) -> TreeEntry:
         level = self._way.pop()
         self._pending = level.pending
         self._go("..")

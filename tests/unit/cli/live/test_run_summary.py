@@ -16,10 +16,9 @@ algorithm:
   adv_type: grpo
   loss_type: actor
   group_size: 8
-  gae_lambda: 0.9
-  value_clip: 0.1
-  huber_delta: 2
   normalize_advantages: false
+actor:
+  optim: {value_lr: 1.0e-4}
 """
 
 
@@ -27,11 +26,10 @@ def test_keys_without_effect_are_named() -> None:
     unread = without_effect(load_with_lint("-", stdin=JOB, environ={}).diagnostics)
     text = summary_text(RunProgress(), Path("/runs/one"), unread=unread)
     (line,) = [line for line in text.splitlines() if line.strip().startswith("no effect")]
-    assert "algorithm.gae_lambda (<stdin>:7), algorithm.value_clip (<stdin>:8)" in line
-    assert line.endswith("algorithm.huber_delta (<stdin>:9), algorithm.normalize_advantages (<stdin>:10)")
+    assert line.endswith("algorithm.normalize_advantages (<stdin>:7), actor.optim.value_lr (<stdin>:9)")
     results = summary_record("finished", "embodied", Path("/runs/one"), unread=unread)["no_effect"]
-    assert [result["key"] for result in results][-1] == "algorithm.normalize_advantages"
-    assert results[0]["place"] == "<stdin>:7:15"
+    assert [result["key"] for result in results] == ["algorithm.normalize_advantages", "actor.optim.value_lr"]
+    assert results[0]["place"] == "<stdin>:7:25"
 
 
 def test_without_such_keys_there_is_no_line() -> None:
