@@ -292,8 +292,10 @@ class Endpoint:
         Args:
             linger: seconds that messages in the background may still take to leave.
         """
+        if self._pid != os.getpid():
+            return  # another thread of the parent may have held the lock at the fork
         with self._lock:
-            if self._closed or self._pid != os.getpid():
+            if self._closed:
                 return
             self._closed = True
         until = time.monotonic() + linger
@@ -331,8 +333,8 @@ class Endpoint:
                 # It was dialed, or accepted, at that very moment.
                 connection.close()
                 return
-            self._readers.add(thread)
             thread.start()
+            self._readers.add(thread)
 
     def _connection_lost(self, connection: Connection, reason: str) -> None:
         connection.shut()

@@ -7,6 +7,7 @@ each refers to the others, so that they are one module.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -24,6 +25,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
+_log = logging.getLogger(__name__)
 # Seconds of a further wait, at least, while somebody debugs a peer.
 _EXTENSION = 0.25
 
@@ -285,7 +287,10 @@ class Work(Generic[T]):
         return self._error
 
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the operation finishes, in the thread that finishes it: it must not block."""
+        """Call `callback` when the operation finishes, in the thread that finishes it: it must not block.
+
+        What it raises there is logged.
+        """
         with _state.lock:
             if not self._done:
                 if self._callbacks is None:
@@ -373,7 +378,10 @@ class Work(Generic[T]):
         if self.serial is not None and self._waits is not None:
             self._waits.operations.end(self.serial)
         for callback in callbacks or ():
-            callback()
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 - this thread may read for everybody, and the other callbacks wake who waits
+                _log.exception("a callback of `%s` failed", self.title)
         return True
 
     def _too_late(self, seconds: float) -> CommunicationTimeoutError:

@@ -221,7 +221,13 @@ class ConnectionPool:
         connection = Connection(name, sock, peer, self._moved)
         with self._changed:
             self._established.setdefault(peer.incarnation, []).append(connection)
-            self._opened(connection)
+            try:
+                self._opened(connection)
+            except BaseException:
+                # Nobody reads it, as where no thread can be started.
+                self.forget(connection)
+                connection.close()
+                raise
             self._changed.notify_all()
 
     def _identity(self, seeks: str, connection: str, replaces: str = "") -> PeerIdentity:

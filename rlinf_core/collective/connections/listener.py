@@ -236,8 +236,10 @@ class Listener:
         proven = False
         try:
             acceptance = Acceptance(sock, self._secret, time.monotonic() + self._timeout)
-            proven = True
-            self._admit(sock, acceptance)
+            # Nobody takes its place once it is welcome. What was shut down just before is not answered.
+            proven = unproven.remove(sock)
+            if proven:
+                self._admit(sock, acceptance)
         except AuthenticationError as error:
             self._warn(f"{error.message} (from {_origin(sock)})")
         except OSError as error:

@@ -81,14 +81,20 @@ class Receiver:
     def read(self, connection: Connection) -> None:
         """Receive what comes through a connection until its end; in a thread of its own."""
         try:
+            self._read_to_end(connection)
+        finally:
+            # Also where the loss cannot be told, as where no thread can be started for that.
+            self._routes.pop(connection, None)
+            connection.close()
+
+    def _read_to_end(self, connection: Connection) -> None:
+        try:
             while True:
                 self._read_frame(connection)
         except Exception as error:  # noqa: BLE001 - whatever it is, the connection is over
             if not isinstance(error, EOFError | OSError | RuntimeFailure):
                 _log.exception("what a connection brought could not be handled")
             self._lost(connection, connection.reason_of(error))
-        self._routes.pop(connection, None)
-        connection.close()
 
     def _read_frame(self, connection: Connection) -> None:
         frame = connection.reader.read()
@@ -121,7 +127,9 @@ class Receiver:
         block = self._arena.try_allocate(size)
         if block is not None:
             return _Body(block.memory(), lease=block.lease())
-        self._backlog.wait_for_bytes(connection, size, lambda: self._is_awaited(connection))
+        if not frame.tag:
+            # A service bounds what it gets, and somebody may wait for its answer.
+            self._backlog.wait_for_bytes(connection, size, lambda: self._is_awaited(connection))
         return _Body(private_memory(size))
 
     def _is_awaited(self, connection: Connection) -> bool:

@@ -9,6 +9,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections import handshake
 from rlinf_core.collective.connections.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
+from rlinf_core.collective.connections.listener import Listener, listen_unix
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
@@ -212,6 +215,35 @@ def test_slow_handshakes_cost_bounded_threads(endpoints: Callable[..., Endpoint]
     assert len(waiting) <= 16
     for stranger in strangers:
         stranger.close()
+
+
+def test_who_proved_membership_makes_no_room_for_strangers(tmp_path: Path) -> None:
+    proven, evicted = threading.Event(), threading.Event()
+
+    def admit(sock: socket.socket, acceptance: Acceptance) -> None:
+        proven.set()
+        evicted.wait(20)
+        with sock:
+            acceptance.answer(Admission.WELCOME, ACCEPTOR)
+
+    path = str(tmp_path / "s")
+    listener = Listener([listen_unix(path)], SECRET, admit, timeout=20.0, most=1)
+    with ExitStack() as stack:
+        stack.callback(listener.close)
+        member, stranger, another = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(3))
+        outcome: list[object] = []
+        member.connect(path)
+        dialing = threading.Thread(
+            target=lambda: outcome.append(handshake.dial(member, SECRET, DIALER, time.monotonic() + 20))
+        )
+        dialing.start()
+        assert proven.wait(20)
+        stranger.connect(path)
+        another.connect(path)
+        assert stranger.recv(100) == b"", "there is room for one alone"
+        evicted.set()
+        dialing.join(20)
+    assert outcome == [(Admission.WELCOME, ACCEPTOR)]
 
 
 def test_a_dawdler_is_shown_the_door(endpoints: Callable[..., Endpoint]) -> None:

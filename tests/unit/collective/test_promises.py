@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -571,6 +573,71 @@ def test_nothing_of_an_endpoint_is_left_after_it(make_pair: MakePair) -> None:
     until(lambda: not left(), "the end of the threads")
 
 
+def start_of_readers(monkeypatch: pytest.MonkeyPatch, start: Callable[[], object]) -> None:
+    """Have `start` called whenever the thread of a new connection is to be started."""
+    real = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name == "rlinf-read":
+            start()
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+
+
+@pytest.mark.parametrize("acceptor", [False, True], ids=["dialer", "acceptor"])
+def test_connection_that_no_thread_reads_is_given_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, acceptor: bool
+) -> None:
+    failed = threading.Event()
+
+    def start() -> None:
+        if not failed.is_set() and acceptor == (threading.current_thread().name == "rlinf-handshake"):
+            failed.set()
+            raise RuntimeError("can't start new thread")
+
+    start_of_readers(monkeypatch, start)
+
+    def deliver() -> object:
+        with contextlib.suppress(RuntimeError, RuntimeFailure):
+            pair.here.send("x", THERE)
+            return pair.there.recv(HERE, timeout=0.5)
+
+    until(deliver, "a connection that is read")
+    assert failed.is_set()
+    pair.there.send("back", HERE)
+    assert pair.here.recv(THERE, timeout=10) == "back"
+
+
+def test_forked_child_closes_what_it_inherited_whoever_held_its_lock(
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = make_pair(tcp=False)
+    opening, go_on = threading.Event(), threading.Event()
+
+    def start() -> None:
+        opening.set()
+        go_on.wait(20)
+
+    start_of_readers(monkeypatch, start)
+    thread, outcome = in_thread(pair.here.send, "x", THERE)
+    assert opening.wait(20)
+    child = os.fork()
+    if not child:
+        # The test runner's handler would go on with the other tests here.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(5)
+        with contextlib.suppress(Exception):
+            pair.close()
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    go_on.set()
+    thread.join(20)
+    assert outcome == [None]
+    assert pair.there.recv(HERE) == "x"
+
+
 # Strangers
 
 
@@ -627,6 +694,23 @@ def test_a_service_that_fails_harms_no_other(pair: Pair, caplog: pytest.LogCaptu
     assert pair.there.recv(HERE) == "after"
     assert "broken service" in caplog.text
     assert "a message for service 8, which is not here" in caplog.text
+
+
+def test_a_service_is_served_beside_what_nobody_takes(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=True, arena_bytes=1 << 20, inbox_bytes=1 << 20)
+    third = WorkerAddress("third", 0)
+    pair.join(third)
+    came = threading.Event()
+    pair.near.serve(7, lambda stream, received: (received.release(), came.set()))
+    untaken = [pair.there.send(np.ones(600_000, np.uint8), HERE, async_op=True) for _ in range(2)]
+    until(lambda: [stream.unread() for stream in pair.near.streams()] == [2])
+    stream = pair.far.stream(third, HERE, pair.resolver)
+    message = pair.far.message(np.ones(900_000, np.uint8), tag=7)
+    pair.far.send_async(stream, message, pair.far.work(OperationKind.PUT, "c"))
+    assert came.wait(10)
+    for work in untaken:
+        assert pair.here.recv(THERE).nbytes == 600_000
+        work.wait()
 
 
 def test_a_post_goes_ahead_and_never_blocks(pair: Pair) -> None:

@@ -106,6 +106,16 @@ def test_awaiting_wakes_across_threads_and_survives_cancelling() -> None:
     assert asyncio.run(run()) == 5
 
 
+def test_callback_that_fails_harms_neither_its_caller_nor_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    work, called = new_work(), threading.Event()
+    work.add_done_callback(lambda: int("no number"))
+    work.add_done_callback(called.set)
+    assert work.finish(1)
+    assert called.is_set()
+    assert "a callback of `recv from actor:0` failed" in caplog.text
+    assert "invalid literal" in caplog.text
+
+
 def test_then_does_not_block_who_finishes_it() -> None:
     first, other = new_work(), new_work()
     chained = first.then(lambda value: value + other.wait())
