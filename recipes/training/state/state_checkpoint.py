@@ -30,6 +30,8 @@ ACTOR: Final = "actor"
 MODEL: Final = "model."
 OPTIMIZER: Final = "optimizer.state."
 VERSION: Final = "version"
+_UNREAD: Final = "the checkpoint's weights cannot be read"
+_COPY: Final = "copy the checkpoint again from its source, or name another one"
 
 
 def save(
@@ -82,10 +84,10 @@ def load(folder: Path, policy: nn.Module, optimizer: torch.optim.Optimizer, comp
         CheckpointError: it cannot be read, or is of another model.
     """
     sizes = "the model must have the same sizes as when saved; `config.yaml` beside the checkpoints records them"
-    with _explained("the checkpoint's weights cannot be read", folder, sizes):
-        reader = _reader(folder / component)
+    with _explained(_UNREAD, folder, sizes):
+        reader = _reader(folder, component)
         version = torch.zeros((), dtype=torch.int64)
-        _read({**_weights(reader, policy), **_optimizer_tensors(policy, optimizer), VERSION: version}, reader)
+        _read({**_weights(reader, policy), **_optimizer_tensors(policy, optimizer), VERSION: version}, reader, folder)
     return int(version)
 
 
@@ -99,23 +101,25 @@ def load_weights(folder: Path, policy: nn.Module, component: str = ACTOR) -> Non
         CheckpointError: it cannot be read, or is of another model.
     """
     fits = "both `actor.model` sections must agree; `config.yaml` beside the checkpoints records the checkpoint's"
-    with _explained("the checkpoint's weights cannot be read", folder, fits):
-        reader = _reader(folder / component)
-        _read(_weights(reader, policy), reader)
+    with _explained(_UNREAD, folder, fits):
+        reader = _reader(folder, component)
+        _read(_weights(reader, policy), reader, folder)
 
 
-def _reader(folder: Path) -> ShardReader:
-    """Return a reader of a component's folder."""
+def _reader(folder: Path, component: str) -> ShardReader:
+    """Return a reader of a component of a checkpoint."""
     from recipes.training.state.shard_files import ShardReader
 
-    return ShardReader(folder)
+    with _explained(_UNREAD, folder, _COPY):
+        return ShardReader(folder / component)
 
 
-def _read(tensors: dict[str, Tensor], reader: ShardReader) -> None:
-    """Read tensors in place; all ranks call it.
+def _read(tensors: dict[str, Tensor], reader: ShardReader, folder: Path) -> None:
+    """Read tensors of a checkpoint in place; all ranks call it.
 
     Raises:
-        ValueError: one is missing or has another size.
+        CheckpointError: a file cannot be read.
+        ValueError: a tensor is missing, or has another size or kind of numbers.
     """
     from torch.distributed.checkpoint import state_dict_loader
 
@@ -125,7 +129,11 @@ def _read(tensors: dict[str, Tensor], reader: ShardReader) -> None:
             raise ValueError(f"the checkpoint has no `{name}`")
         if stored.size != tensor.size():
             raise ValueError(f"`{name}` has the size {list(stored.size)}, the model's is {list(tensor.size())}")
-    state_dict_loader.load(cast("Any", tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+        mine, theirs = tensor.dtype, stored.properties.dtype
+        if mine != theirs and not (mine.is_floating_point and theirs.is_floating_point):
+            raise ValueError(f"`{name}` is of {theirs}, the model's is of {mine}")
+    with _explained(_UNREAD, folder, _COPY):
+        state_dict_loader.load(cast("Any", tensors), storage_reader=reader, no_dist=not dist.is_initialized())
 
 
 def _weights(reader: ShardReader, policy: nn.Module) -> dict[str, Tensor]:

@@ -101,7 +101,8 @@ def test_what_is_missing_or_of_another_model_names_its_cause(tmp_path: Path, the
     with pytest.raises(CheckpointError, match="cannot be read") as caught:
         state_checkpoint.load(tmp_path, *trained(3))
     assert "Traceback" not in str(caught.value)
-    assert "size" in str(caught.value)
+    assert ("size" if there else "copy the checkpoint again") in str(caught.value)
+    assert ("copy" in str(caught.value)) != there
 
 
 def test_untrained_weights_are_written_where_nothing_has_them(tmp_path: Path) -> None:
@@ -154,3 +155,30 @@ def test_weights_without_adapters_are_read_beneath_new_ones(tmp_path: Path) -> N
     with pytest.raises(CheckpointError) as caught:
         state_checkpoint.load_weights(tmp_path / "adapted", Policy(3, adapted=False))
     assert "the checkpoint has no weight `body.0" in str(caught.value.why)
+
+
+def test_a_file_that_ends_early_is_copied_again(tmp_path: Path) -> None:
+    policy, optimizer = trained(3)
+    state_checkpoint.save(tmp_path, policy, optimizer, version=1)
+    os.truncate(tmp_path / state_checkpoint.ACTOR / SHARD, 8)
+    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+        state_checkpoint.load_weights(tmp_path, policy)
+    assert "copy the checkpoint again" in str(caught.value.help)
+
+
+def test_other_kinds_of_numbers_are_not_converted(tmp_path: Path) -> None:
+    class Counted(torch.nn.Linear):
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__(2, 1)
+            self.register_buffer("count", torch.ones(1, dtype=dtype))
+
+    def save(dtype: torch.dtype) -> Path:
+        policy = Counted(dtype)
+        state_checkpoint.save(tmp_path / str(dtype), policy, torch.optim.Adam(policy.parameters()), version=1)
+        return tmp_path / str(dtype)
+
+    state_checkpoint.load_weights(save(torch.float64), Counted(torch.float32))
+    with pytest.raises(CheckpointError, match=r"`model.count` is of torch.int64, the model's is of torch.float32"):
+        state_checkpoint.load_weights(save(torch.int64), Counted(torch.float32))
+    with pytest.raises(CheckpointError, match=r"`model.count` is of torch.float32, the model's is of torch.bool"):
+        state_checkpoint.load_weights(save(torch.float32), Counted(torch.bool))
