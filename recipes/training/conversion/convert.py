@@ -90,7 +90,7 @@ def _convert_weights(folder: Path, file: Path) -> None:
     """Write weights and what the optimizer keeps of each as one shard. Settings of the optimizer are the file's."""
     weights = EarlierWeights(folder)
     described = {**weights.tensors, VERSION: Described(torch.int64, ())}
-    about = about_shards({name: (0,) * len(tensor.shape) for name, tensor in described.items()})
+    about = about_shards({name: (0,) * len(tensor.shape) for name, tensor in described.items()}, files=1)
     with TensorFile(file, described, about) as opened:
         for name in weights.tensors:
             opened.write(name, weights.tensor(name))

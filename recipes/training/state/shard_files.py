@@ -36,6 +36,7 @@ from rlinf_core import CheckpointError
 from rlinf_core.foreign.strict_json import load_json_object
 
 _OFFSETS: Final = "DCP_SHARDING_INFO"
+_FILES: Final = "files"
 
 
 def shard_name(number: int) -> str:
@@ -43,10 +44,12 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05}-model-00001-of-00001.safetensors"
 
 
-def about_shards(offsets: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Return what the file of a shard says about itself: where each of its parts begins in the whole tensor."""
+def about_shards(offsets: Mapping[str, tuple[int, ...]], files: int) -> dict[str, str]:
+    """Return what the file of a shard says about itself: where each of its parts begins in the whole tensor, and of
+    several files how many there are."""
     places = {name: {"saved_offsets": list(begin)} for name, begin in offsets.items()}
-    return {"format": "pt", "DCP_VERSION": "1.0", _OFFSETS: json.dumps(places)}
+    about = {"format": "pt", "DCP_VERSION": "1.0", _OFFSETS: json.dumps(places)}
+    return about if files == 1 else {**about, _FILES: str(files)}
 
 
 class ShardWriter(StorageWriter):
@@ -75,8 +78,9 @@ class ShardWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans, each with its number."""
-        return [replace(plan, storage_data=number) for number, plan in enumerate(plans, 1)]
+        """Return the plans, each with its number and that of the files."""
+        files = sum(bool(plan.items) for plan in plans)
+        return [replace(plan, storage_data=(number, files)) for number, plan in enumerate(plans, 1)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's parts of tensors, one after the other.
@@ -86,9 +90,10 @@ class ShardWriter(StorageWriter):
         """
         written: list[WriteResult] = []
         if plan.items:
+            number, files = plan.storage_data
             described = {item.index.fqn: _described(item) for item in plan.items}
-            about = about_shards({item.index.fqn: tuple(_part(item).offsets) for item in plan.items})
-            with TensorFile(self._folder / shard_name(plan.storage_data), described, about) as file:
+            about = about_shards({item.index.fqn: tuple(_part(item).offsets) for item in plan.items}, files)
+            with TensorFile(self._folder / shard_name(number), described, about) as file:
                 for item in plan.items:
                     name = item.index.fqn
                     file.write(name, cast("Tensor", planner.resolve_data(item)))
@@ -116,7 +121,7 @@ class ShardReader(StorageReader):
     Raises:
         CheckpointError: an earlier rlinf wrote the folder.
         OSError: a file cannot be read.
-        ValueError: there is none, one is damaged, or parts of a tensor are missing or overlap.
+        ValueError: there is none, one is damaged, a file is missing, or parts of a tensor are missing or overlap.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -134,12 +139,15 @@ class ShardReader(StorageReader):
         self._stored: dict[MetadataIndex, StoredTensor] = {}
         self.tensors: dict[str, TensorStorageMetadata] = {}
         for file in files:
-            self._add(file)
+            self._add(file, len(files))
         for name, whole in self.tensors.items():
             check_parts(name, whole.size, [(chunk.offsets, chunk.sizes) for chunk in whole.chunks])
 
-    def _add(self, file: Path) -> None:
+    def _add(self, file: Path, files: int) -> None:
         tensors, about = tensors_in(file)
+        # A file that is lost may have had whole tensors, of which no other file knows.
+        if (written := about.get(_FILES, str(files))) != str(files):
+            raise ValueError(f"it has {files} of the {written} files that were written")
         places: dict[str, Any] = load_json_object(about.get(_OFFSETS, "{}"))
         for name, stored in tensors.items():
             offsets = _offsets(places.get(name), stored, file)
@@ -150,6 +158,8 @@ class ShardReader(StorageReader):
             )
             if len(before.size) != len(end):
                 raise ValueError(f"`{file.name}` has a `{name}` with a different number of dimensions")
+            if before.properties.dtype != stored.dtype:
+                raise ValueError(f"`{file.name}` has a `{name}` of a different type")
             before.size = torch.Size(map(max, before.size, end))
             # An empty part may begin where another one does.
             if math.prod(stored.shape):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed import checkpoint as dcp
 
-from recipes.training.state.shard_files import ShardReader, shard_name
+from recipes.training.state.shard_files import ShardReader, about_shards, shard_name
 from recipes.training.state.state_checkpoint import load_weights
 from recipes.training.tensor_files import Described, TensorFile, check_parts, tensors_in
 from rlinf_core.errors import CheckpointError
@@ -95,8 +95,8 @@ def without_rows(file: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[int, Callable[[Path], object], str]] = {
-    "lost first": (1, Path.unlink, "a part of `model.0.weight` is missing"),
-    "lost last": (2, Path.unlink, "has the size"),
+    "lost first": (1, Path.unlink, "it has 1 of the 2 files that were written"),
+    "lost last": (2, Path.unlink, "it has 1 of the 2 files that were written"),
     "no tensors": (1, without_rows, "a part of `model.0.weight` is missing"),
     "cut": (2, lambda file: os.truncate(file, 500), "is not a safetensors file"),
     "empty": (2, lambda file: os.truncate(file, 0), "empty"),
@@ -177,3 +177,21 @@ def test_an_empty_part_takes_no_place_of_another(tmp_path: Path) -> None:
     read = {"a": torch.zeros(2, 3)}
     dcp.load(read, storage_reader=ShardReader(tmp_path), no_dist=True)  # type: ignore[arg-type]
     assert read["a"].tolist() == [[1, 1, 1]] * 2
+
+
+def test_a_lost_file_is_missed_whatever_it_held(tmp_path: Path) -> None:
+    for number, name in enumerate("ab", 1):
+        described = {name: Described(torch.float32, (2,))}
+        with TensorFile(tmp_path / shard_name(number), described, about_shards({name: (0,)}, files=2)) as file:
+            file.write(name, torch.ones(2))
+    assert set(ShardReader(tmp_path).tensors) == {"a", "b"}
+    (tmp_path / shard_name(2)).unlink()
+    with pytest.raises(ValueError, match="1 of the 2 files"):
+        ShardReader(tmp_path)
+
+
+def test_parts_of_different_types_are_refused(tmp_path: Path) -> None:
+    written(tmp_path / shard_name(1), [0], {"a": torch.ones(2)})
+    written(tmp_path / shard_name(2), [2], {"a": torch.ones(2, dtype=torch.int32)})
+    with pytest.raises(ValueError, match="`a` of a different type"):
+        ShardReader(tmp_path)
