@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from rlinf_cli.command import Result
+from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.run_lookup import damaged_checkpoints, find_run
 from rlinf_core.errors import CheckpointError, RunError
@@ -27,7 +28,7 @@ def converted(name: str) -> Result:
 
     Raises:
         RunError: the run is active, or its checkpoints are not its own.
-        CheckpointError: one cannot be converted; it is as it was.
+        CheckpointError: one cannot be converted, though it is undamaged; it is as it was.
     """
     run = find_run(name)
     try:
@@ -60,20 +61,27 @@ def _converted(run: RunFolder) -> Result:
     recipe = load_job(str(run.config_file)).recipe
     convert = None if recipe is None else recipe.load(recipe.convert)
     steps: dict[str, list[int]] = {"converted": [], "unchanged": []}
+    changed: list[str] = []
     for checkpoint in run.checkpoints.complete():
+        try:
+            checkpoint.verify()
+        except CheckpointError as error:
+            changed.append(f"checkpoint {checkpoint.path.name} is damaged: {error.why}; it is left as it is")
+            continue
         was_earlier = convert is not None and _convert(run, checkpoint, convert)
         steps["converted" if was_earlier else "unchanged"].append(checkpoint.step)
-    damaged = damaged_checkpoints(run)
+    damaged = [*damaged_checkpoints(run), *changed]
     done, rest = (", ".join(map(str, steps[kind])) for kind in ("converted", "unchanged"))
-    lines = [f"converted the checkpoints of steps {done}"] if done else ["no checkpoint is of an earlier version"]
+    lines = (
+        [f"converted the checkpoints of steps {done}"] if done else ["no undamaged checkpoint is of an earlier version"]
+    )
     lines += [f"those of steps {rest} are of this version"] if done and rest else []
     record = {"schema": SCHEMA, "run": str(run.path.absolute()), **steps, "damaged_checkpoints": damaged}
-    return Result("\n".join(lines), record, notes=tuple(damaged))
+    return Result("\n".join(lines), record, ExitCode.FAILED if changed else ExitCode.OK, tuple(damaged))
 
 
 def _convert(run: RunFolder, checkpoint: Checkpoint, convert: Convert) -> bool:
-    """Convert a checkpoint; return whether there was something to do."""
-    checkpoint.verify()
+    """Convert an undamaged checkpoint; return whether there was something to do."""
     into = run.checkpoints.begin(checkpoint.step)
     try:
         was_earlier = convert(checkpoint.path, into)

@@ -50,7 +50,7 @@ def test_an_earlier_run_names_the_command_and_is_used_after_it(
     kept = {"files", "digests"}
     assert after.model_dump(exclude=kept) == before.model_dump(exclude=kept)
     again = cli("runs", "convert", "first")
-    assert (again.code, "no checkpoint is of an earlier version" in again.out) == (0, True)
+    assert (again.code, "no undamaged checkpoint is of an earlier version" in again.out) == (0, True)
     assert load_manifest(run / STEP) == after
 
 
@@ -58,7 +58,7 @@ def test_a_damaged_checkpoint_is_named_and_left(cli: Cli, run: Path) -> None:
     weights = run / STEP / "actor" / "__0_0.distcp"
     os.truncate(weights, 100)
     done = cli("runs", "convert", "first")
-    assert "no checkpoint is of an earlier version" in done.out
+    assert "no undamaged checkpoint is of an earlier version" in done.out
     assert "global_step_2 is damaged" in " ".join(done.err.split())
     assert weights.stat().st_size == 100
 
@@ -112,3 +112,17 @@ def test_a_checkpoint_that_is_a_link_is_refused(cli: Cli, run: Path, tmp_path: P
     assert "it is a link" in " ".join(done.err.split())
     assert (run / STEP).is_symlink()
     assert (tmp_path / "theirs" / "actor" / ".metadata").exists()
+
+
+def test_a_changed_checkpoint_stops_no_other(cli: Cli, contract: Callable[[str, str], Any], run: Path) -> None:
+    changed = shutil.copytree(run / STEP, run / "checkpoints" / "global_step_1")
+    weights = changed / "actor" / "__0_0.distcp"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    done = cli("runs", "convert", "first", "--json")
+    record = contract("runs-convert", done.out)
+    assert done.code != 0
+    assert (record["converted"], len(record["damaged_checkpoints"])) == ([2], 1)
+    assert "global_step_1 is damaged: `actor/__0_0.distcp` was changed" in " ".join(done.err.split())
+    assert weights.read_bytes() == content
