@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import typer
+
 from rlinf_cli.advice.advising import Advice, Judged, advise
 from rlinf_cli.advice.recorded_runs import read_runs
 from rlinf_cli.arguments.options import assumed
@@ -273,13 +275,17 @@ def placement_advice(
     Args:
         file: a file, or a run whose file is meant.
         overrides, assume: the arguments of the command line.
-        runs: names or folders of runs, separated by commas; empty: the run that `file` names.
+        runs: names or folders of runs, separated by commas.
         staleness: the most steps that rollouts may run ahead; None: as many as the file says.
         patch: where a file that extends `file` is written, if a change is advised; None: `advice.yaml`.
 
     Raises:
+        typer.BadParameter: the name of a run is empty.
         RLinfError: there is no advice, and why.
     """
+    names = [run.strip() for run in runs.split(",")]
+    if not all(names):
+        raise typer.BadParameter("name the runs, separated by commas: `--advise RUN,RUN`", param_hint="'--advise'")
     from rlinf_cli.job.job_file import check_apart, load, sound, viewed
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.run.policies import config_of
@@ -289,7 +295,7 @@ def placement_advice(
     parts = sound(job)
     check_apart(patch, parts.files, "--patch")
     layout = lay_out(parts, "placement", file, arguments=(*overrides, *assumed(assume)))
-    advice = advise(job, parts, layout, read_runs((runs or file).split(","), assume or ()), staleness)
+    advice = advise(job, parts, layout, read_runs(names, assume or ()), staleness)
     words = [file, *overrides]
     advice = _checked(advice, name, overrides, assume)
     chosen: Judged | None = advice.change or advice.leaner

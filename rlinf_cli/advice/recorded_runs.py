@@ -88,7 +88,7 @@ def read_runs(names: Sequence[str], assume: Sequence[str]) -> list[tuple[Recorde
         RunError: there is no such run, it has too few steps, or no `profile.json`.
         RLinfError: the recipe gives no advice, or the placement is none that the model has.
     """
-    return [_read_run(name, assume) for name in dict.fromkeys(names) if name]
+    return [_read_run(name, assume) for name in dict.fromkeys(names)]
 
 
 def _read_run(name: str, assume: Sequence[str]) -> tuple[RecordedRun, JobFlow]:

@@ -17,8 +17,16 @@ from pydantic import BaseModel
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, find, format_path, to_data
 from rlinf_core.config.validating.foreign_names import Renamed, SectionNames
-from rlinf_core.config.validating.model_fields import alternatives, fields_at, model_of, sections, step, written_fields
-from rlinf_core.scalars import YamlBool
+from rlinf_core.config.validating.model_fields import (
+    alternatives,
+    fields_at,
+    model_of,
+    sections,
+    step,
+    types_at,
+    written_fields,
+)
+from rlinf_core.scalars import YamlBool, kind_of
 
 TABLE: Final = FilePath(__file__).with_name("foreign.toml")
 # What `rlinf validate` puts before a reason by which nothing is lost.
@@ -76,7 +84,7 @@ def names_of(section: type[BaseModel]) -> SectionNames:
 
 def with_our_names(model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics) -> Renamed:
     """Return `tree` with keys at their places, and without those that say what is so anyway; see `ForeignNames`."""
-    mover = _Mover()
+    mover = _Mover(model)
     placed, moved = mover.with_moved(mover.mapping(tree, [model], ()), diagnostics)
     return Renamed(_without_accepted(placed, [model], placed, model), moved)
 
@@ -101,7 +109,8 @@ def places_of_other_name(model: type[BaseModel], name: str) -> list[tuple[str, s
 class _Mover:
     """The keys of a tree that are read as keys of another section."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: type[BaseModel]) -> None:
+        self.model = model
         self.leaving: list[tuple[Path, Path, Entry]] = []
         self.former: list[tuple[Path, Path, Entry]] = []
 
@@ -115,6 +124,8 @@ class _Mover:
                 target: Path = tuple((names.means.get(key) or names.former[key]).split("."))
                 if key in names.former:
                     self.former.append(((*path, key), target, entry))
+                    if self._is_section(target) and not (isinstance(value, MappingNode) and value.entries):
+                        continue
                 self.leaving += _leaves((*path, key), target, entry)
                 continue
             if isinstance(value, MappingNode) and (below := _below(annotations, key)):
@@ -131,11 +142,7 @@ class _Mover:
         """
         moved: dict[Path, Path] = {}
         for path, target, entry in self.former:
-            before, now = f"`{format_path(path)}`", f"`{format_path(target)}`"
-            section = isinstance(entry.value, MappingNode)
-            message = f"the keys of {before} are now in {now}" if section else f"{before} is now {now}"
-            help = f"write {'them' if section else 'it'} there: the next release reads nothing else"
-            diagnostics.add(Diagnostic("former-key", Severity.WARNING, message, entry.key.span, path, help))
+            self._tell_former(path, target, entry, diagnostics)
         for path, target, entry in self.leaving:
             moved[path] = target
             if isinstance(entry.value, ScalarNode) and entry.value.value in (None, ""):
@@ -156,6 +163,21 @@ class _Mover:
                     ((twin.key.span, f"`{target[-1]}` is given at"),),
                 )
         return tree, moved
+
+    def _tell_former(self, path: Path, target: Path, entry: Entry, diagnostics: Diagnostics) -> None:
+        before, now, value = f"`{format_path(path)}`", f"`{format_path(target)}`", to_data(entry.value)
+        section = self._is_section(target)
+        if section and value and not isinstance(value, dict):
+            message = f"`{path[-1]}`: expected a mapping, found {kind_of(value)}"
+            diagnostics.error("wrong-type", message, entry.value.span, path, f"its keys are now in {now}")
+            return
+        message = f"the keys of {before} are now in {now}" if section else f"{before} is now {now}"
+        do = "remove it" if section and not value else f"write {'them' if section else 'it'} there"
+        help = f"{do}: the next release reads nothing else"
+        diagnostics.add(Diagnostic("former-key", Severity.WARNING, message, entry.key.span, path, help))
+
+    def _is_section(self, path: Path) -> bool:
+        return any(map(model_of, types_at(self.model, path)))
 
 
 def _leaves(path: Path, target: Path, entry: Entry) -> Iterator[tuple[Path, Path, Entry]]:

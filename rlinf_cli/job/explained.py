@@ -220,6 +220,8 @@ def _unknown(topic: str, failures: list[UnknownFieldError]) -> ConfigError:
     # A recipe in which more of the path exists says more about the rest of it.
     deepest = max((error.depth for error in failures), default=0)
     failures = [error for error in failures if error.depth == deepest]
+    # So does one that answers the key itself.
+    failures = [error for error in failures if not error.known] or failures
     hints = dict.fromkeys(error.help for error in failures if error.help)
     if len(hints) > 1 and all(error.known for error in failures):
         # Recipes differ: each key once.

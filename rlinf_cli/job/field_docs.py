@@ -154,6 +154,8 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, requested: str) -> _S
     help_text = f"it is `{ours}` here" if ours in by_name else did_you_mean(name, by_name)
     if instead is not None:
         help_text = instead
+    elif known and name in known.former:
+        help_text = f"its keys are now in `{known.former[name]}`"
     elif elsewhere:
         help_text = f"there is {quoted(elsewhere[:4])}"
     known = () if help_text else tuple(by_name)

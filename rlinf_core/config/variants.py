@@ -68,7 +68,8 @@ class OneOf:
         for member, reference in zip(members[1:], others, strict=True):
             named = {"properties": {self.key: {"enum": [*member.names()]}}, "required": [self.key]}
             written = {"if": named, "then": reference, "else": written}
-        return written
+        # What a file extends may choose.
+        return {"if": {"required": [self.key]}, "then": written, "else": {"anyOf": references}}
 
 
 def chosen(members: Sequence[type[Variant]], written: Mapping[str, Any]) -> type[Variant]:

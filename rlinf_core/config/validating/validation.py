@@ -101,12 +101,14 @@ class _Rounds(Generic[M]):
     def begin(self, unresolved: Collection[Path]) -> M | None:
         """Read keys at their places, remove unresolved values, and return the model if everything is valid."""
         model, errors = self._attempt()
+        moved: Collection[Path] = ()
         if any(located.kind == "extra_forbidden" for located in errors):
             from rlinf_core.config.validating.foreign_names import foreign_names
 
             source = foreign_names()
             renamed = source.with_our_names(self.model_type, self.whole, self.diagnostics) if source else None
             if renamed is not None and renamed.tree is not self.whole:
+                moved = renamed.moved.values()
                 self.whole = self.tree = renamed.tree
                 self.secret = frozenset(map(renamed.path, self.secret))
                 self.referred = frozenset(map(renamed.path, self.referred))
@@ -115,7 +117,7 @@ class _Rounds(Generic[M]):
         if any(located.kind == "extra_forbidden" for located in errors):
             from rlinf_core.config.validating.kinds import without_keys_of_others
 
-            kept = without_keys_of_others(self.model_type, self.whole)
+            kept = without_keys_of_others(self.model_type, self.whole, moved)
             if kept is not self.whole:
                 self.whole = self.tree = kept
                 model, errors = self._attempt()

@@ -1,4 +1,4 @@
-"""Options that are without effect beside another one, or without it, are refused: none is ignored."""
+"""Options that are without effect, alone or beside others, are refused: none is ignored."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ ROWS = [
     ("inspect placement laptop --advise x -o a.html", "'-o': it cannot be used with --advise"),
     ("inspect placement laptop --patch a.yaml", "'--patch': it goes with --advise"),
     ("inspect placement laptop --staleness 0", "'--staleness': it goes with --advise"),
+    ("inspect placement laptop --advise ,", "'--advise': name the runs"),
+    ("inspect placement laptop --advise x,", "'--advise': name the runs"),
+    ("inspect placement laptop --advise=", "'--advise': name the runs"),
     ("why --replay item --bundle a.tar.gz", "'--bundle': it cannot be used with --replay"),
     ("report --samples --text", "'--text': it cannot be used with --samples"),
     ("report --samples --watch", "'--watch': it cannot be used with --samples"),

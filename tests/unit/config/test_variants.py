@@ -116,6 +116,9 @@ def test_what_is_no_name_chooses_the_first_kind(value: str) -> None:
         # Bases chose the kind that has the key.
         (("shape: {kind: square, side: 3}", "shape: {kind: circle}"), []),
         (("shape: {radius: 3}", "shape: {kind: square}"), []),
+        # A file that was written out has all keys.
+        (("shape: {kind: square, radius: 1}",), []),
+        (("shape: {kind: square, radius: true}",), ["radius"]),
         (("shape: {kind: square}", "shape: {side: 3}", "shape: {kind: circle}"), []),
         (("shape: {side: 3}", "shape: {kind: square}", "shape: {kind: circle}"), []),
         # They chose none that has it.

@@ -97,6 +97,9 @@ def test_keys_of_others_are_explained() -> None:
     with pytest.raises(UnknownFieldError) as caught:
         describe(model, "rollout.model_dir")
     assert "`actor.model.model_path`" in (caught.value.help or "")
+    with pytest.raises(UnknownFieldError) as caught:
+        describe(model, "algorithm.off_policy")
+    assert caught.value.help == "its keys are now in `algorithm`"
 
 
 def test_completion_gets_nothing_for_a_wrong_path() -> None:

@@ -96,6 +96,8 @@ def test_check_jsonschema_accepts_every_shipped_file(schema: dict[str, Any], tmp
         EMBODIED
         + "algorithm: {adv_type: '${env:ADV}', clip_ratio_c: null}\nrunner: {max_steps: -1, task_type: embodied}\n",
         "extends: base.yaml\n",
+        "extends: gymnasium_sac\nalgorithm: {update_to_data: 3, replay: {capacity: 1000}}\n",
+        EMBODIED + "algorithm: {loss_type: sac, update_to_data: 3}\n",
         "extends: [a.yaml, b.yaml]\nrecipe: math\nactor: {optim: {lr: 1}}\n",
         "extends: base.yaml\ncluster: {component_placement: {env: {node_group: b}}}\nenv: {train: {seed: 3}}\n",
         "recipe: math\ncluster: {num_nodes: 1}\ndata: {train_data_paths: a.jsonl}\nrollout: {backend: vllm}\n",
@@ -128,6 +130,8 @@ def test_what_we_accept_it_accepts(mistakes: Any, text: str) -> None:
         (EMBODIED + "runner: {seq_length: 3}\n", "seq_length"),  # that key is the math recipe's
         (EMBODIED + "algorithm: {gamma: 1.5}\n", "1.5"),
         (EMBODIED + "algorithm: {adv_type: gea}\n", "gea"),
+        (EMBODIED + "extends: a.yaml\nalgorithm: {update_to_date: 3}\n", "update_to_date"),
+        (EMBODIED + "algorithm: {loss_type: actor_critic, update_to_data: 3}\n", "update_to_data"),
         (EMBODIED + "reward: {}\n", "reward"),
         (EMBODIED + "env: {enable_offload: true}\n", "True"),
         (EMBODIED + "algorithm: {kl_beta: 0.1}\n", "0.1"),

@@ -178,6 +178,12 @@ embodied | actor: {model: {model_path: /a}}\nrollout: {«model_dir»: /b} | dupl
 embodied | algorithm: {«kl_beta»: 0.1} | not-available |
 embodied | algorithm: {«kl_beta»: false} | not-available |
 embodied | algorithm: {logprob_type: token_level, «entropy_type»: action_level} | not-available | logprob_type
+embodied | algorithm: {off_policy: «[a]»} | wrong-type | `algorithm`
+embodied | algorithm: {off_policy: «4»} | wrong-type | `algorithm`
+embodied | algorithm: {«off_policy»: null} | former-key | remove it
+embodied | algorithm: {group_size: 8, «off_policy»: {}} | former-key | remove it
+embodied | algorithm: {«off_policy»: {critics: 3, replay: {capacity: 9}}} | former-key | write them there
+embodied | algorithm: {«critics»: 3, n_steps: 1, expectile: 0.7} | unknown-key | `sac`
 embodied | algorithm: {«entropy_type»: token_level} | not-available | `algorithm.logprob_type`
 embodied | env: {«enable_offload»: true} | not-available |
 embodied | actor: {«tokenizer»: {tokenizer_model: a}, model: {model_path: b}} | not-available |

@@ -97,6 +97,13 @@ def test_an_unknown_topic_is_2_and_gets_a_suggestion(cli: Cli, topic: str, hint:
     assert hint in ended.err
 
 
+def test_a_key_that_a_recipe_answers_is_told_without_the_keys_of_others(cli: Cli) -> None:
+    ended = cli("explain", "algorithm.off_policy")
+    assert ended.code == 2
+    assert "do: its keys are now in `algorithm`" in ended.err
+    assert "known keys" not in ended.err
+
+
 def test_an_unknown_recipe_is_2(cli: Cli) -> None:
     ended = cli("explain", "actor", "--recipe", "embodid")
     assert ended.code == 2
