@@ -308,15 +308,19 @@ class Endpoint:
         self.fail(closed)
         for callback in self._on_close:
             callback(closed)
+        self._connections.end_dialing()
         for connection in self._connections.all():
             self._connections.forget(connection)
             connection.shut()
         self._backlog.stir()
+        until = time.monotonic() + _END_SECONDS
         for thread in list(self._readers):
             if thread is not threading.current_thread():
-                thread.join(_END_SECONDS)
+                thread.join(max(0.0, until - time.monotonic()))
         self._directory.close()
-        os.close(self._release_event)
+        if not any(thread.is_alive() for thread in list(self._readers)):
+            # Who still runs would wait for whatever gets its number.
+            os.close(self._release_event)
         _endpoints.discard(self)
 
     def _check_open(self) -> None:

@@ -260,9 +260,12 @@ class Work(Generic[T]):
         self.add_done_callback(wake)
         waits = self._waits
         published = nullcontext() if waits is None else waits.during(cast("Work[object]", self), current_task_key())
-        with published:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                await future
+        try:
+            with published:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    await future
+        finally:
+            self._remove_callback(wake)
 
     def then(self, function: Callable[[T], U]) -> Work[U]:
         """Return a handle of `function(result)`, called in its own thread once this one has succeeded.
@@ -344,9 +347,18 @@ class Work(Generic[T]):
     def _sleep_until(self, deadline: float) -> bool:
         sleeper = threading.Lock()
         sleeper.acquire()
-        self.add_done_callback(sleeper.release)
+        wake = sleeper.release
+        self.add_done_callback(wake)
         # A very long timeout overflows the platform's clock.
-        return sleeper.acquire(timeout=min(1e6, max(0.0, deadline - time.monotonic())))
+        if sleeper.acquire(timeout=min(1e6, max(0.0, deadline - time.monotonic()))):
+            return True
+        self._remove_callback(wake)
+        return False
+
+    def _remove_callback(self, callback: Callable[[], object]) -> None:
+        with _state.lock:
+            if self._callbacks is not None:
+                self._callbacks = [other for other in self._callbacks if other is not callback]
 
     def _decode_once(self) -> None:
         if self._decoding is None or self._decode is None:

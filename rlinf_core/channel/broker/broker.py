@@ -1,6 +1,6 @@
 """The broker of a channel: accepts what producers put, and delivers it to consumers.
 
-Everything happens in the reading thread, one message after another, and nothing in it blocks. A small item passes
+Everything happens in the threads that read, one message after another, and nothing in it blocks. A small item passes
 through as the bytes that it came in; a large one stays where it arrived, in shared memory wherever possible, and its
 consumer gets its location.
 """
@@ -48,7 +48,7 @@ class Broker:
         self._outbox = Outbox(endpoint)
         self._queue: KeyedQueue[Payload] = KeyedQueue(maxsize)
         self._gate = MemoryGate() if gate is None else gate
-        # One thread reads; others enter when a message could not be sent, and for `view`.
+        # The thread of each client's connection enters, and others when a message could not be sent, and for `view`.
         self._lock = threading.RLock()
         self._clients: dict[str, BrokerClient] = {}
         self._dead_producers: deque[WorkerDiedError] = deque(maxlen=REMEMBERED)
@@ -84,20 +84,26 @@ class Broker:
 
     def _request(self, stream: PeerStream, received: ReceivedMessage) -> None:
         request = wire.unpack_request(received.frame.key)
+        connection = received.connection
         with self._lock:
+            incarnation = stream.incarnation if connection is None else connection.peer.incarnation
+            if incarnation in stream.former:
+                # Its successor, whose connection another thread reads, may be a client by now.
+                received.release()
+                return
             client = self._clients.get(stream.peer)
-            if client is None or client.incarnation != stream.incarnation:
-                client = self._admit(stream)
+            if client is None or client.incarnation != incarnation:
+                client = self._admit(stream, incarnation)
             self._collect_receipts(client)
             self._asks[request.ask](client, request, received)
 
-    def _admit(self, stream: PeerStream) -> BrokerClient:
+    def _admit(self, stream: PeerStream, incarnation: str | None) -> BrokerClient:
         if stream.peer in self._clients:
             self._lost(stream.peer, "it was relaunched")
         # What its predecessor did not put it may put.
         missing = [error for error in self._dead_producers if error.address != stream.peer]
         self._dead_producers = deque(missing, REMEMBERED)
-        client = self._clients[stream.peer] = BrokerClient(stream)
+        client = self._clients[stream.peer] = BrokerClient(stream, incarnation)
         return client
 
     def _hello(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:

@@ -36,9 +36,9 @@ class BrokerClient:
 
     __slots__ = ("cancelled", "consumes", "incarnation", "mailbox", "name", "produces", "stream")
 
-    def __init__(self, stream: PeerStream) -> None:
+    def __init__(self, stream: PeerStream, incarnation: str | None) -> None:
         self.name = stream.peer
-        self.incarnation = stream.incarnation
+        self.incarnation = incarnation
         self.stream = stream
         self.produces = False
         self.consumes = False

@@ -59,6 +59,7 @@ class ConnectionPool:
         # Endpoints that this one is dialing, and whether the socket is connected yet.
         self._dialing: dict[str, bool] = {}
         self._last_lost: dict[str, str] = {}
+        self._ended = False
 
     def all(self) -> list[Connection]:
         with self._changed:
@@ -78,6 +79,7 @@ class ConnectionPool:
 
         Raises:
             UnreachableError: no connection by the deadline, or the endpoint cannot exist.
+            RuntimeFailure: this endpoint was closed.
             AuthenticationError: the process that answers does not belong to this cluster.
         """
         peer = info.incarnation
@@ -89,6 +91,8 @@ class ConnectionPool:
                 connection = self._get(peer)
                 if connection is not None:
                     return connection
+                if self._ended:
+                    raise RuntimeFailure("this process's endpoint cannot be used", why="it was closed")
                 now = time.monotonic()
                 if now >= deadline or (trouble is not None and trouble.gone):
                     raise trouble or UnreachableError(f"no connection to {info} in time", gone=False)
@@ -109,6 +113,12 @@ class ConnectionPool:
                     self._dialing.pop(peer, None)
                     self._changed.notify_all()
             retry_at = time.monotonic() + _RETRY_AFTER
+
+    def end_dialing(self) -> None:
+        """Have those that wait in `connect` give up; no connection is dialed from now on."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def admit(self, sock: socket.socket, acceptance: Acceptance) -> None:
         """Answer an authenticated dialer."""

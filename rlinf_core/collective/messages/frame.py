@@ -10,6 +10,7 @@ descriptor says where.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -254,12 +255,14 @@ class FrameReader:
         if not self._takes_fds:
             count = self._sock.recv_into(space)
         else:
-            count, ancillary, _, _ = self._sock.recvmsg_into([space], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            count, ancillary, flags, _ = self._sock.recvmsg_into([space], _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
             for level, kind, data in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     fds = array.array("i")
                     fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
                     self._fds.extend(fds)
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, "this process has no file descriptor left for one that was passed to it")
         if not count:
             raise EOFError
         self._end += count

@@ -28,6 +28,10 @@ _DRAIN_SLICE = 0.005
 _MISMATCHES_KEPT = 64
 
 
+class StaleMessageError(Exception):
+    """A message of a predecessor of its peer, which nobody may receive any more."""
+
+
 class PeerStream:
     """The stream of messages between two addresses, in both directions.
 
@@ -85,8 +89,15 @@ class PeerStream:
     # The inbox
 
     def deliver(self, received: ReceivedMessage) -> PostedReceive | None:
-        """Add a message; return the receive that takes it instead, if one waits."""
+        """Add a message; return the receive that takes it instead, if one waits.
+
+        Raises:
+            StaleMessageError: it is of a predecessor of the peer.
+        """
         with self._inbox_lock:
+            # Here, and not before: a successor that is met later clears the inbox.
+            if received.connection is not None and received.connection.peer.incarnation in self.former:
+                raise StaleMessageError
             self._drop_settled()
             if self._posted:
                 return self._posted.popleft()
@@ -101,11 +112,15 @@ class PeerStream:
             self._posted.append(posted)
             return None
 
-    def claim(self, size: int, dtype_and_shape: str) -> tuple[PostedReceive, memoryview] | None:
-        """Take the next receive, if the body can be read straight into its buffer; return that as well."""
+    def claim(self, size: int, dtype_and_shape: str, incarnation: str) -> tuple[PostedReceive, memoryview] | None:
+        """Take the next receive, if the body can be read straight into its buffer; return that as well.
+
+        Args:
+            incarnation: the endpoint that sends the body.
+        """
         with self._inbox_lock:
             self._drop_settled()
-            if not self._posted or self._arrived:
+            if not self._posted or self._arrived or incarnation in self.former:
                 return None
             target = self._posted[0].buffer
             if target is None or not fits(target.dtype, target.nbytes, dtype_and_shape, size):

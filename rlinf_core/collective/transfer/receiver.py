@@ -15,7 +15,7 @@ from rlinf_core.collective.memory.segment import BlockLease, SharedSegment
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameError, FrameKind
 from rlinf_core.collective.messages.payload import private_memory
 from rlinf_core.collective.transfer.backlog import Backlog
-from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams
+from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, StaleMessageError
 from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage, find_mismatch
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError, RuntimeFailure
@@ -120,7 +120,7 @@ class Receiver:
             return _Body(memoryview(bytearray(size)))
         stream = self._stream(connection, frame)
         if frame.flags & Flag.TENSOR and not frame.tag:
-            claimed = stream.claim(size, bytes(frame.head).decode())
+            claimed = stream.claim(size, bytes(frame.head).decode(), connection.peer.incarnation)
             if claimed is not None:
                 posted, memory = claimed
                 return _Body(memory, claim=posted)
@@ -178,17 +178,21 @@ class Receiver:
             received = ReceivedMessage(frame, None if body.lease else body.memory, body.lease)
         else:
             received = ReceivedMessage(frame)
-        if connection.peer.incarnation in stream.former:
-            # A process that was stopped reads what a dead one sent after its successor's first words.
-            received.release()
-        elif frame.tag:
-            self._serve(stream, received)
-        else:
+        received.connection = connection
+        if not frame.tag:
             self._deliver(stream, received, connection)
+        elif connection.peer.incarnation in stream.former:
+            received.release()
+        else:
+            self._serve(stream, received)
 
     def _deliver(self, stream: PeerStream, received: ReceivedMessage, connection: Connection) -> None:
-        received.connection = connection
-        posted = stream.deliver(received)
+        try:
+            posted = stream.deliver(received)
+        except StaleMessageError:
+            # A process that was stopped reads what a dead one sent after its successor's first words.
+            received.release()
+            return
         if posted is not None:
             self._match(stream, posted, received)
             return
@@ -265,7 +269,11 @@ def _lease(connection: Connection, frame: Frame) -> BlockLease:
     segment = connection.segments.get(place.segment)
     if frame.flags & Flag.DESCRIPTOR_FOLLOWS:
         fd = connection.reader.take_fd()
-        event = None if frame.flags & Flag.ONE_SHOT else connection.reader.take_fd()
+        try:
+            event = None if frame.flags & Flag.ONE_SHOT else connection.reader.take_fd()
+        except EOFError:
+            os.close(fd)
+            raise
         if segment is None:
             segment = SharedSegment(fd, place.segment, event, owns_event=True)
         else:

@@ -161,6 +161,9 @@ class Sender:
                 connection.write([b"".join(buffers)] if body.size <= _JOIN else buffers, fds, work)
         except ConnectionLostError as error:
             stream.unacknowledged.pop(stream.sequence + 1, None)
+            if work is None:
+                # The explanation may take a moment, which who sends without a wait does not have.
+                return False
             raise self._streams.explain(stream.peer, str(error)) from error
         stream.sequence += 1
         stream.routed = connection

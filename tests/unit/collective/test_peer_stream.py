@@ -9,11 +9,14 @@ from typing import Any, cast
 
 import pytest
 
+from rlinf_core.collective.connections.connection import ConnectionLostError
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.messages.frame import Frame, FrameKind
+from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
+from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError, WorkerDiedError
 from rlinf_core.waiting import OperationKind
@@ -56,6 +59,34 @@ def test_a_job_that_fails_fails_its_work_only() -> None:
     good.wait()
     with pytest.raises(ValueError, match="broken"):
         bad.wait()
+
+
+def test_loss_is_explained_by_the_streams_own_thread() -> None:
+    explaining: list[threading.Thread] = []
+
+    class Broken:
+        closed = shares_memory = False
+
+        def next_route(self) -> int:
+            return 1
+
+        def write(self, *_: object) -> bool:
+            raise ConnectionLostError("it broke")
+
+        try_write = write
+
+    def explain(peer: str, reason: str) -> Exception:
+        explaining.append(threading.current_thread())
+        return WorkerDiedError(peer, cause=reason)
+
+    stream, work, unused = PeerStream("me:0", "peer:0"), send_work(), cast("Any", None)
+    stream.connection = cast("Any", Broken())
+    streams = cast("Any", SimpleNamespace(connect=lambda stream, work: stream.connection, explain=explain))
+    Sender(Settings(), unused, unused, streams, unused).send_async(stream, Message(b"small"), work)
+    with pytest.raises(WorkerDiedError, match="it broke"):
+        work.wait(20)
+    assert len(explaining) == 1
+    assert explaining[0] is not threading.current_thread()
 
 
 def test_a_mismatch_is_taken_once() -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import (
     AuthenticationError,
     CancelledOperationError,
@@ -529,6 +531,36 @@ def test_a_successor_is_not_taken_for_its_predecessor(pair: Pair) -> None:
     assert pair.here.recv(THERE) == "of the successor"
 
 
+def test_message_of_a_predecessor_is_not_delivered_after_its_successors(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.there.send("of the predecessor", HERE)
+    assert pair.here.recv(THERE) == "of the predecessor"
+    real = PeerStream.deliver
+    held, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def deliver(stream: PeerStream, received: Any) -> Any:
+        if held.is_set():
+            return real(stream, received)
+        held.set()
+        go_on.wait(20)
+        try:
+            return real(stream, received)
+        finally:
+            done.set()
+
+    monkeypatch.setattr(PeerStream, "deliver", deliver)
+    pair.there.send("late", HERE)
+    assert held.wait(20)
+    pair.join(THERE).send("of the successor", HERE)
+    until(lambda: pair.near.streams()[0].unread())
+    go_on.set()
+    assert done.wait(20)
+    assert pair.here.recv(THERE) == "of the successor"
+    with pytest.raises(CommunicationTimeoutError):
+        pair.here.recv(THERE, timeout=0.0)
+
+
 def test_operations_can_be_failed_from_outside(pair: Pair) -> None:
     pair.there.send("once", HERE)
     pair.here.recv(THERE)
@@ -636,6 +668,21 @@ def test_forked_child_closes_what_it_inherited_whoever_held_its_lock(
     thread.join(20)
     assert outcome == [None]
     assert pair.there.recv(HERE) == "x"
+
+
+def test_a_closed_endpoint_no_longer_dials(make_pair: MakePair) -> None:
+    pair = make_pair(tcp=True, connect_timeout=60.0, handshake_timeout=0.1)
+    others = set(threading.enumerate())
+    silent = socket.create_server(("127.0.0.1", 0))
+    info = replace(pair.far.info, incarnation="silent", unix_path=None, tcp_port=silent.getsockname()[1])
+    pair.resolver.endpoints[THERE] = info
+    pair.here.recv(THERE, async_op=True, timeout=60)
+    dialing = [thread for thread in threading.enumerate() if thread not in others and thread.name == "rlinf-connect"]
+    assert len(dialing) == 1
+    pair.near.close(linger=0.0)
+    dialing[0].join(20)
+    assert not dialing[0].is_alive()
+    silent.close()
 
 
 # Strangers

@@ -67,6 +67,16 @@ def test_short_wait_names_the_operation_and_can_be_repeated() -> None:
     assert work.wait(0) == 3
 
 
+def test_wait_that_ended_leaves_nothing_behind() -> None:
+    work = new_work(0.01)
+    for _ in range(3):
+        with pytest.raises(CommunicationTimeoutError):
+            work.wait(0)
+        with pytest.raises(CommunicationTimeoutError):
+            asyncio.run(work.async_wait())
+    assert not work._callbacks
+
+
 @pytest.mark.parametrize(
     "timeout",
     [-1, float("inf"), float("nan"), 10**400, "3", 1j, [1], torch.tensor(1.0), torch.ones(2), np.ones(1), np.ones(2)],

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from rlinf_core.channel import wire
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.client.pending import Pending
 from rlinf_core.channel.operation import ChannelFull, ChannelOperation
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError, WorkerDiedError
 from tests.unit.channel.conftest import Stage
 from tests.waiting import until
@@ -51,6 +55,33 @@ def test_reconnected_client_starts_without_its_old_state(stage: Stage) -> None:
     assert present.get(timeout=5) == 1
     assert present.statistics()["default"].waiting_gets == 0
     assert not any(work.done() for work in works)
+
+
+def test_late_request_of_a_predecessor_is_not_taken_for_its_successors(stage: Stage) -> None:
+    held, go_on, done = threading.Event(), threading.Event(), threading.Event()
+
+    def request(stream: PeerStream, received: ReceivedMessage) -> None:
+        late = armed.is_set() and not held.is_set()
+        if late:
+            held.set()
+            go_on.wait(20)
+        stage.broker._request(stream, received)
+        if late:
+            done.set()
+
+    armed = threading.Event()
+    stage.endpoints["c:0"].serve(wire.REQUESTS, request)
+    former = stage.client("p:0")
+    former.put("first")
+    armed.set()
+    former.put("late", async_op=True)
+    assert held.wait(20)
+    present = stage.client("p:0")
+    present.put("of the successor")
+    go_on.set()
+    assert done.wait(20)
+    assert present.qsize() == 2
+    assert [present.get() for _ in range(2)] == ["first", "of the successor"]
 
 
 def test_view_names_producers_consumers_and_contents(stage: Stage) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import threading
 
@@ -103,3 +105,21 @@ def test_frames_are_read_however_the_stream_is_cut(sent: list[Frame], cuts: list
         reader.read()
     writing.join()
     theirs.close()
+
+
+def test_descriptor_that_finds_no_place_is_named() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(ours, [Frame(FrameKind.MESSAGE).pack()], [ours.fileno(), theirs.fileno()])
+        reader = FrameReader(theirs)
+        free = os.dup(0)
+        os.close(free)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+        try:
+            with pytest.raises(OSError, match="no file descriptor left"):
+                reader.read()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        reader.close()
+        os.close(os.dup(0))
