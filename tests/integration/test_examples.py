@@ -7,6 +7,7 @@ import re
 import runpy
 import shutil
 import subprocess
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,8 +131,10 @@ def test_cells_of_the_notebook_read_a_sweep(
         return SimpleNamespace(stdout=json.dumps({"runs": runs}) if words[0] == "train" else "")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("MPLBACKEND", "agg")
+    # Its first import asks a program for fonts.
+    import_module("matplotlib.pyplot")
+    monkeypatch.setattr(subprocess, "run", run)
     namespace: dict[str, Any] = {}
     for cell in cells_of_notebook():
         exec(cell, namespace)  # noqa: S102 - as a notebook does

@@ -16,7 +16,7 @@ from rlinf_core.channel.broker.broker_clients import LostItem
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, InvalidNameError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.process.proc import peer_credentials
+from rlinf_core.process.proc import peer_credentials, stat
 
 Until = Callable[[Callable[[], object]], None]
 LARGE = 5 << 20
@@ -63,6 +63,7 @@ def test_item_of_a_dead_consumer_goes_to_the_next(troupe: Any, channel: Channel,
     until(waiting(channel, 1))
     # The item reaches the process, which cannot take it any more.
     os.kill(victim, signal.SIGSTOP)
+    until(lambda: stat(victim).is_stopped)
     put_some(None, channel, 3, size)
     until(lambda: channel.qsize() == 2)
     os.kill(victim, signal.SIGKILL)
