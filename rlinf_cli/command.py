@@ -206,7 +206,7 @@ class _Answer:
         """
         if not self._needs and not self._excludes:
             return
-        given = {
+        typed = {
             name
             for parameter in context.command.params
             if (source := context.get_parameter_source(parameter.name or "")) and source.name == "COMMANDLINE"
@@ -214,11 +214,11 @@ class _Answer:
         }
         for option, others in self._needs.items():
             for other in others.split():
-                if other in given and option not in given:
+                if other in typed and option not in typed:
                     raise typer.BadParameter(f"it goes with {option}", param_hint=f"'{other}'")
         for option, others in self._excludes.items():
             for other in others.split():
-                if other in given and option in given:
+                if other in typed and option in typed:
                     raise typer.BadParameter(f"it cannot be used with {option}", param_hint=f"'{other}'")
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What commands do with a job and a checkpoint: `rlinf eval`, `rlinf export`, and `rlinf why --replay`."""
+"""Commands on a job and its checkpoint: `rlinf eval`, `rlinf export`, and `rlinf why --replay`."""
 
 from __future__ import annotations
 

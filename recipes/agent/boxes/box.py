@@ -209,7 +209,7 @@ class LiveBox:
 
         Args:
             members: each with its name in the folder.
-            mode: that of files; None: as they have it.
+            mode: the permissions of files; None: as they have them.
 
         Raises:
             BoxError: they cannot be read or written, or are larger than 1 GiB together.

@@ -44,7 +44,7 @@ LossName = Annotated[Text, KnownOrOwn("loss_type", (*LOSSES, *ALGORITHMS), OTHER
 
 
 class LearningConfig(Variant):
-    """What every algorithm has."""
+    """The keys of every algorithm."""
 
     chosen_by: ClassVar[str] = "loss_type"
 
@@ -69,7 +69,7 @@ class LearningConfig(Variant):
 
 
 class PolicyGradientConfig(LearningConfig, AlgorithmConfig):
-    """What policy gradients have."""
+    """The keys of policy gradients."""
 
     loss_type: LossName = "actor_critic"
     update_epoch: Count = 6

@@ -93,7 +93,7 @@ class ServerSettings(ConfigModel):
 
 
 class EngineSettings(ConfigModel):
-    """What an engine is made with."""
+    """The settings of an engine."""
 
     max_running_tokens: NonNegativeInt = Field(
         default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit but GPU memory."

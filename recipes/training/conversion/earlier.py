@@ -78,7 +78,7 @@ class _IndexReader(PickleReader):
 
 
 class _Place(NamedTuple):
-    """Where a part of a tensor is: in a file, from a byte, and how many bytes as an archive of `torch.save`."""
+    """The place of a part of a tensor: its file, its first byte, and its length as an archive of `torch.save`."""
 
     file: str
     begin: int

@@ -258,9 +258,7 @@ def test_task_that_gets_too_late_hears_it_from_the_channel(ends: Ends) -> None:
     assert ends.consumer.get(timeout=10) == "kept"
 
 
-def test_operation_without_a_time_limit_has_that_of_the_environment(
-    ends: Ends, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operation_without_a_limit_has_the_environments(ends: Ends, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kind != "local":
         pytest.skip("its endpoint read the environment before")
     monkeypatch.setenv("RLINF_TIMEOUT", "0.05")

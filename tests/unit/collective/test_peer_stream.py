@@ -168,7 +168,7 @@ def test_successor_keeps_its_messages_when_two_threads_meet_it() -> None:
     assert stream.unread() == 1
 
 
-def test_messages_leave_through_one_connection_when_both_sides_dial() -> None:
+def test_messages_leave_through_one_connection_of_two() -> None:
     ours, theirs = Connected(), Connected()
     pool, info, resolver, work = (cast("Any", SimpleNamespace()) for _ in range(4))
     streams = PeerStreams(pool, info, 1.0, lambda peer, reason: WorkerDiedError(peer), Backlog(Settings()))

@@ -531,9 +531,7 @@ def test_a_successor_is_not_taken_for_its_predecessor(pair: Pair) -> None:
     assert pair.here.recv(THERE) == "of the successor"
 
 
-def test_message_of_a_predecessor_is_not_delivered_after_its_successors(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predecessors_message_does_not_follow_its_successors(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair.there.send("of the predecessor", HERE)
     assert pair.here.recv(THERE) == "of the predecessor"
     real = PeerStream.deliver
@@ -641,9 +639,7 @@ def test_connection_that_no_thread_reads_is_given_up(
     assert pair.here.recv(THERE, timeout=10) == "back"
 
 
-def test_forked_child_closes_what_it_inherited_whoever_held_its_lock(
-    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forked_child_closes_whoever_held_the_lock(make_pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = make_pair(tcp=False)
     opening, go_on = threading.Event(), threading.Event()
 

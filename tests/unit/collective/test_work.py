@@ -116,7 +116,7 @@ def test_awaiting_wakes_across_threads_and_survives_cancelling() -> None:
     assert asyncio.run(run()) == 5
 
 
-def test_callback_that_fails_harms_neither_its_caller_nor_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_callback_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     work, called = new_work(), threading.Event()
     work.add_done_callback(lambda: int("no number"))
     work.add_done_callback(called.set)

@@ -130,7 +130,7 @@ def test_committed_picture_is_small_and_ends_well() -> None:
     assert "finished" in list(ElementTree.parse(PICTURE).iterfind(f".//{SVG}g[@id='run']/{SVG}g"))[-1].itertext()
 
 
-def test_arm_is_shown_from_its_first_to_its_last_frame_beside_the_right_half_of_the_curve() -> None:
+def test_arm_at_four_moments_stands_beside_its_curve() -> None:
     frames = [Image.new("RGB", (528, 136), (level, level, level)) for level in range(101)]
     curve = Image.new("RGB", (400, 132), "white")
     curve.paste((255, 0, 0), (200, 0, 400, 132))

@@ -66,7 +66,7 @@ def load(text: str) -> Job:
 @pytest.mark.parametrize(
     ("placement", "reason"), [("0", "on node 0, the head"), ("1", "on node 1"), ("0-1", None), ("1-2", None)]
 )
-def test_component_goes_on_with_fewer_processes_where_some_are_left(placement: str, reason: str | None) -> None:
+def test_component_goes_on_with_the_processes_left(placement: str, reason: str | None) -> None:
     job = load(
         "recipe: embodied\ncluster:\n  num_nodes: 3\n  component_placement:\n"
         "    actor,rollout: {node_group: node, placement: 0}\n"
@@ -304,7 +304,7 @@ def test_earlier_keys_of_a_run_are_left_out_with_one_note(run: Path) -> None:
     assert unknown(run / "config.yaml") == []
 
 
-def test_a_value_that_an_earlier_run_chose_is_a_warning_with_the_reason(run: Path) -> None:
+def test_a_value_that_an_earlier_run_chose_is_a_warning(run: Path) -> None:
     text = EARLIER.replace("sft", "embodied").replace("actor: 0", "'actor,rollout,env': 0")
     changed = "weight_sync_interval: 4, checkpoint_style: whole"
     text = text.replace("checkpoint_style: whole", changed).replace(

@@ -373,7 +373,7 @@ def test_memory_and_durations_are_written_each_for_itself(
     assert "actor" in getattr(run.folder, other).read_text()
 
 
-def test_calls_of_an_earlier_run_in_this_process_are_not_those_of_this_one(tmp_path: Path) -> None:
+def test_calls_of_an_earlier_run_are_not_those_of_this_one(tmp_path: Path) -> None:
     add_call("answer", 3, 0.1)
     folder = RunFolder.create(RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path))), "math")
     with RunRecord(folder, MetricsWriter(folder.metrics_file), lambda event: None) as record:

@@ -228,7 +228,7 @@ def test_the_newest_durations_of_a_bounded_number_are_kept() -> None:
 
 
 @pytest.mark.usefixtures("_none_before")
-def test_the_profile_keeps_the_sizes_apart_that_calls_are_counted_under(tmp_path: Path) -> None:
+def test_the_profile_keeps_sizes_of_calls_apart(tmp_path: Path) -> None:
     for rows in (1250, 1299, 1300, 1340, 99, 104, 106):
         add_call("learn", rows, 1.0)
     write_profile(tmp_path / "profile.json", {"actor": [call_records(), call_records()]})

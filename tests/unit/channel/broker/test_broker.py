@@ -57,7 +57,7 @@ def test_reconnected_client_starts_without_its_old_state(stage: Stage) -> None:
     assert not any(work.done() for work in works)
 
 
-def test_late_request_of_a_predecessor_is_not_taken_for_its_successors(stage: Stage) -> None:
+def test_late_request_of_a_predecessor_is_not_its_successors(stage: Stage) -> None:
     held, go_on, done = threading.Event(), threading.Event(), threading.Event()
 
     def request(stream: PeerStream, received: ReceivedMessage) -> None:

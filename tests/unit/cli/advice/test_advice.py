@@ -224,7 +224,7 @@ def test_a_patch_is_replaced_as_a_whole(cli: Cli, job: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 3])
-def test_what_the_rules_of_the_job_refuse_is_counted_and_never_shown(
+def test_what_the_jobs_rules_refuse_is_counted_and_never_shown(
     cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     def refuse(site: Site) -> None:

@@ -97,7 +97,7 @@ def test_an_unknown_topic_is_2_and_gets_a_suggestion(cli: Cli, topic: str, hint:
     assert hint in ended.err
 
 
-def test_a_key_that_a_recipe_answers_is_told_without_the_keys_of_others(cli: Cli) -> None:
+def test_a_key_of_one_recipe_is_told_without_those_of_others(cli: Cli) -> None:
     ended = cli("explain", "algorithm.off_policy")
     assert ended.code == 2
     assert "do: its keys are now in `algorithm`" in ended.err

@@ -96,7 +96,7 @@ def test_another_command_that_changes_the_run_is_not_disturbed(cli: Cli, run: Pa
     assert (run / STEP / "actor" / ".metadata").exists()
 
 
-def test_a_conversion_that_was_killed_between_its_renames_is_repaired(cli: Cli, run: Path) -> None:
+def test_a_conversion_killed_between_its_renames_is_repaired(cli: Cli, run: Path) -> None:
     (run / STEP).rename(run / "checkpoints" / ".replaced-global_step_2")
     (run / "checkpoints" / ".writing-global_step_2").mkdir()
     assert cli("runs", "convert", "first").code == 0

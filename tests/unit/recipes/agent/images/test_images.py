@@ -244,7 +244,7 @@ def test_no_layer_is_removed_before_its_image_has_a_record(tmp_path: Path, monke
     assert with_store(tmp_path / "node", act) == ["2", "1"]
 
 
-def test_an_image_that_is_loaded_again_is_kept_for_those_that_use_it(tmp_path: Path) -> None:
+def test_an_image_loaded_again_is_kept_for_its_users(tmp_path: Path) -> None:
     path = write_archive(tmp_path / "a.tar", [layer_of(("one", "1"))], oci=False)
 
     async def act(store: ImageStore) -> None:

@@ -7,7 +7,7 @@ import torch
 from recipes.embodied.learning.batch import bootstrap_rewards
 
 
-def test_the_value_of_the_rest_is_added_where_an_episode_was_cut_off() -> None:
+def test_value_of_the_rest_is_added_where_an_episode_is_cut() -> None:
     """One step of four trajectories: goes on, terminated, cut off, both at once."""
     result = bootstrap_rewards(
         torch.ones(1, 4),

@@ -150,7 +150,7 @@ def test_old_results_make_room(ledger: Ledger, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.timeout(30)
-def test_results_that_are_no_longer_in_the_file_are_not_dropped_for_ever(
+def test_results_no_longer_in_the_file_are_not_dropped_for_ever(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_KEPT", 1)

@@ -166,7 +166,7 @@ def test_a_shard_elsewhere_is_refused(earlier: Path) -> None:
         converted(earlier)
 
 
-def test_an_index_that_claims_more_than_its_shards_have_takes_no_memory(earlier: Path) -> None:
+def test_an_index_that_claims_too_much_takes_no_memory(earlier: Path) -> None:
     by_torch(earlier, huge=torch.zeros(1))
     index = earlier / "actor" / ".metadata"
     (earlier / "actor" / "__0_0.distcp").write_bytes(b"")
@@ -177,7 +177,7 @@ def test_an_index_that_claims_more_than_its_shards_have_takes_no_memory(earlier:
 
 @pytest.mark.security
 @pytest.mark.parametrize("names", [["off_policy.safetensors", "off_policy.pt"], ["off_policy.safetensors"]])
-def test_no_file_outside_of_the_checkpoint_is_written_or_gets_a_name(earlier: Path, names: list[str]) -> None:
+def test_no_file_outside_of_the_checkpoint_is_touched(earlier: Path, names: list[str]) -> None:
     by_torch(earlier)
     victim = earlier.parent / "victim"
     victim.write_text("theirs")
