@@ -12,15 +12,14 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
-from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.language.answers.exits import Exit
 from recipes.language.data.thoughts import without_thought
 from recipes.language.rewards.matching.rules import Verdict
 from recipes.language.rewards.scoring import Item
-from recipes.language.sandbox import function_tests, sandbox
+from recipes.language.sandbox import sandbox
+from recipes.language.sandbox.function_tests import function_tests
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import excerpt
 
@@ -237,7 +236,7 @@ class ProgramJudge:
             "calls": tuple(map(tuple, tests.calls)),
             "end": end,
         }
-        result = await self._run(_function_tests(), [], marshal.dumps(job))
+        result = await self._run(function_tests(), [], marshal.dumps(job))
         if isinstance(result, _Fault):
             return result
         return None if result.output == f"\n{end}\n" else _Fault("the program ended before its tests")
@@ -290,15 +289,6 @@ def _exit_of(result: sandbox.ProgramResult) -> str:
     if number is None:
         return ""
     return Exit.TIME_LIMIT if number in (signal.SIGKILL, signal.SIGXCPU) else Exit.CRASH
-
-
-@cache
-def _function_tests() -> str:
-    """Return the program that holds tests of functions, and runs the answer in a process of its own: compiled here, for
-    the interpreter of the sandbox is this one's."""
-    text = Path(function_tests.__file__).read_text(encoding="utf-8")
-    code = marshal.dumps(compile(text, "<tests>", "exec", dont_inherit=True, optimize=2))
-    return f"import marshal\nexec(marshal.loads(bytes.fromhex('{code.hex()}')))\n"
 
 
 def _same_output(output: str, expected: str) -> bool:

@@ -179,3 +179,7 @@ runner: {{max_steps: 2, logger: {{log_path: runs, experiment_name: run}}}}
 """
     )
     rlinf(tmp_path, "train", str(file))
+    # Of two steps, by episodes that ended within them.
+    metrics = last_metrics(tmp_path)
+    assert metrics["step"] == 2
+    assert metrics["metrics"]["env/episode_len"] == 8

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from torch.nn import Module
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -21,6 +22,10 @@ from tests.unit.recipes.language.weights.written_cases import save
 def findings(recipe: str, folder: Path, *settings: str) -> list[tuple[str, str]]:
     job = load_with_lint(recipe, [f"actor.model.model_path={folder}", *settings], environ={})
     return [(finding.code, finding.message) for finding in job.diagnostics if finding.severity.name == "ERROR"]
+
+
+def layers_with_lora(model: Module) -> set[str]:
+    return {name.partition(".lora_")[0].rpartition(".")[2] for name, _ in model.named_parameters() if "lora" in name}
 
 
 @pytest.mark.parametrize(
@@ -41,11 +46,18 @@ def test_adapters_that_cannot_be_written_are_refused(tmp_path: Path, layers: str
     assert words in f"{caught.value.message}: {caught.value.why}"
 
 
-def test_layers_that_can_be_written_are_taken(tmp_path: Path) -> None:
-    save("Qwen2", "tied", tmp_path / "tied")
-    save("Qwen2", "unequal", tmp_path / "unequal")
-    for folder, layers in (("tied", ("q_proj", "mlp.up_proj")), ("unequal", ("q_proj", "lm_head")), ("tied", ())):
-        with_lora(load_model(str(tmp_path / folder)), LoraSettings(rank=2, target_modules=layers))
+@pytest.mark.parametrize(
+    ("kind", "layers", "adapted"),
+    [
+        ("tied", "q_proj mlp.up_proj", "q_proj up_proj"),
+        ("unequal", "q_proj lm_head", "q_proj lm_head"),
+        ("tied", "", "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"),
+    ],
+)
+def test_layers_that_can_be_written_are_adapted(tmp_path: Path, kind: str, layers: str, adapted: str) -> None:
+    save("Qwen2", kind, tmp_path)
+    model = with_lora(load_model(str(tmp_path)), LoraSettings(rank=2, target_modules=tuple(layers.split())))
+    assert layers_with_lora(model) == set(adapted.split())
 
 
 def test_lora_of_a_family_without_linear_layers_is_refused(tmp_path: Path) -> None:
@@ -58,8 +70,7 @@ def test_lora_of_a_family_without_linear_layers_is_refused(tmp_path: Path) -> No
 def test_lora_of_a_mixture_adapts_what_is_linear(tmp_path: Path) -> None:
     save("Mixtral", "untied", tmp_path)
     adapted = with_lora(load_model(str(tmp_path)), LoraSettings(rank=2))
-    names = {name.partition(".lora_")[0].rpartition(".")[2] for name, _ in adapted.named_parameters() if "lora" in name}
-    assert names == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert layers_with_lora(adapted) == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 def test_a_server_that_would_tie_unequal_weights_is_refused(tmp_path: Path) -> None:
