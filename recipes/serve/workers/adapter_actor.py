@@ -22,9 +22,7 @@ from recipes.serve.workers.adapters import (
     are_finite,
     gradient_norm,
     load_base,
-    read_tensors,
     served_facts,
-    write_tensors,
 )
 from recipes.serve.workers.datum_packing import data_logprobs, shares
 from recipes.serve.workers.model_variants import ModelVariants
@@ -32,6 +30,7 @@ from recipes.serve.workers.token_losses import LOSSES
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.optim.optimizer import EagerAdamW
 from recipes.training.sharding import join_ranks
+from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.typed_tensors import pieces
 from rlinf_core import RLinfError, WorkerDiedError
 
@@ -151,7 +150,7 @@ class AdapterActor(ComparingWorker):
         if optimizer:
             states = self._states(model)
             flat = {f"{key}:{part}": value for key, state in states.items() for part, value in state.items()}
-            write_tensors(flat, Path(folder) / OPTIMIZER)
+            write_tensors(Path(folder) / OPTIMIZER, flat)
 
     def _begin(self, model: str, settings: AdapterSettings) -> None:
         weights = list(self._variants.parameters(model).values())

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -19,6 +18,7 @@ from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.config import ServeConfig
 from recipes.serve.saved_files import ADAPTER, read_adapter
 from recipes.serve.values import AdapterSettings, ServedFacts
+from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.typed_tensors import DTYPES
 from rlinf_core import ConfigError
 
@@ -135,7 +135,7 @@ class AdapterModel:
         Raises:
             OSError: it cannot be written.
         """
-        write_tensors(self.parameters(name), folder / WEIGHTS)
+        write_tensors(folder / WEIGHTS, self.parameters(name))
         peft = {"peft_type": "LORA", "r": settings.rank, "lora_alpha": self._alpha, "bias": "none"}
         layers = {"target_modules": self._layers(settings), "task_type": "CAUSAL_LM"}
         (folder / PEFT_SETTINGS).write_text(json.dumps({**peft, **layers}, indent=1))
@@ -146,7 +146,7 @@ class AdapterModel:
 
         Raises:
             ConfigError: the folder has another model's, or values that are not finite.
-            OSError: a file is missing or damaged.
+            OSError, ValueError: a file is missing or damaged.
         """
         settings = read_adapter(folder)
         values = read_weights(folder / WEIGHTS)
@@ -188,28 +188,12 @@ def _modules(model: Any) -> list[tuple[str, nn.Module]]:
     return list(model.named_modules())
 
 
-def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Write tensors by name.
-
-    Raises:
-        OSError: they cannot be written.
-    """
-    files: Any = import_module("safetensors.torch")
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    files.save_file(plain, file, metadata={"format": "pt"})
-
-
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of `write_tensors`, on the host."""
-    files: Any = import_module("safetensors.torch")
-    return files.load_file(file)
-
-
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of `write_tensors`, on the host.
+    """Return the tensors of a file by name, on the host.
 
     Raises:
         ConfigError: a value is NaN or infinite.
+        OSError, ValueError: see `read_tensors`.
     """
     tensors = read_tensors(file)
     if not are_finite(tensors.values()):

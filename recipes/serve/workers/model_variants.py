@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.saved_files import ADAPTER, read_adapter
 from recipes.serve.values import AdapterSettings
-from recipes.serve.workers.adapters import AdapterModel, read_weights, write_tensors
+from recipes.serve.workers.adapters import AdapterModel, read_weights
+from recipes.training.tensor_files import write_tensors
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class ModelVariants:
             self.adapters.save(name, settings, folder)
             return
         model: Any = self._copies[name].causal
-        write_tensors(_tensors(model), folder / _WEIGHTS)
+        write_tensors(folder / _WEIGHTS, _tensors(model))
         model.config.save_pretrained(folder)
         (folder / ADAPTER).write_text(json.dumps(settings._asdict()))
 

@@ -24,8 +24,9 @@ from recipes.language.models.load_model import make_model
 from recipes.serve.config import MOST_LIKELY, ServeConfig
 from recipes.serve.saved_files import read_adapter
 from recipes.serve.values import Drawing, FloatArray, TopTokens
-from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, served_dtype, write_tensors
+from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, served_dtype
 from recipes.serve.workers.snapshot_engines import Drawn, SnapshotEngines, no_tokens
+from recipes.training.tensor_files import write_tensors
 from rlinf_core import WorkerDiedError
 
 # Adapters in one step of vLLM; requests to others wait for the next.
@@ -86,7 +87,7 @@ class AdaptersEngine(VllmEngine):
         weights = {f"{layer}_A.weight": torch.zeros(1, width), f"{layer}_B.weight": torch.zeros(vocabulary, 1)}
         settings = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["lm_head"], "bias": "none"}
         with tempfile.TemporaryDirectory(prefix="rlinf-adapter-") as folder:
-            write_tensors(weights, Path(folder) / WEIGHTS)
+            write_tensors(Path(folder) / WEIGHTS, weights)
             (Path(folder) / PEFT_SETTINGS).write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
             try:
                 taken = self._llm.llm_engine.add_lora(self._reference(folder))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.serve.workers.adapters import WEIGHTS, read_tensors, write_tensors
+from recipes.serve.workers.adapters import WEIGHTS
+from recipes.training.tensor_files import read_tensors, write_tensors
 from rlinf_core import WorkerDiedError
 from tests.unit.recipes.serve.conftest import Start
 from tests.unit.recipes.serve.served import Client, shifted, workers
@@ -56,7 +57,8 @@ async def test_files_with_values_that_are_not_finite_are_refused(start: Start, t
         for file in tmp_path.rglob(WEIGHTS):
             tensors = read_tensors(file)
             tensors[sorted(tensors)[0]][0, 0] = bad
-            write_tensors(tensors, file)
+            file.unlink()
+            write_tensors(file, tensors)
         loading = {"model_id": model, "seq_id": 3, "path": paths[0], "optimizer": False}
         failure = await ann.result(await ann.post("load_weights", loading))
         assert "NaN or infinite" in failure["error"]

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from recipes.language.models.load_model import load_model
-from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, read_tensors
+from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS
+from recipes.training.tensor_files import read_tensors
 
 
 class LoRARequest(NamedTuple):

@@ -15,8 +15,9 @@ from recipes.language.answers.sequences import Sequence
 from recipes.serve.config import ServeConfig
 from recipes.serve.saved_files import ADAPTER
 from recipes.serve.values import Drawing, request_of
-from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS, write_tensors
+from recipes.serve.workers.adapters import PEFT_SETTINGS, WEIGHTS
 from recipes.serve.workers.snapshot_engines import SnapshotEngines
+from recipes.training.tensor_files import write_tensors
 from tests.unit.recipes.language.engines.contract import (
     END,
     VOCABULARY,
@@ -63,7 +64,7 @@ def write_adapters(folder: Path) -> dict[str, str]:
         settings = {"r": rank, "lora_alpha": ALPHA, "target_modules": layers, "peft_type": "LORA", "bias": "none"}
         Path(folders[name], PEFT_SETTINGS).write_text(json.dumps({**settings, "task_type": "CAUSAL_LM"}))
         Path(folders[name], ADAPTER).write_text(json.dumps({"rank": rank, "seed": 0, "train_unembed": False}))
-        write_tensors(adapter_weights(rank), Path(folders[name]) / WEIGHTS)
+        write_tensors(Path(folders[name]) / WEIGHTS, adapter_weights(rank))
     return folders
 
 
