@@ -12,7 +12,7 @@ from recipes.language.data.text_tokens import mended
 from recipes.language.data.thoughts import Spoken
 
 if TYPE_CHECKING:
-    from recipes.training.chat_template import ChatTemplate
+    from recipes.language.templates.chat_template import ChatTemplate
 
 _NAME, _KEY, _VALUE, _RESULT = "rlinfprobe", "firstkey", "firstvalue", "proberesult"
 _SECOND_KEY, _SECOND_VALUE = "secondkey", "secondvalue"
@@ -183,7 +183,7 @@ def taught_form(template: ChatTemplate) -> CallForm | None:
 
     The template is asked to write calls of a made-up function, and the form is read off them.
     """
-    from recipes.training.chat_template import TemplateRefusalError
+    from recipes.language.templates.chat_template import TemplateRefusalError
 
     tool = PROBE_FUNCTION
     asked = [{"role": "user", "content": "?"}]

@@ -23,8 +23,8 @@ from recipes.language.data.chat_messages import Message
 from recipes.language.data.text_tokens import TextTokens
 from recipes.language.models.attention import PackedPlan, Segment
 from recipes.language.models.packing import PackedRow
+from recipes.language.templates.chat_template import ChatTemplate, TemplateRefusalError
 from recipes.sft_chat.conversations import ASSISTANT, ChatRow
-from recipes.training.chat_template import ChatTemplate, TemplateRefusalError
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 

@@ -27,10 +27,10 @@ from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.rules.job_rules import SANDBOX_PROBE, check_job
 from recipes.language.rules.job_rules import inputs as job_inputs
 from recipes.language.rules.job_rules import trials as reward_trials
+from recipes.language.templates.chat_template import ChatRoles, ChatTemplate
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from recipes.sections.values import KnownOrOwn
-from recipes.training.chat_template import ChatRoles, ChatTemplate
 from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.values import OptionalPath, PositiveFloat, StepsOrNever

@@ -11,7 +11,7 @@ from recipes.agent.call_forms import HERMES, FunctionCall, taught_form, written_
 from recipes.agent.conversation.turn_messages import ChatMessage, ToolOffer
 from recipes.language.data.text_tokens import TextTokens
 from recipes.language.data.thoughts import opens_thought
-from recipes.training.chat_template import ChatTemplate, TemplateRefusalError
+from recipes.language.templates.chat_template import ChatTemplate, TemplateRefusalError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -15,9 +15,9 @@ from recipes.language.config.language_config import LanguageConfig
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import GenerationReport
 from recipes.language.rules.template_rules import require_conversations
+from recipes.language.templates.chat_template import TemplateRefusalError
 from recipes.language.workers.engine_stream import EngineStream
 from recipes.language.workers.engine_worker import EngineWorker
-from recipes.training.chat_template import TemplateRefusalError
 
 
 class AgentRolloutWorker(EngineWorker):

@@ -12,9 +12,9 @@ from recipes.language.config.judge_config import LanguageJudgeConfig
 from recipes.language.config.language_no_effect import LANGUAGE, OPTIONAL
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.config.rollout_config import LanguageRolloutConfig
+from recipes.language.templates.chat_template import ChatRoles, ChatTemplate
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig, ValueOptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
-from recipes.training.chat_template import ChatRoles, ChatTemplate
 from rlinf_core import ConfigModel, Count, IgnoredKeys, JobConfig, RunnerConfig
 from rlinf_core.config.sections.runner import RolloutRunnerConfig
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalModelPath, PositiveFloat, Precision, StepsOrNever

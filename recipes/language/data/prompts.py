@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipes.language.data.problems import Problem, require_text
 from recipes.language.data.text_tokens import TextTokens
-from recipes.training.chat_template import ChatTemplate
+from recipes.language.templates.chat_template import ChatTemplate
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:

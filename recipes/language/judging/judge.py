@@ -24,7 +24,7 @@ from recipes.language.loop.order_inbox import Inbox
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer
-from recipes.training.chat_template import TemplateRefusalError
+from recipes.language.templates.chat_template import TemplateRefusalError
 from rlinf_core import Channel, ConfigError
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import FirstContact

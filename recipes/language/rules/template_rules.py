@@ -12,7 +12,7 @@ from rlinf_core.runners.storage.first_contact import Difference
 
 if TYPE_CHECKING:
     from recipes.language.config.language_config import LanguageConfig
-    from recipes.training.chat_template import ChatTemplate
+    from recipes.language.templates.chat_template import ChatTemplate
 
 _TEXTS: Final = {
     "system": "Words of the system.",

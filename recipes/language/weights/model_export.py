@@ -20,9 +20,10 @@ from recipes.language.engines.own.merged_adapter import MergedAdapter
 from recipes.language.models.fingerprint import fingerprint
 from recipes.language.models.load_model import hollow_causal, make_model
 from recipes.language.models.policy import AnswerModel
+from recipes.language.weights.model_writer import ModelWriter
 from recipes.language.weights.written_model import LOADED, check_written, expected_logprobs
 from recipes.training.state.training_state import TrainingState
-from recipes.training.tensor_files import Described, ModelWriter
+from recipes.training.tensor_files import Described
 from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.sent_weights import own_weights
 from recipes.training.without_memory import without_memory

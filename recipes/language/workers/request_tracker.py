@@ -16,9 +16,9 @@ from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.engine import Engine
 from recipes.language.engines.foreign_answers import EngineAnswerError
 from recipes.language.prompts.prompt_messages import KeepUnfinished, Prompt
+from recipes.language.templates.chat_template import TemplateRefusalError
 from recipes.language.weights.weight_transfer import WeightUpdate
 from recipes.language.workers.engine_stream import Arriving, EngineStream, Orders
-from recipes.training.chat_template import TemplateRefusalError
 from rlinf_core.worker.timer import timer
 
 LOGGER = logging.getLogger("rlinf")

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached, MessagesRefused
 from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest
 from recipes.language.prompts.prompt_messages import NewWeights
-from recipes.training.chat_template import TemplateRefusalError
+from recipes.language.templates.chat_template import TemplateRefusalError
 from tests.unit.recipes.agent.local import LocalEngine, agent_config
 from tests.unit.recipes.language.orders import Script
 

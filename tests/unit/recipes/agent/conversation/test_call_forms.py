@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from recipes.agent.call_forms import HERMES, CallForm, find_calls, taught_form
-from recipes.training.chat_template import ChatTemplate
+from recipes.language.templates.chat_template import ChatTemplate
 
 HERMES_TEMPLATE = """{%- if tools %}<|im_start|>system
 # Tools

@@ -16,7 +16,7 @@ from recipes.agent.conversation.turn_encoder import TurnEncoder
 from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, ToolOffer
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.toolbox import Toolbox
-from recipes.training.chat_template import TemplateRefusalError
+from recipes.language.templates.chat_template import TemplateRefusalError
 from recipes.training.huggingface import load_tokenizer
 from rlinf_core import ConfigError
 from tests.unit.recipes.agent.conversation.byte_level import END, write_byte_level

@@ -15,10 +15,10 @@ from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.tasks.tasks import first_messages
 from recipes.language.data.chat_messages import read_messages, read_tools
 from recipes.language.data.problem_sources import located_rows, read_file
+from recipes.language.templates.chat_template import ChatTemplate
 from recipes.sft_chat.config import ChatDataConfig
 from recipes.sft_chat.conversations import load_conversations
 from recipes.sft_chat.examples import ExampleWriter
-from recipes.training.chat_template import ChatTemplate
 from rlinf_core import ConfigError
 from tests.unit.recipes.sft_chat.chats import jsonl, tokenizer
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from recipes.training.reading.template_process import PROCESS, RenderingError
+from recipes.language.templates.template_process import PROCESS, RenderingError
 from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
 from rlinf_core.suggest import excerpt

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recipes.language.rules.template_rules import require_conversations
-from recipes.training.chat_template import ChatTemplate
+from recipes.language.templates.chat_template import ChatTemplate
 from rlinf_core import ConfigError
 from rlinf_core.job.load import load_job
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from recipes.training.chat_template import ChatTemplate
-from recipes.training.reading.template_process import RenderingError, TemplateProcess
+from recipes.language.templates.chat_template import ChatTemplate
+from recipes.language.templates.template_process import RenderingError, TemplateProcess
 from rlinf_core import ConfigError
 
 pytest.importorskip("transformers")
