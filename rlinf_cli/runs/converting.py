@@ -72,9 +72,8 @@ def _converted(run: RunFolder) -> Result:
         steps["converted" if was_earlier else "unchanged"].append(checkpoint.step)
     damaged = [*damaged_checkpoints(run), *changed]
     done, rest = (", ".join(map(str, steps[kind])) for kind in ("converted", "unchanged"))
-    lines = (
-        [f"converted the checkpoints of steps {done}"] if done else ["no undamaged checkpoint is of an earlier version"]
-    )
+    none = f"no {'undamaged ' if damaged else ''}checkpoint is of an earlier version"
+    lines = [f"converted the checkpoints of steps {done}" if done else none]
     lines += [f"those of steps {rest} are of this version"] if done and rest else []
     record = {"schema": SCHEMA, "run": str(run.path.absolute()), **steps, "damaged_checkpoints": damaged}
     return Result("\n".join(lines), record, ExitCode.FAILED if changed else ExitCode.OK, tuple(damaged))
