@@ -14,17 +14,20 @@ from recipes.language.sandbox.memory_groups import MemoryGroups, place_of_groups
 from rlinf_core import ConfigError
 from rlinf_core.node.process_end import own_group
 
-# Each process has far less than it may.
+# Each process has far less than it may. The next one starts once the last has its memory, or has been killed for it.
 PROCESSES: Final = """
 import os
-here, there = os.pipe()
+wait, hold = os.pipe()
 for _ in range(5):
+    ready, report = os.pipe()
     if os.fork() == 0:
+        os.close(hold)
         data = bytearray(24 << 20)
-        os.close(there)
-        os.read(here, 1)
+        os.write(report, b".")
+        os.read(wait, 1)
         os._exit(0)
-data = bytearray(24 << 20)
+    os.close(report)
+    os.read(ready, 1)
 """
 
 
