@@ -25,7 +25,7 @@ from tests.golden.command_line import REPOSITORY
 from tests.golden.frozen import IS_REWRITING, check_frozen, read_frozen
 
 # Kernels that every processor of the architecture has.
-_ARITHMETIC: Final = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+ARITHMETIC: Final = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
 # What the clock and the machine make.
 _MEASURED: Final = re.compile(r"^(time|speed|memory)/|_per_second$")
 _TOLERANCE: Final = 1e-3
@@ -35,7 +35,7 @@ _TOLERANCES: Final = {"math_laptop": 0.05}
 
 def run_rlinf(*words: str, folder: Path) -> None:
     """Run a command of this checkout in `folder`, and fail where it fails."""
-    environ = {name: os.environ[name] for name in ("PATH", "HOME")} | _ARITHMETIC
+    environ = {name: os.environ[name] for name in ("PATH", "HOME")} | ARITHMETIC
     environ |= {"PYTHONPATH": str(REPOSITORY), "RLINF_REPORT": "0"}
     command = [sys.executable, "-m", "rlinf_cli", *words]
     ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -9,10 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
+import numpy as np
 import pytest
 
+from recipes.serve.wire.messages import SAMPLE_RESULT
 from tests.golden.frozen import DATA, check_frozen, leaves
-from tests.golden.jobs import check_metrics, check_numbers, run_rlinf
+from tests.golden.jobs import ARITHMETIC, check_metrics, check_numbers, run_rlinf
+from tests.integration.recipes.serve.service_command import Service, service
+from tests.unit.recipes.serve.served import Client, logprobs_of, sample_fields, shifted
 
 # One for each way to learn whose steps are bitwise the same each time: agents' requests come as they come, and what is
 # drawn together decides the last bits. By night one that learns as another, but by more of the product.
@@ -24,8 +30,9 @@ JOBS: Final = (
 )
 # Objects whose keys are data, and folders whose files are of the format of transformers.
 _FREE: Final = frozenset({"config", "digests", "env", "env_layers", "facts", "files", "metrics", "phases", "versions"})
-_MODEL_FOLDERS: Final = frozenset({"huggingface", "model"})
-_RUN_ID: Final = re.compile(r"-\d{8}-\d{6}(-\w+)?")
+_MODEL_FOLDERS: Final = frozenset({"huggingface", "model", "tokenizer"})
+# Of runs, of sessions and of what they save.
+_ID: Final = re.compile(r"-\d{8}-\d{6}(-\w+)?|\b[0-9a-f]{8}-[0-9a-f]{16}\b|(?<=snapshot)-[0-9a-f]{16}\b")
 
 
 @pytest.mark.timeout(600)
@@ -70,10 +77,42 @@ def test_cartpole_scores_as_before_from_an_older_checkpoint(tmp_path: Path) -> N
     check_numbers("cartpole_evaluated", kept)
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_the_service_learns_and_samples_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ARITHMETIC.items():
+        monkeypatch.setenv(name, value)
+    with service(tmp_path) as running:
+        values = asyncio.run(_served(running))
+    check_frozen("folders/serve_laptop", _folder(running.folder))
+    check_numbers("serve_laptop", values)
+
+
+async def _served(running: Service) -> dict[str, Any]:
+    """Return what a client reads of three steps, of a pass after them, and of a sample of what was learned."""
+    values: dict[str, Any] = {"loss": [], "grad_norm": []}
+    async with httpx.AsyncClient(base_url=running.url, timeout=60) as http:
+        client = Client(http, running.key)
+        model = await client.model()
+        for step in range(3):
+            learned = await client.learn(model, 2 * step + 1, shifted())
+            values["loss"].append(learned.metrics["loss:sum"])
+            values["grad_norm"].append((await client.step(model, 2 * step + 2, 1e-3))["metrics"]["grad_norm"])
+        last = await client.learn(model, 7, shifted(), forward_only=True)
+        values["logprobs"] = [array.tolist() for array in logprobs_of(last)]
+        fields = {"model_id": model, "seq_id": 8, "sampling_session_seq_id": 1}
+        saved = await client.result(await client.post("save_weights_for_sampler", fields))
+        sampler = saved["sampling_session_id"]
+        asked = sample_fields(sampler, 9, [3, 4, 5], seed=1, stop=[], num_samples=2)
+        result = SAMPLE_RESULT.FromString(await client.result(await client.post("asample", asked)))
+        values["answers"] = [np.frombuffer(part.tokens, np.int32).tolist() for part in result.sequences]
+    return values
+
+
 def _folder(run: Path) -> Iterator[str]:
     """Yield every file of the run: of JSON the keys with the kinds of their values, of weights the shapes."""
     for path in sorted(path for path in run.rglob("*") if path.is_file()):
-        name = _RUN_ID.sub("-ID", str(path.relative_to(run)))
+        name = _ID.sub("-ID", str(path.relative_to(run)))
         yield name
         yield from (f"{name}: {fact}" for fact in _facts(path))
 
