@@ -166,10 +166,10 @@ def _choices(
                 raise RLinfError(
                     f"{where} was never seen by these runs",
                     why=f"`{missing[0]}` was recorded on: {seen}",
-                    help="give a run in which it was there, as in `--advise RUN,RUN`",
+                    help="give a run in which it was there, as in `--advise RUN,RUN`, or `--measure` it",
                 )
             kinds = [kind for kind in kinds if kind.label != label]
-            refused.append(f"{where} was never seen: give a run in which it was there")
+            refused.append(f"{where} was never seen: give a run in which it was there, or `--measure` it")
         choices[name] = own if own.kind is None else kinds
     return choices, refused
 

@@ -175,7 +175,9 @@ def _doubts(advice: Advice, words: Sequence[str]) -> list[str]:
     doubts: list[str] = []
     sizes = advice.durations.one_sized()
     if sizes:
-        doubts.append(f"one size was seen of {', '.join(sizes)}: seconds are from proportional to no dependence")
+        measure = shlex.join(["rlinf", "inspect", "placement", *words, "--measure"])
+        known = "seconds are from proportional to no dependence"
+        doubts.append(f"one size was seen of {', '.join(sizes)}: {known}; `{measure}` sees three")
     unseen = dict.fromkeys(text for judged in (advice.now, *advice.best[:1]) for text in judged.unseen)
     if unseen:
         doubts.append(f"not known: {'; '.join(unseen)}")

@@ -81,14 +81,25 @@ def read_runs(names: Sequence[str], assume: Sequence[str]) -> list[tuple[Recorde
     """Return what runs recorded, each with the flow of its job.
 
     Args:
-        names: their names, or their folders.
+        names: their names, or their folders; or those of measurements, each of which is several.
         assume: assumptions about accelerators; those about groups that a run lacks are ignored.
 
     Raises:
         RunError: there is no such run, it has too few steps, or no `profile.json`.
         RLinfError: the recipe gives no advice, or the placement is none that the model has.
     """
-    return [_read_run(name, assume) for name in dict.fromkeys(names)]
+    return [_read_run(run, assume) for name in dict.fromkeys(names) for run in _runs_of(name)]
+
+
+def _runs_of(name: str) -> list[str]:
+    from rlinf_cli.advice.trials import trials_of
+    from rlinf_cli.runs.run_lookup import runs_folder
+
+    for folder in (Path(name), runs_folder() / name):
+        trials = trials_of(folder)
+        if trials is not None:
+            return [str(trial) for trial in trials]
+    return [name]
 
 
 def _read_run(name: str, assume: Sequence[str]) -> tuple[RecordedRun, JobFlow]:

@@ -44,7 +44,7 @@ inspect = group("Show what a file means: placement, values, memory, hardware.", 
     "rlinf inspect placement job.yaml --assume a800=8 -o job.html",
     app=inspect,
     needs={"--advise": "--staleness --patch"},
-    excludes={"--advise": "--live --all -o"},
+    excludes={"--advise": "--live --all -o", "--measure": "--advise --assume --live --all -o"},
 )
 def placement(
     file: FileOrRun,
@@ -57,6 +57,9 @@ def placement(
         str | None,
         opt("--advise RUN,RUN", "Predict the step of every legal placement from these runs, and show the best."),
     ] = None,
+    measure: Annotated[
+        bool, opt("--measure", "Measure how long the parts of a step take, in a minute or so, for --advise.")
+    ] = False,
     staleness: Annotated[
         int | None,
         opt("--staleness N", "With --advise, the largest `runner.max_staleness`; by default FILE's.", min=0),
@@ -69,8 +72,14 @@ def placement(
 
     Connects to no machine: give accelerators that FILE does not declare with --assume, or probe the nodes with --live.
     KEY=VALUE replaces a value of FILE, ~KEY deletes one. -o also writes a picture, an HTML page. --advise writes a file
-    that extends FILE where another placement is surely faster, or as fast on fewer accelerators.
+    that extends FILE where another placement is surely faster, or as fast on fewer accelerators. --measure runs the job
+    for a few steps in three sizes, on one accelerator a component, and on one of each other node group; COMPONENT=N
+    adds a size, as in `env=160`. --advise takes the folder that it writes as it takes a run.
     """
+    if measure:
+        from rlinf_cli.advice.measuring import measured
+
+        return measured(file, overrides or (), assume)
     if advise is not None:
         from rlinf_cli.advice.answer import placement_advice
 

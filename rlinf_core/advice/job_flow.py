@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from rlinf_core.advice.arrangements import Arrangement
 from rlinf_core.advice.durations import CallRow, Durations
 from rlinf_core.advice.search import Flow
+
+# A trial of a few steps that saves nothing and is not evaluated. Its first step warms up.
+TRIAL: Mapping[str, Any] = MappingProxyType(
+    {
+        "runner.max_steps": 4,
+        "runner.max_epochs": -1,
+        "runner.max_staleness": 0,
+        "runner.max_restarts": 0,
+        "runner.val_check_interval": -1,
+        "runner.save_interval": -1,
+        "runner.save_on_interrupt": False,
+        "runner.skip_checks": True,
+        "runner.resume_dir": None,
+        "runner.only_eval": False,
+        "runner.logger.logger_backends": [],
+        "runner.profiler": None,
+        "runner.metrics_port": None,
+    }
+)
+
+
+def halves(most: int, unit: int = 1) -> list[int]:
+    """Return a number, its half and its quarter, as multiples of a unit; those that are the same once."""
+    sizes = [most // part // unit * unit for part in (4, 2, 1)]
+    return sorted({max(unit, size) for size in sizes})
+
 
 Sizes: TypeAlias = Mapping[str, Sequence[tuple[float, int]]]
 """Sizes of what has no duration, as answers have tokens: a size and how many had about that one, by phase."""
@@ -71,4 +98,20 @@ class JobFlow(Protocol):
 
     def changes(self, arrangement: Arrangement) -> Mapping[str, Any]:
         """Return the values besides the placement that a file needs for an arrangement, by key."""
+        ...
+
+    def trial_sizes(self, now: Arrangement) -> Sequence[int]:
+        """Return three sizes of trials, or as many as there are, about the calls that a process has now.
+
+        A trial is a job of few steps with one process a component; its size is the number of what a step begins with,
+        such as environments.
+        """
+        ...
+
+    def trial_size(self, component: str, rows: int, now: Arrangement) -> int:
+        """Return the size of a trial in which a call of a component has that many rows; 0: there is none."""
+        ...
+
+    def trial(self, size: int, now: Arrangement) -> Mapping[str, Any]:
+        """Return the values besides the placement that a file needs for a trial, by key."""
         ...

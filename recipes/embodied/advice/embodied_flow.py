@@ -11,14 +11,17 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from recipes.embodied.advice.virtual_rollouts import Costs, Draw, Exchange, VirtualJob, simulate
-from recipes.embodied.config import EmbodiedConfig, group_size
+from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.config.algorithm_config import policy_gradient_of
 from recipes.embodied.config.batch_sizes import batch_sizes, evaluates, samples_of_a_step, samples_of_an_actor
+from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, off_policy_of
+from recipes.sections.checks import divisors
+from rlinf_core import RLinfError
 from rlinf_core.advice.arrangements import Arrangement, Device, DeviceGroup, DeviceSpan, share_one
 from rlinf_core.advice.durations import CallRow, Duration, Durations
-from rlinf_core.advice.job_flow import Recorded, Sizes
+from rlinf_core.advice.job_flow import TRIAL, Recorded, Sizes, halves
 from rlinf_core.advice.search import Flow, Simulated
 
 ENV, ROLLOUT, ACTOR, DRIVER = "env", "rollout", "actor", "driver"
@@ -32,6 +35,9 @@ _MOST_PROCESSES: Final = 64
 _EVERY_COUNT: Final = 16
 # Rollouts that run ahead may gain this share of a step within the steps that are measured.
 _WINDOW: Final = 0.003
+# Of a trial: the fewest actions of a pass, and the updates of a step off-policy.
+_TRIAL_CHUNKS: Final = 8
+_TRIAL_UPDATES: Final = 20
 
 
 def flow_of(config: EmbodiedConfig) -> EmbodiedFlow:
@@ -134,6 +140,49 @@ class EmbodiedFlow:
         if arrangement.staleness != self._config.runner.staleness:
             changed["runner.max_staleness"] = arrangement.staleness
         return changed
+
+    def trial_sizes(self, now: Arrangement) -> Sequence[int]:
+        """See `JobFlow`: environments.
+
+        Raises:
+            RLinfError: they are robots.
+        """
+        if is_robot(self._config.env.train.env_type):
+            why = "it moves robots, and no one has asked for that"
+            raise RLinfError("`env` cannot be measured alone", why=why, help="give a run: `--advise RUN`")
+        rows = self.rows(now)
+        return halves(min(self.environments, 2 * int(max(rows[STEP], rows[POLICY]))), self._group)
+
+    def trial_size(self, component: str, rows: int, now: Arrangement) -> int:
+        """See `JobFlow`: a call of env and rollout workers has all environments of a trial."""
+        size = rows if component in (ENV, ROLLOUT) else rows // self._trial_chunks(now) if component == ACTOR else 0
+        return max(self._group, size // self._group * self._group) if size else 0
+
+    def _trial_chunks(self, now: Arrangement) -> int:
+        """Return the actions of a pass: few, but enough for an update as large as that of an actor now."""
+        share = int(self.rows(now)[UPDATE])
+        return min(self.chunks, max(_TRIAL_CHUNKS, -(-share // self.trial_sizes(now)[-1])))
+
+    def trial(self, size: int, now: Arrangement) -> Mapping[str, Any]:
+        """See `JobFlow`."""
+        config, chunks = self._config, self._trial_chunks(now)
+        train, steps = config.env.train, chunks * config.actor.model.num_action_chunks
+        values: dict[str, Any] = {"env.train.total_num_envs": size, "env.train.rollout_epoch": 1}
+        if steps < train.max_steps_per_rollout_epoch:
+            values["env.train.max_steps_per_rollout_epoch"] = steps
+            if resets_each_pass(config):
+                values["env.train.max_episode_steps"] = min(steps, train.max_episode_steps or steps)
+        if self.stages_now != 1:
+            values["rollout.pipeline_stage_num"] = 1
+        share = int(self.rows(now)[UPDATE])
+        if self.off_policy:
+            values["actor.global_batch_size"] = max(1, share * size // self.trial_sizes(now)[-1])
+            values |= {"algorithm.learning_starts": 1, "algorithm.update_to_data": _TRIAL_UPDATES / (steps * size)}
+        else:
+            unit = config.actor.micro_batch_size or 1
+            batches = [batch for batch in divisors(size * chunks) if batch % unit == 0]
+            values["actor.global_batch_size"] = batches[-1] if batches else None
+        return {**TRIAL, **values}
 
     def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes = MappingProxyType({})) -> Flow:
         """See `JobFlow`."""

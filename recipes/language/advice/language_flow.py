@@ -12,7 +12,7 @@ from recipes.language.config.language_config import OPTIONAL_COMPONENTS, Languag
 from rlinf_core import RLinfError
 from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan
 from rlinf_core.advice.durations import CallRow, Duration, Durations
-from rlinf_core.advice.job_flow import Recorded, Sizes
+from rlinf_core.advice.job_flow import TRIAL, Recorded, Sizes, halves
 from rlinf_core.advice.search import Flow, Simulated
 
 ROLLOUT, ACTOR, REWARD, DRIVER = "rollout", "actor", "reward", "driver"
@@ -93,6 +93,22 @@ class LanguageFlow:
         """See `JobFlow`."""
         ahead = arrangement.staleness
         return {} if ahead == self._config.runner.staleness else {"runner.max_staleness": ahead}
+
+    def trial_sizes(self, now: Arrangement) -> Sequence[int]:
+        """See `JobFlow`: prompts."""
+        return halves(min(self.prompts, 2 * -(-self.prompts // now.of(ROLLOUT).size)))
+
+    def trial_size(self, component: str, rows: int, now: Arrangement) -> int:
+        """See `JobFlow`: a call of an engine has all answers of a trial."""
+        return max(1, rows // self.answers) if component == ROLLOUT else 0
+
+    def trial(self, size: int, now: Arrangement) -> Mapping[str, Any]:
+        """See `JobFlow`."""
+        values: dict[str, Any] = {"data.rollout_batch_size": size}
+        batch = self._config.actor.global_batch_size
+        if batch is not None:
+            values["actor.global_batch_size"] = max(1, size * self.answers // self.updates)
+        return {**TRIAL, **values}
 
     def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes) -> Flow:
         """See `JobFlow`.

@@ -1,0 +1,278 @@
+"""`rlinf inspect placement --measure`: trials of a few steps with one process a component, recorded for advice."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import typer
+
+from rlinf_cli.advice.job_devices import devices_of, kinds_for
+from rlinf_cli.advice.recorded_runs import flow_of, read_runs
+from rlinf_cli.advice.trials import FILE, SCHEMA
+from rlinf_cli.command import Result
+from rlinf_cli.console import console
+from rlinf_cli.console.interrupts import command_signals
+from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.live.run_summary import shown
+from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
+from rlinf_cli.sweep.queue import LOGS, RunQueue
+from rlinf_core.advice.durations import Durations
+from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.runners.storage import durable
+from rlinf_core.runners.storage.run_status import RunStatus
+
+if TYPE_CHECKING:
+    from rlinf_cli.advice.job_devices import JobDevices
+    from rlinf_cli.job.job_file import SoundJob
+    from rlinf_cli.sweep.queue import PointState
+    from rlinf_core.advice.job_flow import JobFlow
+
+_MOST_LISTED: Final = 6
+
+
+class _Trial(NamedTuple):
+    """A trial: its name, where it is, its size, and the values that its file needs."""
+
+    name: str
+    kind: str
+    size: int
+    values: Mapping[str, Any]
+
+    @property
+    def point(self) -> Point:
+        """The trial as the run of a queue."""
+        overrides = tuple(f"{key}={json.dumps(value)}" for key, value in self.values.items())
+        return Point(self.name, {"on": self.kind, "size": str(self.size)}, overrides)
+
+
+def measured(file: str, overrides: Sequence[str], assume: Sequence[str] | None) -> Result:
+    """Run the trials of a job, and return how long its calls took.
+
+    Args:
+        file: a file, or a run whose file is meant.
+        overrides: the arguments of the command line: changes of the file, and sizes, as `env=160`.
+        assume: assumptions on accelerators.
+
+    Raises:
+        typer.BadParameter: a size is for no component of which it can be chosen.
+        RLinfError: the job cannot be measured, or no trial finished.
+    """
+    from rlinf_cli.job.job_file import load, sound
+    from rlinf_cli.placement.job_layout import lay_out
+    from rlinf_cli.run.policies import config_of
+    from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
+    from rlinf_cli.run.runnable import check_installed
+
+    name = config_of(file)
+    sizes, kept = _sizes_among(overrides)
+    job = load(name, kept)
+    parts = sound(job)
+    flow = flow_of(job)
+    layout = lay_out(parts, "placement", file, arguments=kept)
+    devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
+    config: Any = job.config
+    trials = _trials(flow, devices, parts, config.runner.staleness, sizes)
+    if cluster_elsewhere(parts, name) is not None:
+        raise ConfigError(
+            "the head of this file's cluster is another machine, and the trials would be written there",
+            where=parts.name,
+            help="log in to the head, and measure there",
+        )
+    check_installed()
+    choose_cluster(parts, name, already_shown=False)
+    shared = [word for word in kept if not any(word.partition("=")[0].lstrip("+~") in trial.values for trial in trials)]
+    place = Path(config.runner.logger.log_path).absolute() / f"measurement-{time.strftime('%Y%m%d-%H%M%S')}"
+    plan = SweepPlan(name, tuple(shared), (), tuple(trial.point for trial in trials), place.parent, parts)
+    plan, left_out = _valid(plan, place)
+    ended = _run(plan, place)
+    return _result(file, overrides, assume or (), place, ended, left_out)
+
+
+def _sizes_among(overrides: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
+    """Return the sizes among the arguments, `COMPONENT=N,...`, by component; and the other arguments."""
+    sizes: dict[str, list[int]] = {}
+    kept: list[str] = []
+    for override in overrides:
+        key, _, text = override.partition("=")
+        if "." in key or key.startswith(("~", "+")) or key == "recipe":
+            kept.append(override)
+            continue
+        for part in f"{key}={text}".split(","):
+            component, _, number = part.partition("=")
+            if not number.isdecimal() or not int(number):
+                message = f"`{part}` is no size: write COMPONENT=N, as `env=160`"
+                raise typer.BadParameter(message, param_hint="'--measure'")
+            sizes.setdefault(component, []).append(int(number))
+    return sizes, kept
+
+
+def _trials(
+    flow: JobFlow, devices: JobDevices, parts: SoundJob, staleness: int, asked: Mapping[str, Sequence[int]]
+) -> list[_Trial]:
+    """Return a trial for each size on the accelerators that components have now, and one on each other kind that they
+    may have.
+    """
+    for name in devices.fixed:
+        robot = parts.topology.group(_group_of(parts, name)).unit
+        if robot is not None and robot.robot:
+            raise _not_alone(name, "it moves robots")
+    now = devices.now(flow.components, flow.stages_now, staleness)
+    usual = flow.trial_sizes(now)
+    sizes = list(usual)
+    for component, rows in asked.items():
+        for number in rows:
+            size = flow.trial_size(component, number, now) if component in flow.components else 0
+            if not size:
+                names = [one for one in flow.components if flow.trial_size(one, 1 << 20, now)]
+                raise typer.BadParameter(
+                    f"`{component}={number}`: sizes can be chosen for {', '.join(names)}", param_hint="'--measure'"
+                )
+            sizes.append(size)
+    trials: list[_Trial] = []
+    for size in dict.fromkeys(sizes):
+        placed = _placed(flow, devices, parts, None)
+        trials.append(_Trial(f"{len(trials) + 1:02d}-now-{size}", "now", size, {**placed, **flow.trial(size, now)}))
+    for label in devices.kinds:
+        placed = _placed(flow, devices, parts, label)
+        if placed != _placed(flow, devices, parts, None):
+            size = usual[len(usual) // 2]
+            name = f"{len(trials) + 1:02d}-{label}-{size}"
+            trials.append(_Trial(name, label, size, {**placed, **flow.trial(size, now)}))
+    return trials
+
+
+def _placed(flow: JobFlow, devices: JobDevices, parts: SoundJob, wanted: str | None) -> dict[str, Any]:
+    """Return the placement of one process a component: on the accelerators of a kind, where it may have them, else on
+    those of the kind that it has; each on its own, as far as there are enough.
+    """
+    values: dict[str, Any] = {}
+    used: dict[str, int] = {}
+    for name in flow.components:
+        own = devices.seats[name].kind
+        if own is None:
+            values[f"cluster.component_placement.{name}"] = {"placement": "0", "node_group": _group_of(parts, name)}
+            continue
+        labels = [kind.label for kind in kinds_for(name, devices, parts.cluster, parts.topology)]
+        label = wanted if wanted in labels else own
+        rank = used.get(label, 0)
+        used[label] = rank + 1
+        place = {"placement": str(rank % devices.kinds[label].units), "node_group": label}
+        values[f"cluster.component_placement.{name}"] = place
+    return values
+
+
+def _group_of(parts: SoundJob, name: str) -> str:
+    from rlinf_core.topology import CLUSTER_LABEL
+
+    return next(iter(parts.cluster.component_placement[name].node_group), CLUSTER_LABEL)
+
+
+def _not_alone(name: str, why: str) -> RLinfError:
+    return RLinfError(
+        f"`{name}` cannot be measured alone: {why}", help="give a run in which it was there: `--advise RUN`"
+    )
+
+
+def _valid(plan: SweepPlan, place: Path) -> tuple[SweepPlan, list[str]]:
+    """Return the plan without trials that the rules of the job refuse, and what they say against those.
+
+    Raises:
+        RLinfError: they refuse all.
+    """
+    from rlinf_cli.job.job_file import load
+    from rlinf_core.config.diagnostics import Severity
+
+    points: list[Point] = []
+    refused: list[str] = []
+    for point in plan.points:
+        job = load(plan.file, overrides_of(plan, point, place))
+        if job.ok:
+            points.append(point)
+            continue
+        finding = next(finding for finding in job.diagnostics if finding.severity is Severity.ERROR)
+        refused.append(f"{point.name} was left out: {finding.message} [{finding.code}]")
+    if not points:
+        raise RLinfError("the job cannot be measured", where=plan.parts.name, why=refused[0])
+    return plan._replace(points=tuple(points)), refused
+
+
+def _run(plan: SweepPlan, place: Path) -> Mapping[str, PointState]:
+    content = {"schema": SCHEMA, "trials": [point.name for point in plan.points]}
+    try:
+        place.mkdir(parents=True)
+        durable.write_whole(place / FILE, json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        why = write_fault(place, error)
+        raise RLinfError("the folder of the measurement cannot be written", where=str(place), why=why) from error
+    console.message(f"{len(plan.points)} trials of one process a component, in {shown(place)}")
+    before: dict[str, str] = {}
+
+    def tell(current: Mapping[str, PointState]) -> None:
+        for name, state in current.items():
+            if state.status not in (before.get(name), "waiting"):
+                console.message(f"{name}: {state.status}")
+            before[name] = state.status
+
+    return RunQueue(plan, place, 1, tell).work()
+
+
+def _result(
+    file: str,
+    overrides: Sequence[str],
+    assume: Sequence[str],
+    place: Path,
+    ended: Mapping[str, PointState],
+    left_out: Sequence[str],
+) -> Result:
+    if command_signals.code is not None:
+        return Result(code=command_signals.code)
+    failed = [
+        f"{name} {state.status}: {state.reason or 'see its log'} ({shown(place / LOGS / name)}.log)"
+        for name, state in ended.items()
+        if state.status != RunStatus.FINISHED
+    ]
+    if len(failed) == len(ended):
+        raise RLinfError("no trial finished", where=str(place), why=failed[0])
+    rows = [row for run, _ in read_runs([str(place)], assume) for row in run.rows if row.component != "driver"]
+    durations = Durations.of(rows)
+    cells = [
+        (phase, model or "-", _listed(_sizes(rows, phase, model)), f"{line.fix:.4g}",
+         f"{line.slope:.3g}")
+        for phase, models in durations.phases.items()
+        for model, line in models.items()
+        if line.rows[1]
+    ]  # fmt: skip
+    ask = ["rlinf", "inspect", "placement", file, *_sizes_among(overrides)[1], "--advise", shown(place)]
+    record = {
+        "schema": SCHEMA,
+        "folder": str(place),
+        "trials": {name: state.status for name, state in ended.items()},
+        "left_out": [*left_out, *failed],
+        "phases": [
+            {"phase": phase, "model": model, "rows": _sizes(rows, phase, model), "fix": line.fix, "slope": line.slope}
+            for phase, models in durations.phases.items()
+            for model, line in models.items()
+        ],
+    }
+
+    def text() -> str:
+        table = console.table(("phase", "on", "rows measured", "fixed s", "s a row"), cells, right=(3, 4), keep=(0,))
+        return "\n".join([table, *left_out, *failed])
+
+    code = ExitCode.FAILED if failed else ExitCode.OK
+    return Result(text, record, code, (f"advice by it: `{shlex.join(ask)}`",))
+
+
+def _sizes(rows: Sequence[Any], phase: str, model: str) -> list[float]:
+    return sorted({round(row.rows, 1) for row in rows if (row.phase, row.model) == (phase, model)})
+
+
+def _listed(sizes: Sequence[float]) -> str:
+    few = len(sizes) <= _MOST_LISTED
+    return ", ".join(f"{size:g}" for size in sizes) if few else f"{sizes[0]:g} to {sizes[-1]:g}"

@@ -1,0 +1,196 @@
+"""`rlinf inspect placement --measure`: which trials there are, and that advice takes what they record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rlinf_cli.sweep.plan import SweepPlan, overrides_of
+from rlinf_cli.sweep.queue import PointState, states
+from rlinf_core.config.rules.groups import Site
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.unit.cli.advice.test_advice import LINES
+from tests.unit.cli.conftest import Cli
+
+JOB = """
+recipe: embodied
+cluster:
+  num_nodes: 2
+  component_placement:
+    actor: {node_group: fast, placement: 0}
+    rollout: {node_group: slow, placement: 0}
+    env: {node_group: fast, placement: 1}
+  node_groups:
+    - {label: fast, node_ranks: 0, accelerators: {model: H20, per_node: 4}}
+    - {label: slow, node_ranks: 1, accelerators: {model: A800, per_node: 4}}
+env: {train: {env_type: franka_kin, max_episode_steps: 8, total_num_envs: 64, max_steps_per_rollout_epoch: 8}}
+actor: {global_batch_size: 512, micro_batch_size: 16}
+algorithm: {update_epoch: 1}
+runner: {max_steps: 50, val_check_interval: 10, save_interval: 10}
+"""
+FACTOR = {"H20": 1.0, "A800": 2.0}
+
+
+class Recorded:
+    """A queue whose runs have ended as soon as they are asked for: each with the calls that its file makes."""
+
+    jobs: ClassVar[list[Any]] = []
+    fails: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, plan: SweepPlan, folder: Path, parallel: int, on_change: Any) -> None:
+        self._plan, self._folder, self._on_change = plan, folder, on_change
+
+    def work(self) -> Mapping[str, PointState]:
+        for point in self._plan.points:
+            job = load_job(self._plan.file, overrides_of(self._plan, point, self._folder))
+            job.raise_if_bad()
+            self.jobs.append(job)
+            record(job, fails=point.name in self.fails)
+        ended = states(self._folder, self._plan)
+        self._on_change(ended)
+        return ended
+
+
+def record(job: Any, *, fails: bool) -> None:
+    config = job.config
+    folder = RunFolder.create(config.runner, "embodied")
+    folder.write_config(job)
+    if fails:
+        folder.end("failed", "out of memory")
+        return
+    rows: list[dict[str, Any]] = []
+    step: dict[str, float] = {"time/sync_weights": 0.01, "time/generate_rollouts": 0.0, "time/actor_training": 0.0}
+    for phase, (component, fix, slope) in LINES.items():
+        group = config.cluster.component_placement[component].node_group[0]
+        size = config.actor.global_batch_size if component == "actor" else config.env.train.total_num_envs
+        seconds = (fix + slope * size) * FACTOR["H20" if group == "fast" else "A800"]
+        part = "time/actor_training" if component == "actor" else "time/generate_rollouts"
+        step[part] += seconds * (1 if component == "actor" or phase.endswith("values") else 8)
+        called = {"component": component, "phase": phase, "processes": 1, "rows": size, "calls": 40}
+        rows.append({**called, "seconds": 40 * seconds, "slowest": seconds, "quantiles": [seconds] * 21})
+    step["time/step"] = sum(step.values())
+    lines = [json.dumps({"step": number, "time": 0.0, "metrics": step}) for number in range(1, 5)]
+    folder.metrics_file.write_text("\n".join(lines) + "\n")
+    profile = {"schema": "rlinf.profile/1", "cpus": 4, "load": 0.5, "rows": rows}
+    folder.profile_file.write_text(json.dumps(profile))
+    folder.end("finished")
+
+
+def joins_none(*_: object, **__: object) -> None:
+    """Choose no cluster."""
+
+
+def another(_: str) -> str:
+    """Return a time that is not that of the first measurement."""
+    return "another"
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Recorded, "jobs", [])
+    monkeypatch.setattr("rlinf_cli.advice.measuring.RunQueue", Recorded)
+    for joins in ("cluster_elsewhere", "choose_cluster"):
+        monkeypatch.setattr(f"rlinf_cli.run.remote_driver.{joins}", joins_none)
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB)
+    return file
+
+
+def places(job: Any) -> dict[str, str]:
+    placed = job.config.cluster.component_placement
+    return {name: f"{placed[name].node_group[0]}:{placed[name].rank_map}" for name in ("env", "rollout", "actor")}
+
+
+def test_three_sizes_and_each_unlike_device_are_measured(cli: Cli, job: Path) -> None:
+    made = json.loads(cli("inspect", "placement", job, "--measure", "--json", "runner.max_steps=9").out)
+    sizes = [trial.config.env.train.total_num_envs for trial in Recorded.jobs]
+    assert sizes == [16, 32, 64, 32, 32]
+    assert [trial.config.actor.global_batch_size for trial in Recorded.jobs[:3]] == [128, 256, 512]
+    assert {trial.world_sizes[name] for trial in Recorded.jobs for name in ("env", "rollout", "actor")} == {1}
+    runner = Recorded.jobs[0].config.runner
+    assert (runner.max_steps, runner.save_interval, runner.val_check_interval) == (4, -1, -1)
+    assert [{place.split(":")[0] for place in places(trial).values()} for trial in Recorded.jobs] == [
+        {"fast", "slow"}, {"fast", "slow"}, {"fast", "slow"}, {"fast"}, {"slow"},
+    ]  # fmt: skip
+    folder = Path(made["folder"])
+    assert folder.name.startswith("measurement-")
+    # Runs of trials are none of the folder of runs.
+    assert json.loads(cli("runs", "--json").out)["runs"] == []
+    lines = {(phase["phase"], phase["model"]): (phase["fix"], phase["slope"]) for phase in made["phases"]}
+    assert lines["env/step", "H20"] == pytest.approx((0.07, 0.0042), rel=1e-3)
+    # Seen in one size there: the shape of the other, twice as slow.
+    assert lines["env/step", "A800"] == pytest.approx((0.14, 0.0084), rel=1e-3)
+
+
+def test_advice_takes_the_folder_as_it_takes_runs(cli: Cli, job: Path) -> None:
+    folder = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)["folder"]
+    for name in (folder, Path(folder).name):
+        made = json.loads(cli("inspect", "placement", job, "--advise", name, "--json").out)
+        assert made["one_size"] == []
+        assert len(made["runs"]) == 5
+        assert made["refused"] == []
+    best = made["best"][0]["components"]
+    assert {place["group"] for place in best.values()} == {"fast"}
+
+
+def test_sizes_can_be_added(cli: Cli, job: Path) -> None:
+    cli("inspect", "placement", job, "--measure", "env=8,rollout=48", "actor=1024")
+    sizes = [trial.config.env.train.total_num_envs for trial in Recorded.jobs]
+    assert sizes == [16, 32, 64, 8, 48, 128, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("env=many",), "`env=many` is no size"),
+        (("env=0",), "`env=0` is no size"),
+        (("reward=8",), "sizes can be chosen for env, rollout, actor"),
+        (("env=8", "--advise", "run"), "cannot be used with --measure"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(cli: Cli, job: Path, words: tuple[str, ...], message: str) -> None:
+    ended = cli("inspect", "placement", job, "--measure", *words)
+    assert ended.code
+    assert message in ended.err
+    assert Recorded.jobs == []
+
+
+def test_robots_are_not_moved(cli: Cli, job: Path) -> None:
+    ended = cli("inspect", "placement", "hetero18", "recipe=embodied", "--measure")
+    assert "`env` cannot be measured alone" in ended.err
+    assert Recorded.jobs == []
+
+
+def test_a_trial_that_fails_is_named_and_the_others_count(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorded, "fails", ("03-now-64",))
+    ended = cli("inspect", "placement", job, "--measure")
+    assert ended.code == 1
+    assert "03-now-64 failed: out of memory" in ended.out
+    assert "16, 32" in ended.out
+    monkeypatch.setattr("rlinf_cli.advice.measuring.time.strftime", another)
+    monkeypatch.setattr(Recorded, "fails", ("01-now-16", "02-now-32", "03-now-64", "04-fast-32", "05-slow-32"))
+    ended = cli("inspect", "placement", job, "--measure")
+    assert "no trial finished" in ended.err
+    assert "01-now-16 failed: out of memory" in ended.err
+    advised = cli("inspect", "placement", job, "--advise", "measurement-another")
+    assert "no trial of the measurement finished" in advised.err
+
+
+def test_trials_that_the_rules_refuse_are_left_out_by_name(
+    cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(site: Site) -> None:
+        places = site.cluster.component_placement
+        if {label for place in places.values() for label in place.node_group} == {"slow"}:
+            site.report("too-slow", "all on slow ones", ("cluster", "component_placement", "env"))
+
+    monkeypatch.setattr("rlinf_cli.job.load.RULES", (refuse,))
+    made = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)
+    assert list(made["trials"]) == ["01-now-16", "02-now-32", "03-now-64", "04-fast-32"]
+    assert made["left_out"] == ["05-slow-32 was left out: all on slow ones [too-slow]"]
