@@ -202,9 +202,13 @@ class CollectiveGroup:
             return posted
         try:
             return posted.wait()
-        except BaseException as error:
-            # Withdrawn, so that the next receive takes the message that may still come.
-            if not posted.settled or isinstance(error, CommunicationTimeoutError):
+        except CommunicationTimeoutError:
+            if not posted.settled and stream.withdraw(posted):
+                raise
+            # Its message came at the last moment: no other receive gets it.
+            return posted.wait(self._endpoint.settings.timeout)
+        except BaseException:
+            if not posted.settled:
                 stream.withdraw(posted)
             raise
 

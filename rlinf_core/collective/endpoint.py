@@ -92,6 +92,8 @@ class Endpoint:
         self.info = make_endpoint_info(path, host if ip is None else ip, port)
         self._connections = ConnectionPool(self.info, secret, self.settings, self.waits.operations.moved, self._opened)
         self._backlog = Backlog(self.settings)
+        # What it waits for lies behind the messages that fill the backlog.
+        self.waits.acknowledged_by = lambda target: self._backlog.stir()
         self._streams = PeerStreams(self._connections, self.info, self.settings.connect_timeout, explain, self._backlog)
         self._receiver = Receiver(
             self.settings, self._arena, self.waits, self._streams, self._backlog, self._connection_lost
@@ -155,13 +157,15 @@ class Endpoint:
         key: bytes = b"",
         weight: float = 0.0,
         handover: ForwardMode = ForwardMode.MOVE,
+        to: str | None = None,
     ) -> None:
         """Forward a received message in the background, without a copy where both sides share memory.
 
         A message that is lent belongs to the peer once `release_lent` is called; until then it may be forwarded again.
+        Where it is `to` an endpoint that was relaunched, `work` fails.
         """
         self._check_open()
-        self._relay.forward(stream, received, work, handover, tag=tag, key=key, weight=weight)
+        self._relay.forward(stream, received, work, handover, tag=tag, key=key, weight=weight, to=to)
 
     def share(self, stream: PeerStream, message: Message, size: int, work: Work[object]) -> memoryview | None:
         """Send a message whose body is fresh memory of `size` bytes that both sides keep and write.
@@ -176,13 +180,21 @@ class Endpoint:
         self._relay.release_lent(stream, received)
 
     def post(
-        self, stream: PeerStream, tag: int, key: bytes, head: bytes | bytearray = b"", weight: float = 0.0
+        self,
+        stream: PeerStream,
+        tag: int,
+        key: bytes,
+        head: bytes | bytearray = b"",
+        weight: float = 0.0,
+        *,
+        to: str | None = None,
     ) -> bool:
         """Send a small message to a service ahead of what is queued on the stream; never blocks.
 
         Return False when nothing was sent because nothing has gone through the stream and its present connection yet.
+        What is `to` an endpoint that was relaunched is dropped.
         """
-        return self._sender.post(stream, tag, key, head, weight)
+        return self._sender.post(stream, tag, key, head, weight, to)
 
     def serve(self, tag: int, handler: Handler) -> None:
         """Pass messages with this tag (from 1) to `handler` as they arrive, in the reading thread: it must not block.

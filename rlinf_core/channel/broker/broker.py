@@ -111,7 +111,7 @@ class Broker:
         client.mailbox = BrokerMailbox(received, request.op_id) if shared else None
         self._answer(client, ReplyKind.WELCOME, request.op_id, self._queue.maxsize)
         if self._closed_notice is not None:
-            self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
+            self._outbox.reply(client, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
 
     def _put(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         client.produces = True
@@ -222,7 +222,7 @@ class Broker:
         # Producers first: while a consumer is served, they make the next item.
         for client, op_ids in accepted.items():
             head = wire.pack_op_ids(op_ids) if len(op_ids) > 1 else b""
-            self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ACCEPTED, op_ids[0]), head)
+            self._outbox.reply(client, wire.pack_reply(ReplyKind.ACCEPTED, op_ids[0]), head)
         for effect in effects:
             if isinstance(effect, Accepted):
                 continue
@@ -244,7 +244,7 @@ class Broker:
             self._report(lost)
 
     def _answer(self, client: BrokerClient, say: ReplyKind, op_id: int, answer: object) -> None:
-        self._outbox.reply(client.stream, wire.pack_reply(say, op_id), pickle.dumps(answer))
+        self._outbox.reply(client, wire.pack_reply(say, op_id), pickle.dumps(answer))
 
     def _send_items(
         self, client: BrokerClient, op_id: int, items: Sequence[QueuedItem[Payload]], handover: ForwardMode
@@ -261,9 +261,9 @@ class Broker:
             payload = items[0].payload
             if not isinstance(payload, ReceivedMessage) and len(payload) <= LARGEST:
                 if mailbox.answers.write_item(op_id, ack_slot, payload):
-                    self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.MAIL, op_id))
+                    self._outbox.reply(client, wire.pack_reply(ReplyKind.MAIL, op_id))
                 return
-        self._outbox.send_items(client.stream, op_id, items, ack_slot, handover, failed)
+        self._outbox.send_items(client, op_id, items, ack_slot, handover, failed)
 
     def _refuse(self, client: BrokerClient, op_id: int, refused: Refused[Payload], error: Exception | None) -> None:
         self._drop(refused.dropped)
@@ -271,7 +271,7 @@ class Broker:
             self._answer(client, ReplyKind.FAILED, op_id, PackedError.of(error))
             return
         key = wire.pack_reply(ReplyKind.REFUSED, op_id, _PLACES[refused.reason])
-        self._outbox.reply(client.stream, key, refused.why.encode())
+        self._outbox.reply(client, key, refused.why.encode())
 
     def _report(self, lost: Sequence[LostItem]) -> None:
         self._losses.extend(lost)
@@ -297,7 +297,7 @@ class Broker:
                 return False
             self._closed_notice = pickle.dumps(wire.ClosedNotice(self._queue.statistics(), list(self._losses)))
             for client in self._clients.values():
-                self._outbox.reply(client.stream, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
+                self._outbox.reply(client, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
             return True
 
     # Memory

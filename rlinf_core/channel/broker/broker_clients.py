@@ -65,13 +65,16 @@ class Outbox:
         self._unwatched: Work[object] = Work(OperationKind.SEND, "client", 1e9)
         self._unwatched.finish(None)
 
-    def reply(self, stream: PeerStream, key: bytes, head: bytes | bytearray = b"") -> None:
-        if not self._endpoint.post(stream, wire.REPLIES, key, head):
-            self._endpoint.send_async(stream, Message(bytes(head), tag=wire.REPLIES, key=key), self._unwatched)
+    def reply(self, client: BrokerClient, key: bytes, head: bytes | bytearray = b"") -> None:
+        # Not to its successor, which counts its operations anew.
+        stream, to = client.stream, client.incarnation
+        if not self._endpoint.post(stream, wire.REPLIES, key, head, to=to):
+            message = Message(bytes(head), tag=wire.REPLIES, key=key, to=to)
+            self._endpoint.send_async(stream, message, self._unwatched)
 
     def send_items(
         self,
-        stream: PeerStream,
+        client: BrokerClient,
         op_id: int,
         items: Sequence[QueuedItem[Payload]],
         ack_slot: int,
@@ -85,48 +88,48 @@ class Outbox:
         """
         count = len(items)
         if count == 1 and not isinstance(items[0].payload, ReceivedMessage):
-            self.reply(stream, wire.pack_reply(ReplyKind.ITEM, op_id, 0, 1, ack_slot), items[0].payload)
+            self.reply(client, wire.pack_reply(ReplyKind.ITEM, op_id, 0, 1, ack_slot), items[0].payload)
             return
         if not count:
-            self.reply(stream, wire.pack_reply(ReplyKind.ITEMS, op_id, 0, 0), wire.pack_items(()))
+            self.reply(client, wire.pack_reply(ReplyKind.ITEMS, op_id, 0, 0), wire.pack_items(()))
             return
         run: list[bytes | bytearray] = []
         size = 0
         for index, item in enumerate(items):
             payload = item.payload
             if isinstance(payload, ReceivedMessage):
-                self._flush(stream, op_id, ack_slot, index, count, run)
+                self._flush(client, op_id, ack_slot, index, count, run)
                 size = 0
                 self._forward(
-                    stream, wire.pack_reply(ReplyKind.LARGE, op_id, index, count, ack_slot), payload, handover, failed
+                    client, wire.pack_reply(ReplyKind.LARGE, op_id, index, count, ack_slot), payload, handover, failed
                 )
                 continue
             run.append(payload)
             size += len(payload)
             if size >= _FRAME:
-                self._flush(stream, op_id, ack_slot, index + 1, count, run)
+                self._flush(client, op_id, ack_slot, index + 1, count, run)
                 size = 0
-        self._flush(stream, op_id, ack_slot, count, count, run)
+        self._flush(client, op_id, ack_slot, count, count, run)
 
     def _flush(
-        self, stream: PeerStream, op_id: int, ack_slot: int, end: int, count: int, run: list[bytes | bytearray]
+        self, client: BrokerClient, op_id: int, ack_slot: int, end: int, count: int, run: list[bytes | bytearray]
     ) -> None:
         """Send the packed items that stand just before place `end`."""
         if run:
             self.reply(
-                stream, wire.pack_reply(ReplyKind.ITEMS, op_id, end - len(run), count, ack_slot), wire.pack_items(run)
+                client, wire.pack_reply(ReplyKind.ITEMS, op_id, end - len(run), count, ack_slot), wire.pack_items(run)
             )
             run.clear()
 
     def _forward(
         self,
-        stream: PeerStream,
+        client: BrokerClient,
         key: bytes,
         received: ReceivedMessage,
         handover: ForwardMode,
         failed: Callable[[BaseException], None],
     ) -> None:
-        work = self._endpoint.work(OperationKind.SEND, stream.peer)
+        work = self._endpoint.work(OperationKind.SEND, client.name)
 
         def check() -> None:
             error = work.exception()
@@ -134,4 +137,6 @@ class Outbox:
                 failed(error)
 
         work.add_done_callback(check)
-        self._endpoint.forward(stream, received, work, tag=wire.REPLIES, key=key, handover=handover)
+        self._endpoint.forward(
+            client.stream, received, work, tag=wire.REPLIES, key=key, handover=handover, to=client.incarnation
+        )

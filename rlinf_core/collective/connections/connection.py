@@ -49,6 +49,8 @@ class Connection:
         backlog: messages that arrived and were not received yet; too many pause reading.
         reader: reads frames; for the thread of this connection only.
         closed: whether traffic has ended.
+        replaced: whether the peer uses another in its place: it is read to its end, however much waits to be received.
+        drained: set when all that came through it was handled, and its reader has ended.
     """
 
     def __init__(self, name: str, sock: socket.socket, peer: PeerIdentity, moved: Callable[[], None]) -> None:
@@ -63,6 +65,8 @@ class Connection:
         self.backlog = 0
         self.reader = FrameReader(sock)
         self.closed = False
+        self.replaced = False
+        self.drained = threading.Event()
         # Empty for a process that cannot be seen from here.
         self._process = (identity(peer_credentials(sock)[0]) or "") if self.shares_memory else ""
         self._moved = moved
@@ -267,6 +271,7 @@ class Connection:
             self.reader.close()
             self.segments.clear()
             self._outbox.clear()
+        self.drained.set()
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child without notifying the peer."""

@@ -158,7 +158,10 @@ class ConnectionPool:
         existing = self._get(dialer.incarnation)
         if existing is not None:
             # The other side may have noticed its loss before us.
-            return Admission.WELCOME if dialer.replaces == existing.name else Admission.DUPLICATE
+            if dialer.replaces != existing.name:
+                return Admission.DUPLICATE
+            existing.replaced = True
+            return Admission.WELCOME
         # Both dial: the one with the lower name wins. Only once our dial got through, for behind a firewall it never
         # may.
         if self._dialing.get(dialer.incarnation) and self._info.incarnation < dialer.incarnation:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import errno
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -232,6 +233,32 @@ class FrameReader:
                 raise EOFError
             filled += count
             moved()
+
+    def read_now(self, body: memoryview) -> int:
+        """Fill the start of `body` with the bytes that are there; return their number.
+
+        Raises:
+            EOFError: the peer closed the connection.
+            OSError: the connection broke.
+        """
+        count = min(body.nbytes, self._end - self._start)
+        if count:
+            body[:count] = self._view[self._start : self._start + count]
+            self._start += count
+            return count
+        try:
+            count = self._sock.recv_into(body, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        if not count:
+            raise EOFError
+        return count
+
+    def await_bytes(self) -> None:
+        """Wait until `read_now` has something, or the connection ends."""
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        poller.poll()
 
     def take_fd(self) -> int:
         """Return the next file descriptor that came with the frames.

@@ -23,6 +23,7 @@ class Message:
         tag: 0 between workers; other numbers are services of an endpoint.
         key: bytes interpreted by the service.
         acknowledgement: finishes when a receive has taken it; None where nobody wants to know.
+        to: the one endpoint that it is for; None where it is also for a successor.
     """
 
     head: bytes
@@ -32,6 +33,7 @@ class Message:
     key: bytes = b""
     weight: float = 0.0
     acknowledgement: Work[None] | None = None
+    to: str | None = None
 
     @classmethod
     def of(cls, encoded: Encoded, inline_limit: int, *, tag: int = 0, key: bytes = b"", weight: float = 0.0) -> Message:

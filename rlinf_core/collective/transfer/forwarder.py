@@ -104,9 +104,10 @@ class Forwarder:
         tag: int,
         key: bytes,
         weight: float,
+        to: str | None,
     ) -> None:
         """Pass a message on in the background; `work` finishes when that is done."""
-        message = _outline(received, tag=tag, key=key, weight=weight)
+        message = _outline(received, tag=tag, key=key, weight=weight, to=to)
 
         def at_once() -> bool:
             connection = self._sender.ready_connection(stream)
@@ -193,8 +194,8 @@ class Forwarder:
         return done
 
 
-def _outline(received: ReceivedMessage, *, tag: int, key: bytes, weight: float) -> Message:
+def _outline(received: ReceivedMessage, *, tag: int, key: bytes, weight: float, to: str | None) -> Message:
     """Return a message with the header fields of a received one; its bytes are in the encoded body, or added later."""
     frame = received.frame
     parts = [PlaceholderPart(size) for size in frame.sizes]
-    return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight)
+    return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight, to=to)

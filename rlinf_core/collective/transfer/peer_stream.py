@@ -19,7 +19,7 @@ from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool, UnreachableError
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver
 from rlinf_core.collective.transfer.backlog import Backlog
-from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage, fits
+from rlinf_core.collective.transfer.received_message import Claim, PostedReceive, ReceivedMessage, fits
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotFoundError, WorkerDiedError
 
@@ -41,6 +41,7 @@ class PeerStream:
     Attributes:
         connection: what it sends through, once there is one.
         routed: the connection that knows `route`.
+        carrier: the connection that the peer named this stream on last, and sends through.
         sequence: counts the messages sent.
         unacknowledged: the operations whose messages no receive has taken yet, by sequence.
         incarnation: the endpoint of the peer.
@@ -54,6 +55,7 @@ class PeerStream:
         self.peer = peer
         self.connection: Connection | None = None
         self.routed: Connection | None = None
+        self.carrier: Connection | None = None
         self.route = 0
         self.sequence = 0
         self.unacknowledged: dict[int, Work[None]] = {}
@@ -64,6 +66,7 @@ class PeerStream:
         self._inbox_lock = threading.Lock()
         self._arrived: deque[ReceivedMessage] = deque()
         self._posted: deque[PostedReceive] = deque()
+        self._claims: list[Claim] = []
         self._order = threading.Lock()
         self._jobs_lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], object], Work[object]]] = deque()
@@ -82,6 +85,7 @@ class PeerStream:
     def open_works(self) -> list[Work[object]]:
         """Return the operations that the peer's death ends."""
         waiting: list[Work[object]] = list(self.posted())
+        waiting.extend(claim.posted for claim in list(self._claims) if not claim.given_up)
         waiting.extend(cast("Work[object]", work) for work in list(self.unacknowledged.values()))
         waiting.extend(self.queued())
         return waiting
@@ -112,8 +116,8 @@ class PeerStream:
             self._posted.append(posted)
             return None
 
-    def claim(self, size: int, dtype_and_shape: str, incarnation: str) -> tuple[PostedReceive, memoryview] | None:
-        """Take the next receive, if the body can be read straight into its buffer; return that as well.
+    def claim(self, size: int, dtype_and_shape: str, incarnation: str) -> Claim | None:
+        """Take the next receive, if the body can be read straight into its buffer; `let_go` must follow.
 
         Args:
             incarnation: the endpoint that sends the body.
@@ -126,13 +130,30 @@ class PeerStream:
             if target is None or not fits(target.dtype, target.nbytes, dtype_and_shape, size):
                 return None
             memory = target.view()
-            return None if memory is None else (self._posted.popleft(), memory)
+            if memory is None:
+                return None
+            posted = self._posted.popleft()
+            posted.claim = Claim(posted, memory)
+            self._claims.append(posted.claim)
+            return posted.claim
 
-    def withdraw(self, posted: PostedReceive) -> None:
-        """Remove a receive that nobody waits for any more."""
+    def let_go(self, claim: Claim) -> None:
+        """Forget a claim: nothing more is read into it."""
+        with self._inbox_lock:
+            self._claims.remove(claim)
+            claim.posted.claim = None
+
+    def withdraw(self, posted: PostedReceive) -> bool:
+        """Give up a receive that nobody waits for any more, so that the next one takes the message that may still come.
+
+        Return False where it has a message already: then its result is there in a moment.
+        """
         with self._inbox_lock:
             if posted in self._posted:
                 self._posted.remove(posted)
+                return True
+            claim = posted.claim
+        return claim is not None and claim.give_up()
 
     def clear_inbox(self) -> list[ReceivedMessage]:
         """Remove the unread messages, which are of a predecessor of the peer, and return them."""
@@ -281,6 +302,8 @@ class PeerStreams:
         self._backlog = backlog
         self._lock = threading.Lock()
         self._streams: dict[tuple[str, str], PeerStream] = {}
+        # By the endpoint of the peer.
+        self._with: dict[str, list[PeerStream]] = {}
         self._lost_callbacks: list[Callable[[str, str], None]] = []
 
     def of(self, me: str, peer: str) -> PeerStream:
@@ -294,9 +317,14 @@ class PeerStreams:
         with self._lock:
             return list(self._streams.values())
 
+    def with_peer_of(self, connection: Connection) -> list[PeerStream]:
+        """Return the streams with addresses of the endpoint at the other end of a connection."""
+        with self._lock:
+            return list(self._with.get(connection.peer.incarnation, ()))
+
     def are_awaited_through(self, connection: Connection, waiting: Container[Work[object]]) -> bool:
         """Return whether any stream is, see `PeerStream.is_awaited_through`."""
-        return any(stream.is_awaited_through(connection, waiting) for stream in self.all())
+        return any(stream.is_awaited_through(connection, waiting) for stream in self.with_peer_of(connection))
 
     def on_lost(self, callback: Callable[[str, str], None]) -> None:
         self._lost_callbacks.append(callback)
@@ -313,7 +341,7 @@ class PeerStreams:
         deadline = min(work.deadline, time.monotonic() + self._connect_timeout)
         info = stream.resolver.lookup(WorkerAddress.from_name(stream.peer), deadline - time.monotonic())
         if info.incarnation == self._info.incarnation:
-            stream.incarnation = info.incarnation
+            self._index(stream, info.incarnation)
             return None
         try:
             connection = self._connections.connect(info, deadline)
@@ -357,13 +385,31 @@ class PeerStreams:
                     _log.warning(
                         "`%s` was relaunched: %d messages of its predecessor are dropped", stream.peer, len(stale)
                     )
-            stream.incarnation = incarnation
-            if current is None or current.closed or current.peer.incarnation != incarnation:
+            if stream.incarnation != incarnation:
+                self._index(stream, incarnation)
+            # What is sent through one that the peer has shut, and whose end is not read yet, would be lost.
+            if (
+                current is None
+                or current.closed
+                or current.peer.incarnation != incarnation
+                or (current is not connection and current.hung_up())
+            ):
                 stream.connection = connection
+
+    def _index(self, stream: PeerStream, incarnation: str) -> None:
+        with self._lock:
+            if stream.incarnation is not None:
+                rest = [other for other in self._with.pop(stream.incarnation, ()) if other is not stream]
+                if rest:
+                    self._with[stream.incarnation] = rest
+            self._with.setdefault(incarnation, []).append(stream)
+            stream.incarnation = incarnation
+        # A receive of this stream may wait for what its connection brings.
+        self._backlog.stir(incarnation)
 
     def lost(self, connection: Connection, reason: str) -> None:
         """Fail the operations that continue through a connection that is over."""
-        for stream in self.all():
+        for stream in self.with_peer_of(connection):
             if stream.connection is connection:
                 for callback in self._lost_callbacks:
                     callback(stream.peer, reason)

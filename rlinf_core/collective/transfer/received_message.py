@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.memory.segment import BlockLease
 from rlinf_core.collective.messages.codec import decode
@@ -108,9 +111,12 @@ class PostedReceive(Work[object]):
     """A receive that was issued; `buffer` is what `recv_tensor` fills, or None for `recv`.
 
     It decodes a `ReceivedMessage`, or None where the connection wrote the body straight into that buffer.
+
+    Attributes:
+        claim: its buffer, while a body is read into it.
     """
 
-    __slots__ = ("buffer",)
+    __slots__ = ("buffer", "claim")
 
     def __init__(
         self,
@@ -131,6 +137,71 @@ class PostedReceive(Work[object]):
 
         super().__init__(kind, source, seconds, waits, detached=detached, decode=decode)
         self.buffer = target
+        self.claim: Claim | None = None
+
+    def fail(self, error: BaseException) -> bool:
+        claim = self.claim
+        # Who hears of the failure has its buffer back. A body that is complete arrives at this moment.
+        return (claim is None or claim.give_up()) and super().fail(error)
+
+
+class Claim:
+    """The buffer of a receive, while a body is read straight into it.
+
+    The receive may be given up meanwhile. From then on the buffer is its owner's alone: what it holds of the body is
+    copied, and the rest is read behind that copy, so that the message is whole for the next receive.
+
+    Attributes:
+        given_up: whether the body is read into memory of its own.
+    """
+
+    def __init__(self, posted: PostedReceive, memory: memoryview) -> None:
+        self.posted = posted
+        self.given_up = False
+        self._memory = memory
+        self._size = memory.nbytes
+        self._filled = 0
+        self._lock = threading.Lock()
+
+    @property
+    def complete(self) -> bool:
+        return self._filled == self._size
+
+    @property
+    def body(self) -> memoryview | None:
+        """The body where it is a message of its own; None where the receive has it."""
+        return self._memory if self.given_up else None
+
+    def read(self, read_now: Callable[[memoryview], int]) -> int:
+        """Have `read_now` fill what is missing, as far as it can without waiting; return the number of bytes.
+
+        Raises:
+            MemoryError: the receive was given up, and there was no memory for the body.
+        """
+        with self._lock:
+            if not self._memory.nbytes:
+                raise MemoryError(f"there is no memory for a message of {self._size} bytes whose receive was given up")
+            count = read_now(self._memory[self._filled :])
+            self._filled += count
+            return count
+
+    def give_up(self) -> bool:
+        """Leave the buffer to its owner; return False where the body is complete, and the receive has it."""
+        with self._lock:
+            if not self.given_up:
+                if self.complete:
+                    return False
+                self.given_up = True
+                self._memory = self._copy()
+            return True
+
+    def _copy(self) -> memoryview:
+        try:
+            memory = private_memory(self._size)
+        except (MemoryError, OSError):
+            return memoryview(b"")
+        copy_bytes(memory[: self._filled], self._memory[: self._filled])
+        return memory
 
 
 def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:

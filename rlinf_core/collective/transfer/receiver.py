@@ -16,12 +16,14 @@ from rlinf_core.collective.messages.frame import Flag, Frame, FrameError, FrameK
 from rlinf_core.collective.messages.payload import private_memory
 from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, StaleMessageError
-from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage, find_mismatch
+from rlinf_core.collective.transfer.received_message import Claim, PostedReceive, ReceivedMessage, find_mismatch
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError, RuntimeFailure
 
 _log = logging.getLogger(__name__)
 _MESSAGE = int(FrameKind.MESSAGE)
+# Seconds between two looks at whether a connection was closed while its thread waits for another.
+_SLICE = 0.1
 
 
 # A service: it loads, forwards or releases what was received; answers go through the stream.
@@ -30,11 +32,11 @@ Handler = Callable[[PeerStream, ReceivedMessage], None]
 
 @dataclass(slots=True)
 class _Body:
-    """The memory for a body that is read, and whose that is: a block's, or a waiting receive's."""
+    """The memory of a body that was read; None where that is the buffer of a receive."""
 
-    memory: memoryview
+    memory: memoryview | None
     lease: BlockLease | None = None
-    claim: PostedReceive | None = None
+    taken_by: PostedReceive | None = None
 
 
 class Receiver:
@@ -70,10 +72,12 @@ class Receiver:
         """Issue a receive; return whether a message was there for it."""
         received = stream.post(posted)
         if received is None:
-            self._backlog.stir()
+            if stream.incarnation is not None:
+                self._backlog.stir(stream.incarnation)
             return False
         self._backlog.taken(received)
-        self._match(stream, posted, received)
+        if not self._match(stream, posted, received):
+            received.release()
         return True
 
     # Reading
@@ -101,44 +105,62 @@ class Receiver:
         if frame.flags & Flag.SHARED or not frame.body_size:
             self.arrived(connection, frame)
             return
-        body = self._place(connection, frame)
-        try:
-            connection.reader.read_body(body.memory[: frame.body_size], self._waits.operations.moved)
-        except Exception as error:
-            if body.lease is not None:
-                body.lease.release()
-            if body.claim is not None:
-                reason = connection.reason_of(error)
-                self._streams.explain_later(body.claim.target, reason, body.claim.fail)
-            raise
-        self.arrived(connection, frame, body)
+        self.arrived(connection, frame, self._read_body(connection, frame))
 
-    def _place(self, connection: Connection, frame: Frame) -> _Body:
+    def _read_body(self, connection: Connection, frame: Frame) -> _Body:
+        size = frame.body_size
+        if size > self._inline_limit:
+            stream = self._stream(connection, frame)
+            if frame.flags & Flag.TENSOR and not frame.tag:
+                claim = stream.claim(size, bytes(frame.head).decode(), connection.peer.incarnation)
+                if claim is not None:
+                    return self._read_into(claim, stream, connection)
+        memory, lease = self._place(connection, frame)
+        try:
+            connection.reader.read_body(memory[:size], self._waits.operations.moved)
+        except Exception:
+            if lease is not None:
+                lease.release()
+            raise
+        return _Body(memory, lease)
+
+    def _read_into(self, claim: Claim, stream: PeerStream, connection: Connection) -> _Body:
+        """Read a body into the buffer of the receive that claims it, for as long as that is not given up."""
+        reader, posted = connection.reader, claim.posted
+        try:
+            while not claim.complete:
+                if claim.read(reader.read_now):
+                    self._waits.operations.moved()
+                else:
+                    reader.await_bytes()
+        except Exception as error:
+            stream.let_go(claim)
+            self._streams.explain_later(posted.target, connection.reason_of(error), posted.fail)
+            raise
+        stream.let_go(claim)
+        return _Body(claim.body, taken_by=None if claim.given_up else posted)
+
+    def _place(self, connection: Connection, frame: Frame) -> tuple[memoryview, BlockLease | None]:
         """Return the memory for the body of an arriving frame; wait while there is none."""
         size = frame.body_size
         if size <= self._inline_limit:
-            return _Body(memoryview(bytearray(size)))
-        stream = self._stream(connection, frame)
-        if frame.flags & Flag.TENSOR and not frame.tag:
-            claimed = stream.claim(size, bytes(frame.head).decode(), connection.peer.incarnation)
-            if claimed is not None:
-                posted, memory = claimed
-                return _Body(memory, claim=posted)
+            return memoryview(bytearray(size)), None
         block = self._arena.try_allocate(size)
         if block is not None:
-            return _Body(block.memory(), lease=block.lease())
+            return block.memory(), block.lease()
         if not frame.tag:
             # A service bounds what it gets, and somebody may wait for its answer.
             self._backlog.wait_for_bytes(connection, size, lambda: self._is_awaited(connection))
-        return _Body(private_memory(size))
+        return private_memory(size), None
 
     def _is_awaited(self, connection: Connection) -> bool:
         """Return whether an operation waits for what comes through a connection.
 
         Then reading goes on although the backlog is full: messages come in order, and what is awaited lies behind those
-        that fill it. Until the operation ends or times out, its peer decides how much memory they take.
+        that fill it. Until the operation ends or times out, its peer decides how much memory they take. What is left in
+        a connection that its peer has replaced comes before what the new one brings.
         """
-        return self._streams.are_awaited_through(connection, self._waits.waiting())
+        return connection.replaced or self._streams.are_awaited_through(connection, self._waits.waiting())
 
     # What arrives
 
@@ -162,13 +184,20 @@ class Receiver:
         there = self._streams.of(stream.peer, stream.me)
         if received.frame.tag:
             self._serve(there, received)
-        elif (posted := there.deliver(received)) is not None:
-            self._match(there, posted, received)
+        else:
+            self._give(there, received)
+
+    def _give(self, stream: PeerStream, received: ReceivedMessage) -> bool:
+        """Give a message to the receive whose turn it is; return False where none is there, and it waits for one."""
+        while (posted := stream.deliver(received)) is not None:
+            if self._match(stream, posted, received):
+                return True
+        return False
 
     def _message(self, connection: Connection, frame: Frame, body: _Body | None) -> None:
         stream = self._stream(connection, frame)
-        if body is not None and body.claim is not None:
-            body.claim.arrive(None)
+        if body is not None and body.taken_by is not None:
+            body.taken_by.arrive(None)
             if frame.flags & Flag.ACKNOWLEDGE:
                 self._acknowledge(stream, frame, None, connection)
             return
@@ -188,27 +217,28 @@ class Receiver:
 
     def _deliver(self, stream: PeerStream, received: ReceivedMessage, connection: Connection) -> None:
         try:
-            posted = stream.deliver(received)
+            if self._give(stream, received):
+                return
         except StaleMessageError:
             # A process that was stopped reads what a dead one sent after its successor's first words.
             received.release()
             return
-        if posted is not None:
-            self._match(stream, posted, received)
-            return
         self._backlog.add(received, connection)
         self._backlog.wait_for_room(connection, lambda: self._is_awaited(connection))
 
-    def _match(self, stream: PeerStream, posted: PostedReceive, received: ReceivedMessage) -> None:
-        """Give a message to a receive, if it fits, and say so to its sender."""
+    def _match(self, stream: PeerStream, posted: PostedReceive, received: ReceivedMessage) -> bool:
+        """Give a message to a receive, if it fits, and say so to its sender.
+
+        Return False where the receive was failed at this moment: then the message is the next one's.
+        """
         mismatch = find_mismatch(posted, received, f"{stream.peer} -> {stream.me}")
+        if not (posted.arrive(received) if mismatch is None else posted.fail(mismatch)):
+            return False
         if mismatch is not None:
-            received.release()
-            posted.fail(mismatch)
-        elif not posted.arrive(received):
             received.release()
         if mismatch is not None or received.frame.flags & Flag.ACKNOWLEDGE:
             self._acknowledge(stream, received.frame, mismatch, received.connection)
+        return True
 
     def _acknowledge(
         self, stream: PeerStream, frame: Frame, mismatch: MismatchError | None, connection: Connection | None
@@ -239,8 +269,24 @@ class Receiver:
     def _name_route(self, connection: Connection, frame: Frame) -> None:
         source, destination = json.loads(bytes(frame.head))
         stream = self._streams.of(destination, source)
+        self._await_former(stream, connection)
         self._routes.setdefault(connection, {})[frame.route] = stream
         self._streams.bind(stream, connection)
+        stream.carrier = connection
+
+    def _await_former(self, stream: PeerStream, connection: Connection) -> None:
+        """Wait until what the peer sent before, through a connection that it has shut since, was handled.
+
+        It sends a stream through one connection at a time, and what came through the former may still be unread.
+        """
+        for former in (stream.carrier, stream.connection):
+            if former is None or former is connection or former.peer.incarnation != connection.peer.incarnation:
+                continue
+            if former is stream.carrier or former.hung_up():
+                former.replaced = True
+                self._backlog.stir(former.peer.incarnation)
+                while not connection.closed and not former.drained.wait(_SLICE):
+                    continue
 
     def _stream(self, connection: Connection, frame: Frame) -> PeerStream:
         try:

@@ -22,6 +22,7 @@ from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.transfer.shared_memory import SharedMemoryWriter, shared_body
 from rlinf_core.collective.work import WaitTable, Work
+from rlinf_core.errors import WorkerDiedError
 
 # Below this, one buffer is cheaper than two.
 _JOIN = 16 << 10
@@ -88,11 +89,15 @@ class Sender:
         for work in works:
             work.wait_until(work.deadline)
 
-    def post(self, stream: PeerStream, tag: int, key: bytes, head: bytes | bytearray, weight: float) -> bool:
+    def post(
+        self, stream: PeerStream, tag: int, key: bytes, head: bytes | bytearray, weight: float, to: str | None
+    ) -> bool:
         """Send a few bytes ahead of what is queued on the stream; False when the stream was not used before."""
         connection = stream.connection
         if connection is None or connection.closed or stream.routed is not connection:
             return False
+        if to is not None and to != connection.peer.incarnation:
+            return True
         connection.post(pack_message(tag, stream.route, key, head, weight))
         return True
 
@@ -151,6 +156,8 @@ class Sender:
         self, stream: PeerStream, connection: Connection, message: Message, body: EncodedBody, work: Work[object] | None
     ) -> bool:
         """Write the frame of a message; return whether it was written."""
+        if message.to is not None and message.to != connection.peer.incarnation:
+            raise WorkerDiedError(stream.peer, cause="it was relaunched")
         data, fds = self._frame(stream, connection, message, body)
         try:
             if work is None:

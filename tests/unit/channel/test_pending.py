@@ -10,11 +10,10 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.broker.broker_clients import Outbox
+from rlinf_core.channel.broker.broker_clients import BrokerClient, Outbox
 from rlinf_core.channel.mailbox import ID_STEP, LARGEST, AnswerSlots, AnswerWriter
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.channel.queue_state import Reason
-from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import (
     CancelledOperationError,
@@ -33,9 +32,9 @@ class Messages:
         self.said: list[int] = []
         reply = Outbox.reply
 
-        def count(outbox: Outbox, stream: PeerStream, key: bytes, head: bytes | bytearray = b"") -> None:
+        def count(outbox: Outbox, client: BrokerClient, key: bytes, head: bytes | bytearray = b"") -> None:
             self.said.append(wire.unpack_reply(key).say)
-            reply(outbox, stream, key, head)
+            reply(outbox, client, key, head)
 
         monkeypatch.setattr(Outbox, "reply", count)
 

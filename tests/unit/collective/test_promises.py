@@ -766,3 +766,19 @@ def test_a_post_goes_ahead_and_never_blocks(pair: Pair) -> None:
     until(lambda: came)
     frame = came[0][1].frame
     assert (frame.key, bytes(frame.head), frame.weight) == (b"key", b"head", 1.5)
+
+
+def test_what_is_for_a_predecessor_does_not_reach_its_successor(pair: Pair) -> None:
+    came: list[bytes] = []
+    pair.far.serve(7, lambda stream, received: came.append(received.frame.key))
+    stream = pair.near.stream(HERE, THERE, pair.resolver)
+    pair.here.send("first", THERE)
+    assert pair.near.post(stream, 7, b"late", to="former")
+    message, work = pair.near.message("late", tag=7), pair.near.work(OperationKind.SEND, "there:0")
+    message.to = "former"
+    pair.near.send_async(stream, message, work)
+    with pytest.raises(WorkerDiedError, match="it was relaunched"):
+        work.wait()
+    assert pair.near.post(stream, 7, b"present", to=stream.incarnation)
+    until(lambda: came)
+    assert came == [b"present"]

@@ -27,7 +27,7 @@ class Connection:
         self.peer = self
         self.incarnation = incarnation
         self.to_peer = to_peer
-        self.closed = self.ended = self.peer_closing = False
+        self.closed = self.ended = self.peer_closing = self.replaced = False
         self.segments: dict[int, Any] = {}
 
     def hung_up(self) -> bool:
@@ -95,10 +95,21 @@ class ServiceEndpoint:
         there.send(Frame(FrameKind.ROUTE, route=1, head=json.dumps([name, self.name]).encode()))
         return Peer(connection, there)
 
-    def post(self, stream: PeerStream, tag: int, key: bytes, head: bytes | bytearray = b"", weight: float = 0) -> bool:
+    def post(
+        self,
+        stream: PeerStream,
+        tag: int,
+        key: bytes,
+        head: bytes | bytearray = b"",
+        weight: float = 0,
+        *,
+        to: str | None = None,
+    ) -> bool:
         connection: Any = stream.connection
         if connection is None or connection.closed:
             return False
+        if to not in (None, connection.incarnation):
+            return True
         connection.to_peer.send((key, bytes(head)))
         return True
 

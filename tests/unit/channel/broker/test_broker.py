@@ -10,13 +10,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.client.pending import Pending
 from rlinf_core.channel.operation import ChannelFull, ChannelOperation
+from rlinf_core.collective.collective_group import CollectiveGroup
+from rlinf_core.collective.endpoint_info import StaticResolver
+from rlinf_core.collective.messages.message import Message
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, CommunicationTimeoutError, WorkerDiedError
+from rlinf_core.waiting import OperationKind
 from tests.unit.channel.conftest import Stage
 from tests.waiting import until
 
@@ -82,6 +87,26 @@ def test_late_request_of_a_predecessor_is_not_its_successors(stage: Stage) -> No
     assert done.wait(20)
     assert present.qsize() == 2
     assert [present.get() for _ in range(2)] == ["first", "of the successor"]
+
+
+def test_reply_to_a_predecessor_is_not_its_successors(stage: Stage) -> None:
+    former, producer = stage.client("p:0"), stage.client("k:0")
+    work = former.get(async_op=True)
+    until(lambda: producer.statistics()["default"].waiting_gets == 1)
+    # Known by a message, before it asks the channel for anything.
+    successor, service = stage.endpoint("p:0"), stage.endpoints["c:0"]
+    me, there = WorkerAddress("p", 0), WorkerAddress("c", 0)
+    came: list[bytes] = []
+    successor.serve(wire.REPLIES, lambda stream, received: came.append(received.frame.key))
+    CollectiveGroup(successor, me, (there,), StaticResolver({there: service.info})).send("I am here", there)
+    stream = service.stream(there, me)
+    until(lambda: stream.incarnation == successor.info.incarnation)
+    producer.put("item")
+    service.send(stream, Message(b"", tag=wire.REPLIES, key=b"last"), service.work(OperationKind.SEND, "p:0"))
+    until(lambda: b"last" in came)
+    assert came == [b"last"]
+    assert not work.done()
+    assert stage.client("p:0").get(timeout=5) == "item"
 
 
 def test_view_names_producers_consumers_and_contents(stage: Stage) -> None:

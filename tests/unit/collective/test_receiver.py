@@ -1,0 +1,314 @@
+"""What becomes of messages whose receive is given up while they arrive, or whose connection is replaced.
+
+The peer is a socket in the hands of the test, so that a message may stop anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.collective_group import CollectiveGroup
+from rlinf_core.collective.connections.connection import Connection
+from rlinf_core.collective.connections.settings import Settings
+from rlinf_core.collective.endpoint import Endpoint
+from rlinf_core.collective.messages.codec import encode
+from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
+from rlinf_core.collective.transfer import backlog, received_message
+from rlinf_core.collective.transfer.backlog import Backlog
+from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, died
+from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
+from rlinf_core.collective.transfer.receiver import Receiver
+from rlinf_core.collective.work import WaitTable
+from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError
+from tests.unit.collective.conftest import HERE, THERE, Pair
+from tests.waiting import until
+
+SIZE = 200_000
+SEVENS, NINES = (np.full(SIZE, number, np.uint8) for number in (7, 9))
+
+
+class Wired:
+    """A group whose only other member is one or more sockets."""
+
+    def __init__(self) -> None:
+        self.settings = Settings(timeout=20.0, inbox_messages=2)
+        waits = WaitTable()
+        self.backlog = Backlog(self.settings)
+        unused: Any = None
+        self.streams = PeerStreams(unused, unused, 1.0, died, self.backlog)
+        arena: Any = SimpleNamespace(try_allocate=lambda size: None)
+        self.lost: list[Connection] = []
+        self.receiver = Receiver(self.settings, arena, waits, self.streams, self.backlog, self._lose)
+        endpoint: Any = SimpleNamespace(
+            settings=self.settings,
+            waits=waits,
+            seconds=lambda timeout: self.settings.timeout,
+            stream=lambda me, peer, resolver: self.streams.of(me.get_name(), peer.get_name()),
+            receive=self.receiver.post,
+        )
+        self.group = CollectiveGroup(cast("Endpoint", endpoint), HERE, (THERE,), unused)
+        self.sockets: list[socket.socket] = []
+        self.threads: list[threading.Thread] = []
+
+    def _lose(self, connection: Connection, reason: str) -> None:
+        self.lost.append(connection)
+        connection.shut()
+        self.streams.lost(connection, reason)
+
+    @property
+    def stream(self) -> PeerStream:
+        return self.streams.of("here:0", "there:0")
+
+    def connect(self) -> tuple[Connection, socket.socket]:
+        """Return both ends of a new connection, which is read and has named its stream."""
+        near, far = socket.socketpair()
+        connection = Connection("c", near, cast("Any", SimpleNamespace(incarnation="one")), lambda: None)
+        self.sockets.append(far)
+        far.sendall(Frame(FrameKind.ROUTE, route=1, head=json.dumps(["there:0", "here:0"]).encode()).pack())
+        self.threads.append(threading.Thread(target=self.receiver.read, args=(connection,), daemon=True))
+        self.threads[-1].start()
+        return connection, far
+
+    def close(self) -> None:
+        for far in self.sockets:
+            far.close()
+        for thread in self.threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def wired() -> Iterator[Wired]:
+    made = Wired()
+    yield made
+    made.close()
+
+
+def tensor_frame() -> bytes:
+    head = f"uint8[{SIZE}]".encode()
+    return Frame(FrameKind.MESSAGE, Flag.TENSOR, route=1, head=head, sizes=(SIZE,), body_size=SIZE).pack()
+
+
+def object_frame(value: object) -> bytes:
+    return Frame(FrameKind.MESSAGE, route=1, head=encode(value).head).pack()
+
+
+def at_its_deadline(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> None:
+    """Have the next wait for a receive end by its deadline, at a moment that comes after `before`."""
+    real = PostedReceive.wait
+
+    def wait(posted: PostedReceive, timeout: float | None = None) -> object:
+        monkeypatch.setattr(PostedReceive, "wait", real)
+        before()
+        raise CommunicationTimeoutError(posted.title, posted.seconds)
+
+    monkeypatch.setattr(PostedReceive, "wait", wait)
+
+
+def half_of_a_message(wired: Wired, buffer: np.ndarray[Any, Any]) -> socket.socket:
+    """Have the first half of a message arrive in a buffer; return the socket for the second one."""
+    _, far = wired.connect()
+    far.sendall(tensor_frame() + SEVENS.tobytes()[: SIZE // 2])
+    until(lambda: buffer[SIZE // 2 - 1] == 7)
+    return far
+
+
+# A receive that is given up while its message arrives
+
+
+@pytest.mark.parametrize("ends", ["by its deadline", "failed", "failed with the peer"])
+def test_a_half_message_of_a_given_up_receive_is_the_next_ones(
+    wired: Wired, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    buffer, other = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
+    sockets: list[socket.socket] = []
+    if ends == "by its deadline":
+        at_its_deadline(monkeypatch, lambda: sockets.append(half_of_a_message(wired, buffer)))
+        with pytest.raises(CommunicationTimeoutError):
+            wired.group.recv_tensor(buffer, THERE)
+    else:
+        work = wired.group.recv_tensor(buffer, THERE, async_op=True)
+        sockets.append(half_of_a_message(wired, buffer))
+        (works,) = [[work] if ends == "failed" else wired.stream.open_works()]
+        assert [one.fail(CancelledOperationError("given up")) for one in works] == [True]
+        with pytest.raises(CancelledOperationError):
+            work.wait()
+    assert wired.stream.open_works() == []
+    buffer.fill(1)
+    sockets[0].sendall(SEVENS.tobytes()[SIZE // 2 :] + tensor_frame() + NINES.tobytes())
+    assert np.array_equal(wired.group.recv_tensor(other, THERE), SEVENS)
+    assert np.array_equal(wired.group.recv_tensor(other, THERE), NINES)
+    assert bool((buffer == 1).all()), "who was told that it failed has its buffer for itself"
+
+
+def test_buffer_is_left_alone_where_no_memory_is(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(size: int) -> memoryview:
+        raise MemoryError
+
+    buffer = np.zeros(SIZE, np.uint8)
+    work = wired.group.recv_tensor(buffer, THERE, async_op=True)
+    far = half_of_a_message(wired, buffer)
+    monkeypatch.setattr(received_message, "private_memory", none)
+    assert work.fail(CancelledOperationError("given up"))
+    buffer.fill(1)
+    far.sendall(SEVENS.tobytes()[SIZE // 2 :])
+    until(lambda: wired.lost)
+    assert bool((buffer == 1).all())
+
+
+def test_complete_body_is_its_receives_although_it_is_late(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = np.zeros(SIZE, np.uint8)
+
+    def arrive() -> None:
+        half_of_a_message(wired, buffer).sendall(SEVENS.tobytes()[SIZE // 2 :])
+        until(lambda: wired.stream.open_works() == [])
+
+    at_its_deadline(monkeypatch, arrive)
+    assert np.array_equal(wired.group.recv_tensor(buffer, THERE), SEVENS)
+
+
+def test_message_of_the_last_moment_is_received(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, far = wired.connect()
+
+    def arrive() -> None:
+        far.sendall(object_frame("at the last moment"))
+        until(lambda: wired.stream.open_works() == [])
+
+    at_its_deadline(monkeypatch, arrive)
+    assert wired.group.recv(THERE) == "at the last moment"
+
+
+def test_message_of_a_receive_that_fails_then_is_the_nexts(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (wired.group.recv(THERE, async_op=True) for _ in range(2))
+    real = PeerStream.deliver
+
+    def deliver(stream: PeerStream, received: ReceivedMessage) -> PostedReceive | None:
+        posted = real(stream, received)
+        first.fail(CancelledOperationError("given up"))
+        return posted
+
+    monkeypatch.setattr(PeerStream, "deliver", deliver)
+    _, far = wired.connect()
+    far.sendall(object_frame("kept"))
+    assert second.wait() == "kept"
+
+
+# A connection that takes the place of another
+
+
+def test_new_connection_does_not_overtake_what_is_unread(wired: Wired) -> None:
+    _, first = wired.connect()
+    first.sendall(b"".join(object_frame(number) for number in range(20)))
+    until(lambda: wired.stream.unread() == 3)
+    first.shutdown(socket.SHUT_RDWR)
+    connection, second = wired.connect()
+    second.sendall(object_frame("after"))
+    # Without one receive: else what is unread could come first by chance.
+    until(lambda: wired.stream.unread() == 21)
+    assert [wired.group.recv(THERE) for _ in range(21)] == [*range(20), "after"]
+    until(lambda: wired.stream.connection is connection)
+
+
+@pytest.mark.parametrize("hung_up", [False, True])
+def test_connection_that_its_peer_shut_is_not_sent_through(hung_up: bool) -> None:
+    unused: Any = None
+    streams = PeerStreams(unused, unused, 1.0, died, Backlog(Settings()))
+    peer = SimpleNamespace(incarnation="one")
+    former, present = (cast("Any", SimpleNamespace(peer=peer, closed=False, hung_up=lambda: hung_up)) for _ in range(2))
+    stream = streams.of("here:0", "there:0")
+    streams.bind(stream, former)
+    streams.bind(stream, present)
+    assert stream.connection is (present if hung_up else former)
+
+
+def test_replaced_connection_is_read_to_its_end_at_once(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair(tcp=False, inbox_messages=2)
+    for number in range(6):
+        pair.there.send(number, HERE)
+    stream = next(iter(pair.near.streams()), None)
+    until(lambda: pair.near.streams() and pair.near.streams()[0].unread() == 3)
+    (stream,) = pair.near.streams()
+    former = stream.connection
+    assert former is not None
+    for connection in pair.far._connections.all():
+        connection.shut("a message to it was given up halfway")
+    # It brings nothing for this stream: only by its handshake is it known that the former is over.
+    beside = WorkerAddress("there", 1)
+    other = CollectiveGroup(pair.far, beside, (HERE,), pair.resolver)
+    until(lambda: not pair.far._connections.all())
+    other.send("beside", HERE)
+    until(lambda: former.closed)
+    assert [pair.here.recv(THERE) for _ in range(6)] == list(range(6))
+
+
+# Many that are held back
+
+
+def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "_SLICE", 20.0)
+    waiting = Backlog(Settings(inbox_messages=4, inbox_bytes=1000))
+    looks: list[int] = []
+    ended: list[int] = []
+    held: list[list[ReceivedMessage]] = []
+
+    def pause(number: int, connection: Any) -> None:
+        waiting.wait_for_room(connection, lambda: looks.append(number))
+        ended.append(number)
+
+    threads: list[threading.Thread] = []
+    for number in range(10):
+        connection: Any = SimpleNamespace(backlog=0, closed=False, peer=SimpleNamespace(incarnation=str(number)))
+        held.append([])
+        for _ in range(5):
+            received = ReceivedMessage(Frame(FrameKind.MESSAGE, head=b"x"))
+            received.connection = connection
+            waiting.add(received, connection)
+            held[-1].append(received)
+        threads.append(threading.Thread(target=pause, args=(number, connection), daemon=True))
+        threads[-1].start()
+    until(lambda: len(looks) == 10)
+    for number, messages in enumerate(held):
+        for _ in range(4):
+            waiting.taken(messages.pop())
+        threads[number].join(20)
+        assert ended == list(range(number + 1))
+    assert sorted(looks) == list(range(10)), "nobody looked again in vain"
+
+
+def test_taken_bytes_wake_whom_they_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "_SLICE", 20.0)
+    waiting = Backlog(Settings(inbox_messages=100, inbox_bytes=1000))
+    connection: Any = SimpleNamespace(backlog=0, closed=False, peer=SimpleNamespace(incarnation="one"))
+    messages = [ReceivedMessage(Frame(FrameKind.MESSAGE, head=bytes(100))) for _ in range(11)]
+    for received in messages:
+        received.connection = connection
+        waiting.add(received, connection)
+    looks: list[str] = []
+    waits: dict[str, Callable[[Callable[[], bool]], None]] = {
+        "small": lambda awaited: waiting.wait_for_bytes(connection, 200, awaited),
+        "room": lambda awaited: waiting.wait_for_room(connection, awaited),
+        "large": lambda awaited: waiting.wait_for_bytes(connection, 2000, awaited),
+    }
+    threads = {
+        name: threading.Thread(target=wait, args=(lambda name=name: looks.append(name),), daemon=True)
+        for name, wait in waits.items()
+    }
+    for thread in threads.values():
+        thread.start()
+    until(lambda: len(looks) == 3)
+    for name, left in (("small", 8), ("room", 4), ("large", 0)):
+        while len(messages) > left:
+            assert threads[name].is_alive()
+            waiting.taken(messages.pop())
+        threads[name].join(20)
+        assert not threads[name].is_alive()
+    assert len(looks) == 3, "nobody looked again in vain"
