@@ -17,6 +17,7 @@ recipe = Recipe(
     export="recipes.language.using.model_exporting:export_checkpoint",
     facts="recipes.language.rules.job_rules:facts",
     memory="recipes.agent.agent_memory:forecast",
+    placement_notes="recipes.agent.box_capacity:placement_notes",
     inputs="recipes.agent.config.agent_config:inputs",
     trials="recipes.agent.config.agent_config:trials",
     convert="recipes.training.conversion.convert:convert_checkpoint",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlinf_cli.cluster.jobs import Inspector, find_job, job_of
@@ -47,6 +47,7 @@ def workers_record(job: JobSnapshot, names: Collection[str]) -> dict[str, Any]:
                 "doing": worker.doing,
                 "since": None if worker.since is None else round(worker.since, 3),
                 "waits_for": list(worker.waits_for),
+                "holds": list(worker.holds),
                 "stacks": worker.stacks,
             }
             for worker in views(job)
@@ -57,13 +58,14 @@ def workers_record(job: JobSnapshot, names: Collection[str]) -> dict[str, Any]:
 
 def workers_text(job: JobSnapshot, names: Collection[str]) -> str:
     """Return a line for each process of these names."""
-    rows = [_row(worker) for worker in views(job) if worker.name in names]
+    rows = [row for worker in views(job) if worker.name in names for row in _rows(worker)]
     table = console.table(["WORKER", "NODE", "PID", "DEVICE", "SINCE", "DOES"], rows, right=(2, 4))
     return f"job {job.job}\n{table}"
 
 
-def _row(worker: WorkerView) -> list[str]:
-    return [
+def _rows(worker: WorkerView) -> Iterator[list[str]]:
+    """Yield the line of a process, and those of what it holds."""
+    yield [
         worker.name,
         "" if worker.node_rank is None else str(worker.node_rank),
         "" if worker.pid is None else str(worker.pid),
@@ -71,6 +73,8 @@ def _row(worker: WorkerView) -> list[str]:
         "" if worker.since is None else spell_seconds(worker.since),
         _does(worker),
     ]
+    for line in worker.holds:
+        yield ["", "", "", "", "", f"{_INDENT}{line}"]
 
 
 def _does(worker: WorkerView) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.config.tree import MappingNode, Path
     from rlinf_core.job.load import Job, Probe
+    from rlinf_core.job.recipe import Recipe
     from rlinf_core.topology import ClusterTopology
 
 
@@ -107,6 +108,7 @@ class SoundJob(NamedTuple):
         tree: the configuration in one piece, secrets included.
         secret: the paths of values that must not be printed, besides those with secret-looking keys.
         model: the recipe's model of the file or, without a recipe, one of its cluster section alone.
+        recipe: the recipe that the file selects.
     """
 
     name: str
@@ -116,6 +118,7 @@ class SoundJob(NamedTuple):
     model: BaseModel
     cluster: ClusterConfig
     topology: ClusterTopology
+    recipe: Recipe | None = None
 
 
 def load_sound(
@@ -190,7 +193,7 @@ def sound(job: Job) -> SoundJob:
     if job.ok and job.tree is not None and job.cluster is not None and job.topology is not None:
         model = job.config or ClusterFile.model_construct(cluster=job.cluster)
         files = tuple(source.name for source in job.sources if source.kind == "file")
-        return SoundJob(job.name, files, job.tree, job.secret, model, job.cluster, job.topology)
+        return SoundJob(job.name, files, job.tree, job.secret, model, job.cluster, job.topology, job.recipe)
     from rlinf_core.config.diagnostics import Severity
 
     show_findings(job, Severity.ERROR)

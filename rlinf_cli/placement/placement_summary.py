@@ -44,7 +44,7 @@ def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
     ]
     lines = [console.style(picture.title, "bold"), prose.parts(picture.subtitle), ""]
     lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
-    notes = [*sharing_lines(picture), *_spare_lines(job), *_environment_lines(job, layout)]
+    notes = [*sharing_lines(picture), *_recipe_lines(job, layout), *_spare_lines(job), *_environment_lines(job, layout)]
     return "\n".join([*lines, "", *notes] if notes else lines)
 
 
@@ -73,6 +73,18 @@ def processes_table(job: SoundJob, layout: JobLayout) -> str:
                 )
             )
     return console.table(("process", "node", "unit", "on its node", "python"), rows)
+
+
+def _recipe_lines(job: SoundJob, layout: JobLayout) -> list[str]:
+    """Return what the recipe says of the placement."""
+    say = job.recipe.load(job.recipe.placement_notes) if job.recipe is not None else None
+    if say is None:
+        return []
+    nodes = {
+        name: [placement.cluster_node_rank for placement in placements]
+        for name, placements in layout.placements.items()
+    }
+    return list(say(job.model, nodes))
 
 
 def _spare_lines(job: SoundJob) -> list[str]:
@@ -198,6 +210,7 @@ def placement_record(job: SoundJob, layout: JobLayout) -> dict[str, Any]:
         },
         "units": _unit_records(job, layout.placements),
         "placement_mode": layout.mode,
+        **({"notes": notes} if (notes := _recipe_lines(job, layout)) else {}),
     }
 
 

@@ -236,6 +236,15 @@ class Memory(Protocol):
     def __call__(self, config: Any, world_sizes: Mapping[str, int | None]) -> Sequence[ProcessForecast]: ...
 
 
+class PlacementNotes(Protocol):
+    """Lines of `rlinf inspect placement` about what processes may hold on their nodes.
+
+    `nodes` is the rank of the node of each process, by component.
+    """
+
+    def __call__(self, config: Any, nodes: Mapping[str, Sequence[int]]) -> Sequence[str]: ...
+
+
 class FlowOf(Protocol):
     """The flow of a step's work between the components of a job, for advice on its placement."""
 
@@ -288,8 +297,8 @@ class Recipe(NamedTuple):
         config: the pydantic model of its whole file, or `module:Class`. It has the fields `recipe` and `cluster`.
         default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
             beside the module that holds the recipe, or YAML of several lines.
-        program, check, facts, record, evaluate, play, replay, export, policy, memory, inputs, trials, flow, collect,
-            convert: see the protocol of each.
+        program, check, facts, record, evaluate, play, replay, export, policy, memory, placement_notes, inputs, trials,
+            flow, collect, convert: see the protocol of each.
         variants: recipes that a file of this one selects by a value, or by a text in it, as in `{"data.type=chat":
             "sft_chat", "data.train_data_paths=*.jsonl": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
@@ -319,6 +328,7 @@ class Recipe(NamedTuple):
     training_data: tuple[str, ...] = ()
     elastic: tuple[str, ...] = ()
     convert: Convert | str | None = None
+    placement_notes: PlacementNotes | str | None = None
 
     @property
     def package(self) -> str:

@@ -33,6 +33,7 @@ from rlinf_core.node.process_end import EndWatch
 from rlinf_core.node.process_identity import UnprovenProcessError, own_identity
 from rlinf_core.node.stacks.process_stacks import SECONDS, ProcessStacks, StackRequest, read_stacks
 from rlinf_core.node.stacks.stack_text import describe_stacks
+from rlinf_core.process.holdings import holdings
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.supervision.deaths import CAUSE_SECONDS, DeathNews, Died, exit_reason, own_log
 from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
@@ -279,6 +280,7 @@ class ManagerClient(Resolver):
             describe_stacks() if stacks else "",
             self.operations.recent() if stacks else "",
             self.endpoint.recipients_in_transit(),
+            holdings(),
         )
 
     def died(self, caller: Caller, died: Died) -> None:

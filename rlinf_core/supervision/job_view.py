@@ -69,6 +69,7 @@ class WorkerView:
         doing: its current activity, in words; `since`: its duration in seconds, or None.
         waits_for: the addresses or channels that it waits for.
         stacks: the stacks of its threads, if requested.
+        holds: what it holds besides, in words.
     """
 
     name: str
@@ -81,6 +82,7 @@ class WorkerView:
     since: float | None = None
     waits_for: tuple[str, ...] = ()
     stacks: str = ""
+    holds: tuple[str, ...] = ()
 
 
 def views(job: JobSnapshot) -> Iterator[WorkerView]:
@@ -93,7 +95,8 @@ def views(job: JobSnapshot) -> Iterator[WorkerView]:
         elif name not in job.answers:
             yield _view(name, hello, "silent", "does not answer; native code may hold the GIL")
         else:
-            yield _answered(name, hello, processes[name], job.answers[name])
+            answer = job.answers[name]
+            yield replace(_answered(name, hello, processes[name], answer), holds=answer.holds)
 
 
 def _absent(name: str, record: WorkerRecord | None, died: float | None) -> WorkerView:

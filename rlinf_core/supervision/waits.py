@@ -65,6 +65,7 @@ class ProcessAnswer:
         stacks: the stacks of its threads, as text, if requested.
         recent: what it did in the last 30 s, likewise.
         recipients: the processes to which messages of it are on their way, by incarnation; by name in the manager.
+        holds: what it holds besides, in words.
     """
 
     publication: Publication
@@ -73,6 +74,7 @@ class ProcessAnswer:
     stacks: str = ""
     recent: str = ""
     recipients: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,10 +37,14 @@ class BoxMemory:
     Args:
         path: the file, of all processes of the node.
         memory: MiB for all boxes together.
+
+    Attributes:
+        waiting: tasks of this process that wait for memory.
     """
 
     def __init__(self, path: Path, memory: int) -> None:
         self._path, self.memory = path, memory
+        self.waiting = 0
         # First come, first served, within this process.
         self._turn = asyncio.Lock()
 
@@ -58,12 +62,16 @@ class BoxMemory:
             )
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            async with self._turn:
-                while not _take(descriptor, _GATE, 1):
-                    await asyncio.sleep(_POLL_SECONDS)
-                while not self._taken(descriptor, mib):
-                    await asyncio.sleep(_POLL_SECONDS)
-                _give_back(descriptor, _GATE, 1)
+            self.waiting += 1
+            try:
+                async with self._turn:
+                    while not _take(descriptor, _GATE, 1):
+                        await asyncio.sleep(_POLL_SECONDS)
+                    while not self._taken(descriptor, mib):
+                        await asyncio.sleep(_POLL_SECONDS)
+                    _give_back(descriptor, _GATE, 1)
+            finally:
+                self.waiting -= 1
             yield
         finally:
             os.close(descriptor)

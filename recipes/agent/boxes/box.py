@@ -11,6 +11,7 @@ import os
 import socket
 import tarfile
 import tempfile
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -101,6 +102,8 @@ class LiveBox:
 
     Attributes:
         over: why it was ended by what ran in it; "": it was not.
+        began: when it was asked for, by the monotonic clock.
+        commands: those that run now, by number.
     """
 
     def __init__(
@@ -113,7 +116,8 @@ class LiveBox:
         output_limit: int,
         group: BoxGroup | None,
     ) -> None:
-        self.name, self.over = name, ""
+        self.name, self.over, self.began = name, "", time.monotonic()
+        self.commands: dict[int, str] = {}
         self._lease, self._env, self._workdir, self._group = lease, dict(env), workdir, group
         self._output_limit = output_limit
         self._broke = ""
@@ -141,12 +145,14 @@ class LiveBox:
         cwd: str | None = None,
         user: str = "",
         timeout: float,
+        most: int | None = None,
     ) -> Done:
         """Run a command; when cancelled, it is killed. What it leaves in the background goes on until the box ends.
 
         Args:
             user: name or number as the box has it; "" is root.
             timeout: seconds.
+            most: bytes that are kept of each output; None: the box's limit.
 
         Raises:
             BoxEnded: the box was ended by what ran in it.
@@ -163,10 +169,12 @@ class LiveBox:
         if len(_written(request)) > MESSAGE - _HEAD:
             # As a shell says it.
             return Done(_NOT_STARTED, b"", b"Argument list too long\n", timed_out=False, cpu=0.0)
-        output, errors = _Drain(self._output_limit), _Drain(self._output_limit)
+        kept = self._output_limit if most is None else most
+        output, errors = _Drain(kept), _Drain(kept)
         try:
             with open(os.devnull, "rb") as nothing:
                 number, done = self._ask((nothing.fileno(), output.writer, errors.writer), do="exec", **request)
+            self.commands[number] = argv[-1]
             output.begin()
             errors.begin()
             said, timed_out = await self._ended(number, done, timeout)
@@ -188,6 +196,8 @@ class LiveBox:
             with contextlib.suppress(BoxError):
                 self._send((), do="kill", id=-1, command=number)
             raise
+        finally:
+            del self.commands[number]
         if not ended:
             self._send((), do="kill", id=-1, command=number)
         return await self._reply(done), not ended

@@ -30,6 +30,7 @@ from recipes.agent.boxes.starter import LOCK
 from recipes.agent.boxes.trees import remove_tree
 from recipes.language.sandbox import seccomp
 from rlinf_core import ConfigError
+from rlinf_core.waiting import spell_seconds
 
 DEFAULT_FOLDER: Final = Path("~/.rlinf/boxes")
 MIB: Final = 1 << 20
@@ -102,6 +103,7 @@ class BoxHost:
         self._control: socket.socket | None = None
         self._starting = asyncio.Lock()
         self._sweeping: asyncio.Task[list[str]] | None = None
+        self._live: dict[LiveBox, str] = {}
         try:
             for name in ("", "live", "layers"):
                 self._make(self.folder / name)
@@ -133,6 +135,7 @@ class BoxHost:
         env: Mapping[str, str] | None = None,
         workdir: str = "/",
         folders: Sequence[str] = (),
+        title: str = "a box",
     ) -> AsyncGenerator[LiveBox]:
         """Start a box, and end it afterwards. Its memory is to be admitted before.
 
@@ -140,6 +143,7 @@ class BoxHost:
             layers: folders of its image, uppermost first.
             env, workdir: variables and folder of its commands.
             folders: made in it where they are missing.
+            title: what `rlinf ps` calls it.
 
         Raises:
             BoxBlocked: a layer has something else where `workdir` or one of `folders` belongs.
@@ -153,11 +157,29 @@ class BoxHost:
             if group is not None:
                 group.remove()
             raise
+        self._live[box] = title
         try:
             await self._started(box)
             yield box
         finally:
-            await asyncio.shield(box.close())
+            try:
+                await asyncio.shield(box.close())
+            finally:
+                del self._live[box]
+
+    def shown(self) -> list[str]:
+        """Return the boxes of this process and what runs in them, a line each after one of all."""
+        live, waiting = list(self._live.items()), self.admission.waiting
+        if not live and not waiting:
+            return []
+        memory = f"{self.admission.free()} of {self.admission.memory} MiB for boxes are free"
+        late = f", {waiting} task{'s wait' if waiting > 1 else ' waits'} for memory" if waiting else ""
+        now = time.monotonic()
+        boxes = [
+            f"{title} for {spell_seconds(now - box.began)}: {'; '.join(list(box.commands.values())) or 'idle'}"
+            for box, title in live
+        ]
+        return [f"holds {len(live)} box{'es' if len(live) != 1 else ''}, {memory}{late}", *boxes]
 
     async def _started(self, box: LiveBox) -> None:
         try:

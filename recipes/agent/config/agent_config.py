@@ -131,7 +131,7 @@ class AgentWorkerConfig(ConfigModel):
         ),
         IgnoredKeys(
             ("tool_timeout",),
-            lambda agent, sizes: not agent.tools and not agent.mcp,
+            lambda agent, sizes: not agent.tools and not agent.mcp and agent.environment.type != "harbor",
             "`tools` is empty",
             because=("tools",),
         ),
@@ -247,9 +247,10 @@ class AgentConfig(LanguageConfig):
         agent, asked = self.agent, super().chat_roles(template)
         system = ("system",) if self.data.system_prompt else ()
         uses_tools = agent.run == "tool_agent" and (agent.tools or agent.mcp)
-        if not uses_tools and not self.plays_tasks:
+        uses_bash = self.plays_tasks and agent.environment.harness is None
+        if not uses_tools and not uses_bash:
             return [*asked, ChatRoles(("agent", "run"), (*system, "user", "assistant", "user"))]
-        at = ("agent", "environment") if self.plays_tasks else ("agent", "tools")
+        at = ("agent", "environment") if uses_bash else ("agent", "tools")
         if self.offers_functions and taught_form(template) is not None:
             return [*asked, ChatRoles(at, (*system, "user", "assistant", "tool"), (PROBE_FUNCTION,))]
         plain = ChatRoles(
@@ -360,13 +361,17 @@ def _check_tasks(config: AgentConfig, report: Report) -> None:
         return
     if not runs_in_this_interpreter(config, "agent"):
         return
+    # It reads each task: for the files that have some.
+    from recipes.agent.harbor.checking import load_checked
+    from recipes.agent.harbor.task_folder import HARBOR_HELP
+
+    if config.agent.environment.harness is not None and missing_modules(["harbor"]):
+        message = "agents of Harbor (`harness`) need the package harbor, which is not installed"
+        report(("agent", "environment", "harness"), "missing-extra", message, HARBOR_HELP)
     if not Path(path).is_dir():
         message = f"`path` names `{path}`, which does not exist on this machine"
         report(at, "unusable-path", message, severity=Severity.WARNING)
         return
-    # It reads each task: for the files that have some.
-    from recipes.agent.harbor.checking import load_checked
-
     try:
         load_checked(Path(path))
     except ConfigError as error:

@@ -33,13 +33,14 @@ class McpServerConfig(ConfigModel):
     )
 
 
-def _only_of_type(name: str, *keys: str) -> IgnoredKeys:
-    """Return the rule for keys that only environments of this `type` read."""
+def _only_of_type(names: tuple[str, ...], *keys: str) -> IgnoredKeys:
+    """Return the rule for keys that only environments of these types read."""
+    listed = " or ".join(names)
     return IgnoredKeys(
         keys,
-        lambda environment, sizes: environment.type != name,
-        f"`type` is not {name}",
-        f"remove it, or write `type: {name}`",
+        lambda environment, sizes: environment.type not in names,
+        f"`type` is not {listed}",
+        f"remove it, or write `type: {listed}`",
         because=("type",),
     )
 
@@ -48,9 +49,10 @@ class TextEnvironmentConfig(ConfigModel):
     """The environment that `run: env_agent` plays."""
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        _only_of_type("openenv", "url", "action_key", "observation_key"),
-        _only_of_type("verifiers", "name", "options", "harness"),
-        _only_of_type("harbor", "path", "box_memory_mib", "box_folder"),
+        _only_of_type(("openenv",), "url", "action_key", "observation_key"),
+        _only_of_type(("verifiers",), "name"),
+        _only_of_type(("verifiers", "harbor"), "options", "harness"),
+        _only_of_type(("harbor",), "path", "box_memory_mib", "box_folder"),
     )
 
     type: Annotated[Text, KnownOrOwn("environment", ENVIRONMENTS)] = Field(
@@ -70,12 +72,14 @@ class TextEnvironmentConfig(ConfigModel):
     )
     name: Text | None = Field(default=None, description="Taskset of verifiers, such as `textarena`.")
     options: dict[str, Any] = Field(
-        default_factory=dict[str, Any], description="Options of the taskset, such as `{game: Wordle-v0}`."
+        default_factory=dict[str, Any],
+        description="Options of the taskset, such as `{game: Wordle-v0}`; for harbor, of the agent that `harness` is.",
     )
     harness: Text | None = Field(
         default=None,
-        description="Name of the verifiers harness that runs a task. Default: a chat in the agent process, with the"
-        " tools of the task.",
+        description="Name of the verifiers harness that runs a task; for harbor, an agent of Harbor such as terminus-2,"
+        " or `package.module:Class`. Default: a chat in the agent process, with the tools of the task; for harbor, with"
+        " `bash`.",
     )
     path: OptionalPath = Field(
         default=None, description="Folder of tasks in Harbor's format, which `rlinf tasks check` found fit."

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from recipes.agent.boxes.admission import half_of_memory
-from recipes.agent.boxes.box import BoxError
+from recipes.agent.boxes.box import BoxError, Done
 from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
 from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
@@ -18,6 +18,7 @@ from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.harbor.checking import CheckedTask, load_checked
 from recipes.agent.harbor.grading import Grade, finish, grade, task_box
 from recipes.agent.harbor.task_folder import TaskFolder
+from recipes.agent.harbor.trials import HarnessError, TrialBox, check_harness, run_trial, time_was_up
 from recipes.agent.images.building import image_of
 from recipes.agent.images.store import Image, ImageStore
 from recipes.agent.tools.bash import Bash
@@ -25,6 +26,7 @@ from recipes.agent.tools.tool import ToolUnavailable
 from recipes.agent.tools.toolbox import Observation, Toolbox, ToolCall
 from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
+from rlinf_core.process.holdings import show_holdings
 
 # Beyond the limit of a command, which the box keeps itself.
 _PATIENCE_SECONDS: Final = 120.0
@@ -49,6 +51,8 @@ class TaskAgent:
         self._config = config.agent
         self._has_template = config.data.apply_chat_template
         self._system_prompt = (config.data.system_prompt or "") if self._has_template else ""
+        if environment.harness is not None:
+            check_harness(environment.harness)
         self._tasks = load_checked(Path(environment.path or "."))
         if len(self._tasks) < 2:
             raise ConfigError(f"`{environment.path}` has only {len(self._tasks)} task; there must be two at least")
@@ -68,6 +72,7 @@ class TaskAgent:
         try:
             if self._store is None:
                 self._store = ImageStore(BoxHost(self._folder, self._memory))
+                show_holdings(self._store.boxes.shown)
             store = self._store
             image = await self._image(store, folder)
             async with store.boxes.admission.admit(folder.memory_mib):
@@ -88,8 +93,13 @@ class TaskAgent:
         began, figures = time.perf_counter(), tools.figures
         async with task_box(store, folder, image) as box:
             figures["agent/box_seconds/start"] += time.perf_counter() - began
-            bash = Bash(box, self._config.tool_timeout, folder.agent_user or image.user)
-            time_up = await self._play(folder, bash, task, llm, tools)
+            user = folder.agent_user or image.user
+            if self._config.environment.harness is None:
+                bash = Bash(box, self._config.tool_timeout, user)
+                time_up = await self._play(folder, bash, task, llm, tools)
+            else:
+                bash = TrialBox(box, folder, user, _noting(tools))
+                time_up = await self._play_trial(bash, self._config.environment.harness, llm)
             ended = box.over
             left = await finish(folder, image, box, checked.mode)
             began = time.perf_counter()
@@ -124,6 +134,23 @@ class TaskAgent:
             return True
         return False
 
+    async def _play_trial(self, shared: TrialBox, harness: str, llm: LanguageModel) -> bool:
+        """Let an agent of Harbor do the task; return whether its time was up.
+
+        Raises:
+            BoxError: the box failed.
+            HarnessError: the agent failed before the model had spoken.
+        """
+        from recipes.agent.endpoint import serve
+
+        seconds = min(shared.task.agent_seconds, self._config.timeout)
+        options = self._config.environment.options
+        async with serve(llm) as endpoint:
+            kind, why = await run_trial(shared, harness, options, endpoint, seconds, lambda: bool(llm.limit))
+        if kind and not llm.turns and not time_was_up(kind):
+            raise HarnessError(f"`{harness}` of Harbor: {kind}: {why}")
+        return time_was_up(kind)
+
     async def _image(self, store: ImageStore, folder: TaskFolder) -> Image:
         """Return the image of a task, made once in this process."""
         if folder.digest not in self._images:
@@ -143,6 +170,17 @@ class TaskAgent:
         if seed >= MOST_GENERATED:
             return self._tasks[(seed - MOST_GENERATED) % self._held]
         return self._tasks[self._held + seed % (len(self._tasks) - self._held)]
+
+
+def _noting(tools: Toolbox) -> Callable[[str, Done | str, float], None]:
+    """Return what shows the commands of an agent of Harbor as those of a model."""
+
+    def note(command: str, done: Done | str, seconds: float) -> None:
+        text = done if isinstance(done, str) else (done.output + done.errors).decode(errors="replace").rstrip("\n")
+        failure = "timeout" if isinstance(done, Done) and done.timed_out else ""
+        tools.note(ToolCall("bash", command[:_SHOWN]), Observation(text[-_SHOWN:], failure, seconds))
+
+    return note
 
 
 def _shown(result: Grade, dropped: Sequence[str], count: int) -> Observation:

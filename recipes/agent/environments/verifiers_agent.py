@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import secrets
 import statistics
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -16,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import ChatEndpoint, serve
+from recipes.agent.endpoint.token_variable import token_variable
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
@@ -105,7 +103,8 @@ class VerifiersAgent:
 
     async def _played(self, task: Any, endpoint: ChatEndpoint) -> Any:
         library = self._library
-        with _variable(endpoint.api_key) as variable:
+        # Programs that verifiers starts inherit no variable of such a name: tokens of other tasks are none of theirs.
+        with token_variable("VERIFIERS_API_KEY_", endpoint.api_key) as variable:
             client = library.EvalClientConfig(base_url=endpoint.base_url, api_key_var=variable)
             return await self._environment.run_episode(task, library.ModelContext(model="policy", client=client))
 
@@ -129,15 +128,3 @@ def _loaded(settings: VerifiersSettings) -> Any:
     return loaders.load_environment(
         loaders.resolve_env_config({"taskset": taskset, **{seat: dict(agent) for seat in seats}})
     )
-
-
-@contextmanager
-def _variable(value: str) -> Generator[str]:
-    """Set an environment variable of this process temporarily: verifiers reads tokens only from there."""
-    # Programs that verifiers starts inherit no variable of such a name: tokens of other tasks are none of theirs.
-    name = f"VERIFIERS_API_KEY_{secrets.token_hex(8)}"
-    os.environ[name] = value
-    try:
-        yield name
-    finally:
-        del os.environ[name]

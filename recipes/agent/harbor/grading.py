@@ -99,6 +99,7 @@ def task_box(
         env={**image.env, **task.env, **env},
         workdir=task.workdir or image.workdir,
         folders=_LOGS,
+        title=f"{'tests' if above else 'box'} of {task.name}, {task.memory_mib} MiB",
     )
 
 

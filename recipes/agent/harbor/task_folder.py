@@ -19,6 +19,10 @@ from rlinf_core.suggest import did_you_mean
 TOML, INSTRUCTION, TESTS, SOLUTION = "task.toml", "instruction.md", "tests/test.sh", "solution/solve.sh"
 # What `rlinf tasks check` writes beside tasks.
 RECORD: Final = "checked.json"
+HARBOR_HELP: Final = (
+    "install it with rlinf in an interpreter of the agents' own, Python 3.12 or newer, and name that by"
+    " `python_interpreter_path` (docs/agents/tasks-with-images.md)"
+)
 _COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _WITHOUT_EFFECT: Final = frozenset(
     (

@@ -22,7 +22,8 @@ _NEEDED: Final = ("bash", "cat")
 _PROGRAMS: Final = (
     *("bash", "cat", "chmod", "chown", "cp", "cut", "date", "dirname", "echo", "env", "false", "find", "grep", "head"),
     *("id", "kill", "ln", "ls", "mkdir", "mktemp", "mv", "nproc", "printf", "pwd", "rm", "rmdir", "sed", "seq"),
-    *("setsid", "sleep", "sort", "stat", "tail", "tee", "test", "touch", "tr", "true", "uniq", "wc", "yes"),
+    *("setsid", "sleep", "sort", "stat", "tail", "tar", "tee", "test", "tmux", "touch", "tr", "true", "tty", "uniq"),
+    *("wc", "yes"),
 )
 _PASSWD: Final = "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/bin/false\n"
 _GROUP: Final = "root:x:0:\nnogroup:x:65534:\n"
@@ -32,6 +33,8 @@ _LEFT_OUT: Final = frozenset(
         *("lib2to3", "pydoc_data", "distutils", "curses", "dbm", "sqlite3", "wsgiref", "xmlrpc", "venv"),
     )
 )
+# Without them there is no UTF-8, and no program for terminals.
+_DATA: Final = ("/usr/lib/locale/C.utf8", "/lib/terminfo")
 _FOLDERS: Final = ("app", "dev", "etc", "proc", "root", "tmp", "usr/bin", "usr/lib", "var/tmp")
 
 
@@ -60,8 +63,14 @@ def write_host_layer(target: IO[bytes]) -> None:
         extensions = [str(path) for path in modules.values() if path.suffix == ".so"]
         libraries = _libraries([*programs.values(), python, *extensions])
         files = {f"usr/bin/{name}": path for name, path in {**programs, version: python}.items()}
-        for name, path in {**files, **modules, **{path.lstrip("/"): path for path in libraries}}.items():
+        data = {path.lstrip("/"): path for folder in _DATA for path in _files(folder)}
+        for name, path in {**files, **modules, **data, **{path.lstrip("/"): path for path in libraries}}.items():
             _add_file(archive, name, Path(path))
+
+
+def _files(folder: str) -> Iterator[str]:
+    for parent, _, names in os.walk(folder):
+        yield from (os.path.join(parent, name) for name in sorted(names) if not os.path.islink(f"{parent}/{name}"))
 
 
 def _modules(library: Path) -> Iterator[tuple[str, Path]]:
@@ -98,7 +107,7 @@ def _add_file(archive: tarfile.TarFile, name: str, path: Path) -> None:
 
 def host_fingerprint() -> str:
     """Return a digest that changes when one of the programs does."""
-    digest = hashlib.sha256(sys.version.encode())
+    digest = hashlib.sha256(f"{sys.version}\0{_DATA}".encode())
     for path in (*(shutil.which(name) for name in _PROGRAMS), os.path.realpath(sys.executable)):
         if path is not None:
             status = os.stat(path)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from rlinf_cli.debug.job_processes import stacks_record, stacks_text
+from rlinf_cli.debug.job_processes import stacks_record, stacks_text, workers_record, workers_text
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import RuntimeFailure
@@ -152,3 +152,12 @@ def test_breakpoint_is_seen_in_the_answer(job: JobSnapshot) -> None:
     assert waits_at_breakpoint(job, "env:1") is None
     stopped = replace(job, answers={"env:0": answer("", OperationKind.BREAKPOINT, "x.py:3")})
     assert waits_at_breakpoint(stopped, "env:0") == "x.py:3"
+
+
+def test_what_a_process_holds_is_below_its_line(job: JobSnapshot) -> None:
+    held = ("holds 1 box", "box of a: echo \x1b[31m")
+    job = replace(job, answers={"env:0": replace(job.answers["env:0"], holds=held)})
+    lines = workers_text(job, ["env:0", "env:1"]).splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("env:0"))
+    assert [line.strip() for line in lines[first + 1 : first + 3]] == ["holds 1 box", "box of a: echo \\x1b[31m"]
+    assert [worker["holds"] for worker in workers_record(job, ["env:0", "env:1"])["workers"]] == [list(held), []]

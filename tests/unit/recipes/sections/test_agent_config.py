@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.job.load import load_with_lint
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import load_job
 
@@ -71,6 +72,22 @@ def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.M
     assert [diagnostic[0] for diagnostic in findings(played.replace("{}", "{type: 'no.such:Game'}"))] == [
         "missing-extra"
     ]
+
+
+def test_a_time_limit_of_commands_counts_in_boxes(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = FILE + "agent: {tools: [], tool_timeout: 30, run: env_agent, environment: %s}\ndata: {type: episodes}\n"
+    tasks = "{type: harbor, path: no/such/folder%s}"
+
+    def without_effect(environment: str) -> list[str]:
+        findings = load_with_lint("-", stdin=(text % environment).encode()).diagnostics
+        return [one.message.partition(" ")[0] for one in findings if one.code == "no-effect"]
+
+    assert without_effect("{type: treasure}") == ["`tools`", "`tool_timeout`"]
+    assert without_effect(tasks % "") == ["`tools`"]
+    harness = text % (tasks % ", harness: terminus-2, options: {max_turns: 3}")
+    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", list)
+    assert [row[0] for row in findings(harness)] == ["unusable-path", "missing-extra"]
+    assert without_effect(tasks % ", harness: terminus-2, options: {max_turns: 3}") == ["`tools`"]
 
 
 def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def test_a_box_waits_for_memory_and_is_not_overtaken(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             tasks.create_task(one(admission, "small", 100))
             await asyncio.sleep(0.05)
-            assert order == ["first"]
+            assert (order, admission.waiting) == (["first"], 2)
             release.set()
         return admission.free()
 

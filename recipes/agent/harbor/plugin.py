@@ -1,0 +1,211 @@
+"""Harbor's environment and verifier on boxes: for trials of rlinf, and for people who run `harbor run` alone.
+
+    harbor run -p tasks/terminal -a terminus-2 --environment-import-path recipes.agent.harbor.plugin:BoxEnvironment
+        --verifier-import-path recipes.agent.harbor.plugin:FreshVerifier
+
+Imported where Harbor is installed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import tarfile
+import time
+from contextlib import AsyncExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from recipes.agent.boxes.admission import half_of_memory
+from recipes.agent.boxes.box import BoxEnded
+from recipes.agent.boxes.boxes import DEFAULT_FOLDER, MIB, BoxHost
+from recipes.agent.harbor.checking import read_checks
+from recipes.agent.harbor.grading import Expected, finish, grade, task_box
+from recipes.agent.harbor.task_folder import TaskFolder, read_task
+from recipes.agent.harbor.trials import TrialBox, trial_boxes
+from recipes.agent.images.building import image_of
+from recipes.agent.images.store import Image, ImageStore
+from rlinf_core import ConfigError
+
+_environments: Any = import_module("harbor.environments.base")
+_capabilities: Any = import_module("harbor.environments.capabilities")
+_verifiers: Any = import_module("harbor.verifier.base")
+_results: Any = import_module("harbor.models.verifier.result")
+
+# Of what is taken out of a box at once.
+_MOST_BYTES: Final = 64 * MIB
+_TAKE_SECONDS: Final = 120.0
+_TIMED_OUT: Final = 124
+_stores: dict[tuple[Path, int], ImageStore] = {}
+
+
+class BoxEnvironment(_environments.BaseEnvironment):
+    """A box, as environments of Harbor are.
+
+    Args:
+        trial: the name of a trial of this process, whose box it is; "": it makes its own.
+        boxes: the folder of boxes and images.
+        memory: MiB for all boxes of the machine.
+    """
+
+    def __init__(self, *known: Any, trial: str = "", boxes: str = "", memory: int | None = None, **named: Any) -> None:
+        self._shared = trial_boxes.get(trial)
+        self._where = (Path(boxes or DEFAULT_FOLDER), int(memory or half_of_memory()))
+        self._stack = AsyncExitStack()
+        self._made: tuple[ImageStore, TaskFolder, Image] | None = None
+        super().__init__(*known, **named)
+
+    @staticmethod
+    def type() -> str:
+        """See Harbor."""
+        return "rlinf-box"
+
+    @property
+    def capabilities(self) -> Any:
+        """See Harbor."""
+        return _capabilities.EnvironmentCapabilities(disable_internet=True)
+
+    @classmethod
+    def resource_capabilities(cls) -> Any:
+        """See Harbor."""
+        return _capabilities.EnvironmentResourceCapabilities(memory_limit=True)
+
+    def _validate_definition(self) -> None:
+        read_task(self.environment_dir.parent)
+
+    @property
+    def _box(self) -> TrialBox:
+        if self._shared is None:
+            raise RuntimeError("the box has not started, or has ended")
+        return self._shared
+
+    async def start(self, force_build: bool) -> None:
+        """Start a box of its own, where it is not that of a trial."""
+        if self._shared is not None:
+            return
+        task = read_task(self.environment_dir.parent)
+        if self._where not in _stores:
+            _stores[self._where] = ImageStore(BoxHost(*self._where))
+        store = _stores[self._where]
+        image = await image_of(store, task.environment, task.docker_image, seconds=task.build_seconds)
+        try:
+            await self._stack.enter_async_context(store.boxes.admission.admit(task.memory_mib))
+            box = await self._stack.enter_async_context(task_box(store, task, image, env=self._persistent_env))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._made = store, task, image
+        self._shared = TrialBox(box, task, image.user, lambda command, done, seconds: None)
+
+    async def stop(self, delete: bool) -> None:
+        """End the box that it started."""
+        self._shared = None
+        await self._stack.aclose()
+
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> Any:
+        """See Harbor."""
+        who, task = self._resolve_user(user), self._box.task
+        done = await self._box.run(
+            command,
+            timeout=timeout_sec or max(task.agent_seconds, task.verifier_seconds),
+            cwd=cwd,
+            env=self._merge_env(env),
+            user=self._box.user if who is None else str(who),
+        )
+        return _environments.ExecResult(
+            stdout=done.output.decode(errors="replace"),
+            stderr="timed out" if done.timed_out else done.errors.decode(errors="replace"),
+            return_code=_TIMED_OUT if done.timed_out else done.status,
+        )
+
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        """See Harbor."""
+        target = Path(target_path)
+        await self._box.box.put_files([(target.name, Path(source_path))], str(target.parent))
+
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        """See Harbor."""
+        source = Path(source_dir)
+        files = [(str(path.relative_to(source)), path) for path in sorted(source.rglob("*"))]
+        await self._box.box.put_files(files, target_dir)
+
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        """See Harbor."""
+        data = await self._taken(f"cat -- {shlex.quote(source_path)}", source_path)
+        Path(target_path).parent.mkdir(parents=True, exist_ok=True)
+        Path(target_path).write_bytes(data)
+
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        """See Harbor; of what is there, plain files and folders alone."""
+        data = await self._taken(f"tar -C {shlex.quote(source_dir)} -cf - .", source_dir)
+        target = Path(target_dir)
+        target.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            for member in archive:
+                # A sparse file of a few bytes could fill the disk.
+                if member.isdir() or (member.isreg() and not member.issparse()):
+                    archive.extract(member, target, filter="data")
+
+    async def _taken(self, command: str, path: str) -> bytes:
+        try:
+            done = await self._box.box.run(["bash", "-c", command], timeout=_TAKE_SECONDS, most=_MOST_BYTES + 1)
+        except BoxEnded as error:
+            raise FileNotFoundError(f"{path}: {error}") from None
+        if done.status != 0 or done.timed_out:
+            raise FileNotFoundError(f"{path}: {done.errors.decode(errors='replace').strip()}")
+        if len(done.output) > _MOST_BYTES:
+            raise OSError(f"{path} has more than {_MOST_BYTES >> 20} MiB")
+        return done.output
+
+    async def graded(self) -> tuple[float, dict[str, Any], str]:
+        """End the agent's box, and return the reward of what it left, the record of that, and the tests' output.
+
+        Raises:
+            ConfigError: it is not the box in which the agent was.
+        """
+        if self._made is None:
+            raise ConfigError(
+                "a fresh box grades what an agent's box has left, and this is none",
+                help='for a task with `environment_mode = "separate"`, leave `--verifier-import-path` out',
+            )
+        store, task, image = self._made
+        checked = read_checks(task.path.parent).get(task.digest)
+        expected = checked.expected if checked is not None else Expected()
+        left = await finish(task, image, self._box.box, expected.mode)
+        result = await grade(store, task, image, store.boxes.kept(self._box.box), expected)
+        record = {
+            "why": result.why,
+            "tries": result.tries,
+            "tampered": result.tampered,
+            "dropped": left.dropped,
+            "dropped_count": left.dropped_count,
+        }
+        return result.reward, record, result.output
+
+
+class FreshVerifier(_verifiers.BaseVerifier):
+    """Grades in a fresh box, where no agent has been; `grading.json` beside the tests' output says how."""
+
+    async def verify(self) -> Any:
+        """See Harbor."""
+        if not isinstance(self.environment, BoxEnvironment):
+            raise ConfigError(
+                "a fresh box grades what a box of rlinf has left",
+                help="run Harbor with `--environment-import-path recipes.agent.harbor.plugin:BoxEnvironment`, too",
+            )
+        began = time.time()
+        reward, record, output = await self.environment.graded()
+        folder = Path(self.trial_paths.verifier_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "grading.json").write_text(json.dumps({**record, "seconds": time.time() - began}, indent=1))
+        (folder / "test-stdout.txt").write_text(output)
+        return _results.VerifierResult(rewards={"reward": reward})
