@@ -86,6 +86,7 @@ class WorkerContext:
         incarnation: the number of the group's launch, from 1, which distinguishes a relaunched worker.
         given: the names of the variables that the file sets for it; the runtime sets its own except for these.
         host: Ray's name of the actor that passes its calls on; empty for a worker that is an actor itself.
+        claims: the names of the job's claims on its devices, which it keeps until it ends.
     """
 
     address: WorkerAddress
@@ -98,6 +99,7 @@ class WorkerContext:
     incarnation: int
     given: frozenset[str] = frozenset()
     host: str = ""
+    claims: tuple[str, ...] = ()
 
     def info(self) -> WorkerInfo:
         """Return the worker's info. Call in its own process."""

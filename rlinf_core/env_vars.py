@@ -106,6 +106,15 @@ def _level(text: str) -> str:
     return text.upper()
 
 
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    return parse
+
+
 def parse_ports(text: str) -> range:
     """Return the TCP ports that `FIRST-LAST` means.
 
@@ -203,6 +212,14 @@ RUNS = EnvVar(
     "The folder in which commands look for runs: the `runner.logger.log_path` of their files.",
     "a folder",
     str,
+)
+CLAIMS = EnvVar(
+    "RLINF_CLAIMS",
+    "wait",
+    "What a job does whose accelerators or robots another job of this user holds: `wait` until they are free, end with"
+    " an error (`no-wait`), `share` them, or share them only with `siblings`, the processes that its parent started.",
+    "one of wait, no-wait, share, siblings",
+    _one_of("wait", "no-wait", "share", "siblings"),
 )
 REPORT = EnvVar(
     "RLINF_REPORT",

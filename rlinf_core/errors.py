@@ -7,6 +7,7 @@
       EnvironmentVariableError        also ValueError
       ClusterError                    the cluster is unreachable, or cannot start what was requested
         RayStartError
+        DeviceHeldError               another job holds an accelerator or a robot
       RunError                        a run folder cannot be written, read or found
         CheckpointError
       WorkerGroupError                also ExceptionGroup: a call failed on some ranks (in `failures`)
@@ -326,3 +327,7 @@ class ClusterError(RLinfError):
 
 class RayStartError(ClusterError):
     """Ray does not start on this machine, as where that is too busy for Ray's time limits."""
+
+
+class DeviceHeldError(ClusterError):
+    """Another job holds an accelerator or a robot that this one needs."""

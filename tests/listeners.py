@@ -81,6 +81,8 @@ def listeners_of(processes: Iterable[int]) -> list[Listener]:
 def protocol_of(listener: Listener) -> str:
     """Return the protocol that a listener speaks, by what it answers to a stranger."""
     if isinstance(listener.address, str):
+        if listener.address.startswith("@rlinf-"):
+            return "JSON"
         name = Path(listener.address)
         if re.fullmatch(rf"rlinf-{os.getuid()}-\w+", name.parent.name):
             return "data plane"

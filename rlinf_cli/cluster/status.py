@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,8 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_core import env_vars
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord
+from rlinf_core.node.device_claims import HolderInfo, listing
+from rlinf_core.node.holder_words import device_words, holder_record, job_words, progress_words, since, waits_for
 from rlinf_core.topology import NodeInfo
 
 SCHEMA: Final = "rlinf.status/1"
@@ -54,6 +56,7 @@ class NodeStatus(NamedTuple):
         address: the address at which the others reach it, or None.
         python, ray, rlinf: versions, or None if unknown.
         detail: why it is not up; empty if it is.
+        holdings, waiting: who holds accelerators and robots there, and which drivers there wait for some.
         help: the remedy; may be empty.
     """
 
@@ -67,6 +70,8 @@ class NodeStatus(NamedTuple):
     rlinf: str | None = None
     detail: str = ""
     help: str = ""
+    holdings: tuple[HolderInfo, ...] = ()
+    waiting: tuple[HolderInfo, ...] = ()
 
 
 class StatusReport(NamedTuple):
@@ -139,7 +144,10 @@ def cluster_status(address: str, name: str | None = None) -> StatusReport:
     console.message(f"asking the cluster at {address}, at most {env_vars.CONNECT_TIMEOUT.get():g} s per node")
     begun = time.monotonic()
     with Cluster(address=address) as cluster:
-        nodes = tuple(map(_joined, cluster.topology.nodes))
+        nodes = tuple(
+            _with_holders(_joined(node), said)
+            for node, said in zip(cluster.topology.nodes, cluster.ask_nodes(listing), strict=True)
+        )
         jobs = _other_jobs(address)
     return StatusReport(nodes, jobs, time.monotonic() - begun, address=address, name=name)
 
@@ -148,6 +156,12 @@ def _joined(node: NodeInfo) -> NodeStatus:
     versions = dict(node.versions)
     python, ray, rlinf = map(versions.get, ("python", "ray", "rlinf"))
     return NodeStatus(node.rank, (), node.hostname, State.UP, node.ip, python, ray, rlinf)
+
+
+def _with_holders(node: NodeStatus, said: Mapping[str, Any]) -> NodeStatus:
+    """Return a node with who holds its devices, and who waits there: a node's `listing`."""
+    claims, waiting = (tuple(HolderInfo(**one) for one in said[key]) for key in ("claims", "waiting"))
+    return node._replace(holdings=claims, waiting=waiting)
 
 
 def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
@@ -232,7 +246,7 @@ def _status(node: NodeTarget, answer: AgentReply | None, known: Mapping[str, Any
         return status._replace(detail=f"{answer.message}{why}", help=answer.help)
     facts, record = answer.data, answer.data["record"]
     state, detail, help = _state(node, record, known)
-    return NodeStatus(
+    status = NodeStatus(
         node.rank,
         node.groups,
         node.host,
@@ -244,6 +258,7 @@ def _status(node: NodeTarget, answer: AgentReply | None, known: Mapping[str, Any
         detail,
         help,
     )
+    return _with_holders(status, facts["holders"])
 
 
 def _state(
@@ -280,6 +295,7 @@ def status_text(report: StatusReport) -> str:
     if troubles:
         blocks.append("\n".join(troubles))
     blocks.append(_jobs_text(report.jobs))
+    blocks += _holders_text(report.nodes)
     return "\n\n".join(blocks)
 
 
@@ -308,7 +324,31 @@ def _jobs_text(jobs: tuple[RunningJob, ...] | None) -> str:
     return "jobs\n" + console.table(("pid", "node", "since", "command"), rows, right=(0,))
 
 
-def _since(started: float) -> str:
+def _holders_text(nodes: Sequence[NodeStatus]) -> list[str]:
+    """Return who holds which devices, and who waits for what; nothing where nobody does."""
+    held = [
+        (str(node.rank), device_words(one), job_words(one), str(one.pid), _since(since(one)), progress_words(one))
+        for node in nodes
+        for one in node.holdings
+    ]
+    waiting = [
+        (str(node.rank), job_words(one), str(one.pid), _since(since(one)), waits_for(one))
+        for node in nodes
+        for one in node.waiting
+    ]
+    blocks: list[str] = []
+    if held:
+        blocks.append(
+            "held\n" + console.table(("node", "device", "by", "pid", "since", "progress"), held, right=(0, 3))
+        )
+    if waiting:
+        blocks.append("waiting\n" + console.table(("node", "job", "pid", "since", "for"), waiting, right=(0, 2)))
+    return blocks
+
+
+def _since(started: float | None) -> str:
+    if started is None:
+        return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(started))
 
 
@@ -323,7 +363,14 @@ def status_record(report: StatusReport) -> dict[str, Any]:
         "authenticated": report.authenticated,
         "seconds": round(report.seconds, 3),
         "nodes": [
-            {**node._asdict(), "detail": node.detail or None, "help": node.help or None} for node in report.nodes
+            {
+                **node._asdict(),
+                "detail": node.detail or None,
+                "help": node.help or None,
+                "holdings": list(map(holder_record, node.holdings)),
+                "waiting": list(map(holder_record, node.waiting)),
+            }
+            for node in report.nodes
         ],
         "jobs": None if report.jobs is None else [job._asdict() for job in report.jobs],
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from rlinf_cli.arguments import completion
-from rlinf_cli.arguments.options import Checkpoint, FileOrRun, Overrides
+from rlinf_cli.arguments.options import Checkpoint, FileOrRun, NoWait, Overrides, Share, choose_claims
 from rlinf_cli.command import Result, arg, command, opt
 
 
@@ -25,7 +25,7 @@ class Format(StrEnum):
     "rlinf eval runs/embodied-20260314-101502 --play -n 9 -o grasps.mp4",
     name="eval",
     needs={"--play": "--show"},
-    excludes={"--play": "--allow-training-starts --video"},
+    excludes={"--play": "--allow-training-starts --video", "--no-wait": "--share"},
 )
 def evaluate(
     file: FileOrRun,
@@ -53,6 +53,8 @@ def evaluate(
         bool | None,
         opt("--show/--no-show", "With --play: open it in the desktop's player. Default: if there is a display."),
     ] = None,
+    no_wait: NoWait = False,
+    share: Share = False,
 ) -> Result:
     """Evaluate a policy in episodes, or a language model on problems.
 
@@ -62,6 +64,7 @@ def evaluate(
     """
     from rlinf_cli.run.policies import evaluated, played
 
+    choose_claims(no_wait=no_wait, share=share)
     if play:
         return played(file, overrides or [], checkpoint, episodes, out, show=show)
     return evaluated(

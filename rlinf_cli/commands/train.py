@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlinf_cli.arguments.options import Assume, Detach, DryRun, Training
+from rlinf_cli.arguments.options import Assume, Detach, DryRun, NoWait, Share, Training, choose_claims
 from rlinf_cli.command import Result, command, opt
 
 
@@ -16,6 +16,7 @@ from rlinf_cli.command import Result, command, opt
     "rlinf train embodied",
     "rlinf train math_laptop runner.max_steps=50 actor.seed=7",
     "rlinf train laptop actor.optim.lr=1e-4,3e-4 --seeds 3",
+    excludes={"--no-wait": "--share"},
 )
 def train(
     arguments: Training = None,
@@ -40,6 +41,8 @@ def train(
     ] = None,
     dry_run: DryRun = False,
     detach: Detach = False,
+    no_wait: NoWait = False,
+    share: Share = False,
     skip_checks: Annotated[
         bool, opt("--skip-checks", "Skip the slow comparisons before the first step: `runner.skip_checks`.")
     ] = False,
@@ -53,6 +56,9 @@ def train(
     a value of it, as in `runner.max_steps=50`, and ~KEY deletes one. Ctrl-C ends the run cleanly; a second one ends it
     at once. --assume is for --dry-run: a real run probes the machines.
 
+    A run waits while another job of yours holds one of its accelerators or robots, and says which job, and how far
+    that is.
+
     KEY=A,B gives a key several values; they make a sweep, one run after the other for every combination. A list is
     written in brackets, and a placement keeps its commas. All runs are validated before the first one starts; each has
     a folder within that of the sweep. A failed run does not end the sweep. Ctrl-C does, cleanly; the same command with
@@ -65,6 +71,7 @@ def train(
 
     if not arguments:
         return recipes_result()
+    choose_claims(no_wait=no_wait, share=share)
     file, overrides = chosen(arguments)
     if assume and not dry_run:
         raise typer.BadParameter("a real run probes the machines; use it with --dry-run", param_hint="'--assume'")

@@ -68,6 +68,7 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
         *(["--quiet"] if console.verbosity.quiet else []),
         *(["--verbose"] if console.verbosity.verbose else []),
         *(["--json"] if console.verbosity.json else []),
+        *([f"--{claims}"] if (claims := env_vars.CLAIMS.get()) in ("no-wait", "share") else []),
     ]
     # -P keeps the login's home off `sys.path`: a `random.py` there would shadow the standard library's.
     arguments = ["-P", "-m", "rlinf_cli", "train", "-", *flags]

@@ -18,6 +18,7 @@ from rlinf_cli.console.interrupts import command_signals
 from rlinf_cli.console.subcommands import COMMAND
 from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
+from rlinf_core import env_vars
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Name, read_model
 from rlinf_core.foreign.files import BadFileError, open_log
@@ -167,6 +168,12 @@ _PAUSE: Final = 0.5
 OnChange = Callable[[Mapping[str, PointState]], None]
 
 
+def _environment(parallel: int) -> dict[str, str]:
+    """Return the environment of a run: those at the same time share their devices with each other alone."""
+    own = {env_vars.CLAIMS.name: "siblings"} if parallel > 1 and env_vars.CLAIMS.get() == "wait" else {}
+    return {**os.environ, **own}
+
+
 class RunQueue:
     """The runs of a sweep that are still to be done.
 
@@ -238,6 +245,7 @@ class RunQueue:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C is forwarded by this process alone.
                 start_new_session=True,
+                env=_environment(self._parallel),
             )
         finally:
             os.close(log)

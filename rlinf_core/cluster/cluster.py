@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from rlinf_core import env_vars
 from rlinf_core.arguments import as_index, short_repr
-from rlinf_core.cluster import engine, job
+from rlinf_core.cluster import claiming, engine, job
 from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
 from rlinf_core.cluster.joining import answer, has_returned, join
 from rlinf_core.cluster.membership import NodeMember, node_info
@@ -29,12 +29,14 @@ from rlinf_core.failures import raise_unseen
 from rlinf_core.node import attach
 from rlinf_core.node.own_process import name_user
 from rlinf_core.placement.environment import process_environment
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.process import tracing
 from rlinf_core.process.known_secrets import known
 from rlinf_core.supervision.client import ManagerClient
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
 
 _log = logging.getLogger("rlinf")
+T = TypeVar("T")
 
 
 class Cluster:
@@ -91,9 +93,10 @@ class Cluster:
             self.session = replace(self.session, nodes=tuple(member.ray_id for member in self._members))
         self._prepared: dict[tuple[int, ProcessCommand], Prepared] = {}
         self._on_launch: Callable[[str, int, int], None] | None = None
+        self._on_wait: Callable[[str], None] | None = None
         enter_session(self.session)
         if self.session.member is None:
-            driver = self._members[self._driver_rank]
+            driver = self._members[self.driver_rank]
             job.start_manager(self.session, driver.ip, _on(driver))
 
     def __repr__(self) -> str:
@@ -109,7 +112,7 @@ class Cluster:
             ClusterError: the manager does not start, or the cluster was shut down.
         """
         self._check_open()
-        rank = self._driver_rank
+        rank = self.driver_rank
         ip = self.get_node_ip(rank)
         return job.connect_driver(self.session, ip, f"node {rank} ({ip})", rank)
 
@@ -120,6 +123,7 @@ class Cluster:
         log_names: Mapping[str, str] | None = None,
         trace: bool = False,
         on_launch: Callable[[str, int, int], None] | None = None,
+        on_wait: Callable[[str], None] | None = None,
     ) -> None:
         """Set up logs and traces for workers of groups launched from now on.
 
@@ -128,18 +132,42 @@ class Cluster:
             log_names: folder names by group name.
             trace: whether they record spans; `WorkerGroup.take_spans` collects them.
             on_launch: called with a group's name, its number of workers, and how many of them have been started.
+            on_wait: called with what the job waits for while another one holds devices; by default that is logged.
 
         Raises:
             ClusterError: the cluster was shut down.
         """
         self._check_open()
-        self._on_launch = on_launch
+        self._on_launch, self._on_wait = on_launch, on_wait
         folder = None if log_folder is None else str(log_folder.absolute())
         # This process is a part of the run, too.
         (tracing.start if trace else tracing.stop)()
         names = dict(log_names or {})
         self.session = replace(self.session, log_folder=folder, log_names=names, trace=trace, secrets=known())
         enter_session(self.session)
+
+    def claim(self, placements: Iterable[Placement]) -> None:
+        """Claim the accelerators and robots of processes for this job, all or none, before they start.
+
+        A launch claims those of its own group. A program with several groups claims them all first, so that it never
+        waits for a device while it holds another.
+
+        Args:
+            placements: where the processes will be, as `PlacementStrategy.get_placement` returns it.
+
+        Raises:
+            DeviceHeldError: another job of this user holds one, and `RLINF_CLAIMS` says not to wait.
+            ClusterError: a node does not answer.
+        """
+        self._check_open()
+        claiming.claim(self, placements)
+
+    def announce_wait(self, what: str) -> None:
+        """Say what the job waits for before it launches anything."""
+        if self._on_wait is None:
+            _log.warning("waiting for %s", what)
+        else:
+            self._on_wait(what)
 
     def announce_launch(self, group: str, workers: int, started: int) -> None:
         if self._on_launch is not None:
@@ -157,8 +185,8 @@ class Cluster:
         if engine.current() is not self._engine:
             raise no_cluster()
 
-    @cached_property
-    def _driver_rank(self) -> int:
+    @property
+    def driver_rank(self) -> int:
         """The rank of this process's own node."""
         own = ray_api().get_runtime_context().get_node_id()
         return self.node_ranks.get(own, 0)
@@ -171,6 +199,16 @@ class Cluster:
         if environment is not None:
             options["runtime_env"] = environment
         return ray.remote(function).options(**options).remote(*args)
+
+    def ask_nodes(self, function: Callable[[], T]) -> list[T]:
+        """Return the result of `function` on each node, by rank.
+
+        Raises:
+            ClusterError: a node does not answer.
+        """
+        asked_at = time.time()
+        pending = [(member, self.run_on(member, function)) for member in self._members]
+        return [answer(reference, member, asked_at) for member, reference in pending]
 
     @property
     def num_nodes(self) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
-from rlinf_core.cluster import engine
+from rlinf_core.cluster import claiming, engine
 from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.config.tree import to_data
@@ -101,6 +101,9 @@ class RunRecord:
         self._began: float | None = None
         # From the beginning to the last finished work.
         self._seconds = 0.0
+        self._last_step: int | None = None
+        # When the first step of this attempt began.
+        self._attempt_began = 0.0
         # The component of each worker group.
         self._components: Mapping[str, str] = {}
         self._changes: tuple[NodeChange, ...] = ()
@@ -191,8 +194,11 @@ class RunRecord:
             waiting = f"{components.get(group, group)}: {count_text} process{'es' if workers > 1 else ''}"
             self.emit(events.Waiting(waiting))
 
+        def waits(what: str) -> None:
+            self.emit(events.Waiting(what))
+
         traced = self._trace is not None
-        cluster.record(self.folder.logs, log_names=components, trace=traced, on_launch=launching)
+        cluster.record(self.folder.logs, log_names=components, trace=traced, on_launch=launching, on_wait=waits)
         if self._trace is not None:
             self._trace.forget()
 
@@ -295,6 +301,7 @@ class RunRecord:
 
     def started(self, last_step: int | None, components: Mapping[str, int]) -> None:
         """Emit, once, that the workers have started, and drop data after the checkpoint of a resumed run."""
+        self._last_step, self._attempt_began = last_step, time.monotonic()
         if self._began is None:
             self._began = time.monotonic()
             self.folder.started()
@@ -309,7 +316,15 @@ class RunRecord:
         self.newest.update(metrics)
         self.step = step
         self._worked()
+        self._tell_others()
         self.emit(events.StepFinished(step, metrics))
+
+    def _tell_others(self) -> None:
+        """Tell jobs that wait for this one's devices how far it is."""
+        done, left = self.step - self.first_step + 1, None
+        if self._last_step is not None and done > 0:
+            left = (time.monotonic() - self._attempt_began) / done * max(0, self._last_step - self.step)
+        claiming.describe(often=True, step=self.step, total=self._last_step, left=left)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of the evaluation after `step`."""

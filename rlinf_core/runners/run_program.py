@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from rlinf_core.cluster import claiming
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.config.sections.runner import RestartLimit
 from rlinf_core.errors import RayStartError, RLinfError, WorkerDiedError
@@ -58,7 +59,7 @@ def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> 
         CheckpointError: the checkpoint to resume from does not match, or one cannot be written.
     """
     config: Any = job.config
-    with RunRecord.open(job, folder, listener) as record:
+    with RunRecord.open(job, folder, listener) as record, claiming.kept(str(folder.path)):
         with_recovery(lambda: _attempt(config, record, launch), record, config.runner.max_restarts)
         record.finished()
 
@@ -94,6 +95,8 @@ def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
     record.emit(events.Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         record.watch(cluster, _components(config))
+        # All of the job's at once, before anything starts.
+        claim_components(cluster, config)
         try:
             runner = launch(config, cluster, record)
             runner.init_workers()
@@ -108,6 +111,18 @@ def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
             if watcher is None or error is watcher:
                 raise
             raise watcher from None
+
+
+def claim_components(cluster: Cluster, config: Any, *components: str) -> None:
+    """Claim the devices of these components of a job, by default of all.
+
+    Raises:
+        DeviceHeldError: another job holds one, and `RLINF_CLAIMS` says not to wait.
+        PlacementError: the cluster cannot hold the processes as asked.
+    """
+    placement = ComponentPlacement(config, cluster)
+    names = components or placement.components
+    cluster.claim([one for name in names for one in placement.get_strategy(name).get_placement(cluster)])
 
 
 def _components(config: Any) -> dict[str, str]:

@@ -29,6 +29,7 @@ from rlinf_core.context import WorkerContext, enter_session
 from rlinf_core.errors import CancelledOperationError, MismatchError, PayloadError
 from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators.vendors import get_accelerator
+from rlinf_core.node import device_claims
 from rlinf_core.node.stacks import stack_signal
 from rlinf_core.process import tracing
 from rlinf_core.process.import_path import add_user_folders, add_working_folder
@@ -108,6 +109,7 @@ class WorkerProcess:
             RemoteFailure: with the exception of its class's import or its constructor.
         """
         self._context = context
+        device_claims.keep(context.claims)
         faulthandler.enable()
         stack_signal.register()
         enter_breakpoints()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rlinf_cli.arguments.options import Checkpoint, FileOrRun, Overrides
+from rlinf_cli.arguments.options import Checkpoint, FileOrRun, NoWait, Overrides, Share, choose_claims
 from rlinf_cli.command import Result, command, key_values, opt
 from rlinf_cli.console import console
 
@@ -15,6 +15,7 @@ from rlinf_cli.console import console
     "rlinf record robot.yaml --device spacemouse -o demos/mine -n 20",
     "rlinf record runs/embodied-20260314-101502 -o learned --successes-only",
     heading="Robots",
+    excludes={"--no-wait": "--share"},
 )
 def app(
     file: FileOrRun,
@@ -36,6 +37,8 @@ def app(
     fps: Annotated[
         int | None, opt("--fps N", "Rows per second; by default the environment's control rate, if known.", min=1)
     ] = None,
+    no_wait: NoWait = False,
+    share: Share = False,
 ) -> Result:
     """Record episodes of an environment as demonstrations.
 
@@ -49,6 +52,7 @@ def app(
     from rlinf_cli.run.policies import checkpoint_of, used_job
     from rlinf_core import RLinfError
 
+    choose_claims(no_wait=no_wait, share=share)
     used = used_job(file, overrides or [], "record", checkpoint)
     function = used.recipe.load(used.recipe.record)
     if function is None:

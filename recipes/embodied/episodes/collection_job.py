@@ -26,6 +26,7 @@ from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 from recipes.training.comparing_worker import comparisons_of
 from recipes.training.seeding import Purpose, derive_seed
 from rlinf_core import Channel, Cluster, HybridComponentPlacement
+from rlinf_core.runners.run_program import claim_components
 from rlinf_core.runners.storage.first_contact import ContactCheck
 from rlinf_core.worker.group.handle import wait_together
 
@@ -60,6 +61,8 @@ class Collection:
         pretrained: bool = False,
     ) -> None:
         placement = HybridComponentPlacement(config, cluster)
+        acts = pretrained or checkpoint is not None
+        claim_components(cluster, config, "env", *(["rollout"] if acts else []))
         # A group forwards the calls of its workers' methods to all ranks.
         self._env = cast(
             "Any",
@@ -67,7 +70,7 @@ class Collection:
         )
         self._rollout: Any = None
         self._alone: Actor = "expert" if intervention is None else "nobody"
-        rollouts, acts = 1, pretrained or checkpoint is not None
+        rollouts = 1
         if acts:
             group = ActingWorker.create_group(config).launch(
                 cluster, placement_strategy=placement.get_strategy("rollout")

@@ -25,6 +25,7 @@ from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.rewards.scoring import AnswerScorer, Item, Score
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from rlinf_core import Job
+from rlinf_core.cluster.claiming import claim_here
 from rlinf_core.runners.step_clock import Stopwatch
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
@@ -141,13 +142,16 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
     encoder = PromptEncoder.of(tokenizer, data)
     asked = [AskedProblem(problem) for problem in problems]
     stops = stop_token_ids(tokenizer, config.actor.model.model_path)
-    engine = make_engine(config, tokenizer, stops, computing_device())
+    device = computing_device()
+    if device.type != "cpu":
+        claim_here()
+    engine = make_engine(config, tokenizer, stops, device)
     params = sampling_params(config, _temperature(config), config.actor.seed << 32)
     judges: list[Judge] = []
     progress = _Telling(emit)
 
     def ask() -> Ask:
-        judges.append(Judge(config, computing_device()))
+        judges.append(Judge(config, device))
         return judges[0].results
 
     try:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rlinf_cli.arguments import completion
-from rlinf_cli.arguments.options import Detach, DryRun
+from rlinf_cli.arguments.options import Detach, DryRun, NoWait, Share, choose_claims
 from rlinf_cli.command import Result, arg, command
 
 
@@ -15,9 +15,14 @@ from rlinf_cli.command import Result, arg, command
     "rlinf serve serve_laptop",
     "rlinf serve serve_laptop server.port=8700 server.tenants=[ann,ben]",
     heading="Policies",
+    excludes={"--no-wait": "--share"},
 )
 def app(
-    arguments: Annotated[list[str], arg("FILE", completion.training)], dry_run: DryRun = False, detach: Detach = False
+    arguments: Annotated[list[str], arg("FILE", completion.training)],
+    dry_run: DryRun = False,
+    detach: Detach = False,
+    no_wait: NoWait = False,
+    share: Share = False,
 ) -> Result | int:
     """Serve training and sampling to clients of the Tinker SDK.
 
@@ -28,6 +33,7 @@ def app(
     from rlinf_cli.job.job_file import load
     from rlinf_cli.run.starting import chosen, start
 
+    choose_claims(no_wait=no_wait, share=share)
     file, overrides = chosen(arguments)
     recipe = load(file, overrides).recipe
     if recipe is not None and recipe.name != "serve":

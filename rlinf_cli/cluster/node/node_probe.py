@@ -17,6 +17,7 @@ from typing import Any
 
 from rlinf_cli.cluster.node import questions
 from rlinf_cli.cluster.node.node_holdings import cluster_of, described, listeners
+from rlinf_core.node.device_claims import listing
 from rlinf_core.node.node_env import merged
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER, folder_of, machine, running
 from rlinf_core.process.proc import processes_of
@@ -139,6 +140,7 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "shm_free": shm.f_bavail * shm.f_frsize if shm else 0,
         "cores": os.cpu_count() or 1,
         "record": record,
+        "holders": listing(),
         "taken": taken_ports(request.get("ports", {}), set(processes_of(cluster, folder))),
         **software(env, packages=request.get("packages", ())),
     }

@@ -24,6 +24,7 @@ PARTS: Final = (
     "rlinf_core.process.proc",
     "rlinf_core.node.node_env",
     "rlinf_core.node.node_facts",
+    "rlinf_core.node.device_claims",
     QUESTIONS,
     "rlinf_cli.cluster.node.node_holdings",
     "rlinf_cli.cluster.node.node_probe",

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.arguments import as_index, short_repr
+from rlinf_core.cluster.claiming import claim_names
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext, current_session
@@ -99,6 +100,7 @@ class Launch:
         return self._cluster.client.open_group(str(self._base), len(self._actors), seconds)
 
     def _allocate(self, max_concurrency: int | None, modules: tuple[str, ...]) -> list[Any]:
+        self._cluster.claim(self._placements)
         places = [(placement.cluster_node_rank, placement.node_group_label) for placement in self._placements]
         self._cluster.prepare(places)
         actors: dict[int, Any] = {}
@@ -197,6 +199,7 @@ class Launch:
                 incarnation=incarnation,
                 given=cluster.given_variables(placement.cluster_node_rank, placement.node_group_label),
                 host=self._hosts.get(placement.rank, ""),
+                claims=claim_names(cluster.topology, placement),
             )
             references.append(actor.construct.remote(context, client.info, self._pickled, master_port))
             members.append(
@@ -226,6 +229,7 @@ class LaunchPlan:
 
     Attributes:
         base: the prefix of the workers' addresses.
+        placements: the places of the workers, by rank.
 
     Raises:
         PlacementError: the cluster cannot hold the processes as asked.
@@ -251,7 +255,7 @@ class LaunchPlan:
             strategy = default_strategy(topology_of(cluster))
         elif isinstance(strategy, str | Mapping):
             strategy = mapped_strategy(str(self.base), strategy)
-        self._placements = strategy.get_placement(cluster, isolate_accelerator)
+        self.placements = strategy.get_placement(cluster, isolate_accelerator)
         try:
             self._pickled: bytes = ray_api().cloudpickle.dumps((worker_class, *arguments))
         except NO_PICKLE as error:
@@ -262,11 +266,11 @@ class LaunchPlan:
 
     def begin(self) -> Launch:
         """Begin the launch of all ranks."""
-        return Launch(self._cluster, self.base, self._placements, self._pickled, self._max_concurrency, self._modules)
+        return Launch(self._cluster, self.base, self.placements, self._pickled, self._max_concurrency, self._modules)
 
     def begin_again(self, rank: int) -> Launch:
         """Begin the launch of one rank in place of an earlier process."""
-        (placement,) = (placement for placement in self._placements if placement.rank == rank)
+        (placement,) = (placement for placement in self.placements if placement.rank == rank)
         return Relaunch(self._cluster, self.base, [placement], self._pickled, self._max_concurrency, self._modules)
 
 

@@ -401,6 +401,8 @@ def launch_together(
         Exception: as for `WorkerGroup.launch` and `Channel.create`. None of the groups is running then.
     """
     plans = [(group, group._prepare(cluster, strategy)) for group, strategy in groups.items()]  # pyright: ignore[reportPrivateUsage] - this module's own
+    # Of all groups at once: who holds some devices cannot wait for others.
+    cluster.claim([placement for _, plan in plans for placement in plan.placements])
     with ThreadPoolExecutor(len(channels) or 1, "rlinf-channel") as pool:
         return _launch_all(plans, [pool.submit(Channel.create, name) for name in channels])
 

@@ -17,7 +17,8 @@ _VISIBLE = "STAND_VISIBLE_DEVICES"
 class StandAccelerator(Accelerator):
     """Four devices of no vendor, whose tensors are on the CPU."""
 
-    name = "STAND"
+    # A test that claims its devices has its own vendor.
+    name = os.environ.get("STAND_IN_VENDOR", "STAND")
     visibility_variable = _VISIBLE
     torch_device = "cpu"
     models = ("stand",)

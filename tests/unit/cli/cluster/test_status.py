@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,7 @@ class Nodes(Transport):
         self.kinds: dict[int, CommandOutcome] = {}
         self.head_answers = True
         self.asked: list[int] = []
+        self.holders: dict[str, list[Any]] = {"claims": [], "waiting": []}
 
     async def run(
         self, node: NodeTarget, argv: Any, stdin: bytes = b"", *, deadline: float, on_line: OnLine | None = None
@@ -45,6 +47,7 @@ class Nodes(Transport):
             return self._members()
         self.asked.append(node.rank)
         said = {"python": [3, 11, 7], "ray": "2.60.0", "rlinf": "0.1.0", "record": self.records[node.rank]}
+        said["holders"] = self.holders if node.rank == 1 else {"claims": [], "waiting": []}
         return CommandResult(0, json.dumps({"event": "result", **said}).encode(), b"")
 
     def _members(self) -> CommandResult:
@@ -159,6 +162,31 @@ def test_data_says_what_the_text_says(ask: Ask, machines: Nodes, cluster: Cluste
     assert (data["schema"], data["cluster"], data["whole"]) == ("rlinf.status/1", "lab", False)
     assert [node["state"] for node in data["nodes"]] == ["up", "not started", "up"]
     assert data["jobs"][0]["pid"] == 77
+
+
+def test_who_holds_devices_and_who_waits_is_shown(machines: Nodes, cluster: ClusterRecord, ask: Ask) -> None:
+    about = {"run": "/runs/a", "step": 12, "total": 30, "left": 120.0, "since": 1.8e9}
+    waits = {"command": "rlinf eval", "waits_for": "accelerator 0 of node 1: /runs/a", "since": 1.8e9}
+    user = os.getuid()
+    machines.holders = {
+        "claims": [
+            {"device": "NVIDIA:0", "pid": 77, "user": user, "about": about},
+            {"device": "NVIDIA:1", "pid": 78, "user": user, "about": None},
+        ],
+        "waiting": [{"device": "", "pid": 79, "user": user, "about": waits}],
+    }
+    report = ask(cluster)
+    text = status_text(report)
+    for words in ("NVIDIA 0", "/runs/a", "step 12 of 30, about 2 min", "process 78, which does not answer"):
+        assert words in text
+    assert "rlinf eval, process 79" in text
+    assert "accelerator 0 of node 1: /runs/a" in text
+    nodes = status_record(report)["nodes"]
+    assert nodes[0]["holdings"] == nodes[2]["waiting"] == []
+    (first, second), (waiting,) = nodes[1]["holdings"], nodes[1]["waiting"]
+    assert (first["device"], first["run"], first["step"], first["steps"]) == ("NVIDIA:0", "/runs/a", 12, 30)
+    assert (second["answers"], second["run"], second["since"]) == (False, None, None)
+    assert waiting["waits_for"] == "accelerator 0 of node 1: /runs/a"
 
 
 def test_no_cluster_is_an_error_that_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,370 @@
+"""The claims of this process's job on accelerators and robots, taken on all nodes or none before anything starts there.
+
+Nodes are asked one call each, in the order of their ranks, and each takes all of its devices or none, in the order of
+their names; who does not get all gives back what it has before it tries again. So no job holds one device while it
+waits for another, and of jobs that start at once one always gets through. On its own node the driver itself is the
+holder; on others it is an actor that ends with the job. Workers keep copies of the claims of their devices, so that
+these end with the last process of the job there, however it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import sys
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Protocol
+
+from rlinf_core import env_vars
+from rlinf_core.cluster import engine
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.config.ranks import format_ranks
+from rlinf_core.context import current_session
+from rlinf_core.errors import ClusterError, DeviceHeldError
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.hardware.accelerators.vendors import find_accelerators
+from rlinf_core.hardware.robots.unit import variable_of
+from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
+from rlinf_core.node.holder_words import job_words, progress_words
+from rlinf_core.placement.strategy import Placement
+from rlinf_core.topology import ClusterTopology, NodeInfo
+
+LOGGER = logging.getLogger("rlinf")
+# Between two attempts; a little less or more each time, so that two jobs do not try in step.
+_PAUSE_SECONDS: Final = 1.0
+# A job that has just ended keeps its devices until its last process is gone.
+_SILENT_SECONDS: Final = 10.0
+# Between two words on a wait, unless the holder changes.
+_WORD_SECONDS: Final = 10.0
+_TELL_SECONDS: Final = 2.0
+_ANSWER_SECONDS: Final = 180.0
+
+Devices = Mapping[str, str]
+"""Devices of a node, as in `NVIDIA:0`, each with its words for people, as in `accelerator 0`."""
+
+
+class ClaimsOn(Protocol):
+    """What claims need of a cluster."""
+
+    @property
+    def topology(self) -> ClusterTopology: ...
+    @property
+    def driver_rank(self) -> int: ...
+    def allocate(self, actor_class: type, *, node_rank: int) -> Any: ...
+    def announce_wait(self, what: str) -> None: ...
+
+
+class NodeHolder:
+    """The holder of claims on a node that the driver is not on: an actor, which ends with the job."""
+
+    def __init__(self) -> None:
+        self._holder = DeviceHolder()
+
+    def take(self, devices: Sequence[str], *, share: bool) -> ClaimResult:
+        """See `DeviceHolder`."""
+        return self._holder.take(devices, share=share)
+
+    def tell(self, about: Mapping[str, Any]) -> None:
+        """See `DeviceHolder`."""
+        self._holder.tell(about)
+
+    def drop(self, devices: Sequence[str]) -> None:
+        """See `DeviceHolder`."""
+        self._holder.drop(devices)
+
+
+class _Claims:
+    """All claims of this process."""
+
+    def __init__(self) -> None:
+        self._own = DeviceHolder()
+        # By rank of the node.
+        self._actors: dict[int, Any] = {}
+        # The name of each claim, by rank and device.
+        self.names: dict[tuple[int, str], str] = {}
+        self._words: dict[tuple[int, str], str] = {}
+        self._about: dict[str, Any] = {}
+        self._told = 0.0
+        # Whether they last longer than the cluster, and whether they are those of an earlier one.
+        self.kept, self._from_before = False, False
+
+    def take(self, cluster: ClaimsOn, wanted: Mapping[int, Devices]) -> None:
+        """Take devices of nodes, all or none; wait while others have them, as `RLINF_CLAIMS` says.
+
+        Raises:
+            DeviceHeldError: another job has one, and this one does not wait, or holds others meanwhile.
+            ClusterError: a node does not answer.
+        """
+        mode = env_vars.CLAIMS.get()
+        engine.on_disconnect(_on_disconnect)
+        if not self.names:
+            self.tell(since=time.time())
+        try:
+            self._take(cluster, wanted, mode)
+        finally:
+            if "waits_for" in self._about:
+                self._own.stop_waiting()
+                del self._about["waits_for"]
+                self.tell(since=time.time())
+
+    def _take(self, cluster: ClaimsOn, wanted: Mapping[int, Devices], mode: str) -> None:
+        began, last_word, last_holders = time.monotonic(), 0.0, ""
+        while (refused := self._try(cluster, wanted, mode)) is not None:
+            rank, others = refused
+            words, holders = held_words(rank, wanted[rank], others), ", ".join(map(job_words, others))
+            now = time.monotonic()
+            if others and (now - began > _SILENT_SECONDS or any(one.about for one in others)):
+                if mode == "no-wait" or (self.names and not self._from_before):
+                    raise _refusal(words, waits=mode != "no-wait")
+                wanted = self._with_the_kept(wanted)
+                if holders != last_holders or now - last_word > _WORD_SECONDS:
+                    last_word, last_holders = now, holders
+                    if "waits_for" not in self._about:
+                        self._own.wait()
+                    self.tell(waits_for=words)
+                    cluster.announce_wait(words)
+            time.sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.0))
+
+    def _with_the_kept(self, wanted: Mapping[int, Devices]) -> Mapping[int, Devices]:
+        """Give back what was kept since the cluster before, and return all that is wanted: who holds does not wait."""
+        merged = {rank: dict(devices) for rank, devices in wanted.items()}
+        for rank, device in self.names:
+            merged.setdefault(rank, {})[device] = self._words[rank, device]
+            self._drop_on(rank, [device])
+        self.names.clear()
+        return merged
+
+    def _try(
+        self, cluster: ClaimsOn, wanted: Mapping[int, Devices], mode: str
+    ) -> tuple[int, Sequence[HolderInfo]] | None:
+        """Try once; return the first node that refused, and who holds its devices, or None once all are taken."""
+        got: dict[int, ClaimResult] = {}
+        asked: list[int] = []
+        try:
+            for rank in sorted(wanted):
+                asked.append(rank)
+                got[rank] = self._take_on(cluster, rank, sorted(wanted[rank]), mode)
+                if not got[rank].ok:
+                    self._drop_all(asked, wanted)
+                    return rank, got[rank].others
+        except BaseException:
+            self._drop_all(asked, wanted)
+            raise
+        self._from_before = False
+        for rank, taken in got.items():
+            self.names |= {(rank, device): name for device, name in taken.names.items()}
+            self._words |= {(rank, device): words for device, words in wanted[rank].items()}
+            if taken.others:
+                LOGGER.warning("shared with other jobs: %s", held_words(rank, wanted[rank], taken.others))
+        return None
+
+    def _drop_all(self, ranks: Iterable[int], wanted: Mapping[int, Devices]) -> None:
+        for rank in ranks:
+            self._drop_on(rank, list(wanted[rank]))
+
+    def _take_on(self, cluster: ClaimsOn, rank: int, devices: Sequence[str], mode: str) -> ClaimResult:
+        if rank == cluster.driver_rank:
+            return self._own.take(devices, share=mode == "share", siblings=mode == "siblings")
+        if rank not in self._actors:
+            self._actors[rank] = cluster.allocate(NodeHolder, node_rank=rank)
+            self._actors[rank].tell.remote(self._about)
+        ray = ray_api()
+        # The parent of an actor is its node's Ray: siblings are known on the driver's own node alone.
+        reference = self._actors[rank].take.remote(devices, share=mode in ("share", "siblings"))
+        try:
+            return ray.get(reference, timeout=_ANSWER_SECONDS)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            raise ClusterError(
+                f"node {rank} does not say who holds its devices",
+                why=(str(error).strip().splitlines() or [type(error).__name__])[-1],
+                help="`rlinf status` probes every node",
+            ) from None
+
+    def _drop_on(self, rank: int, devices: Sequence[str]) -> None:
+        if rank in self._actors:
+            self._actors[rank].drop.remote(devices)
+        else:
+            self._own.drop(devices)
+
+    def tell(self, *, often: bool = False, **changes: object) -> None:
+        """Change what askers are told; on other nodes, where it changes `often`, only now and then."""
+        if not self._about:
+            self._about = {"pid": os.getpid(), "host": socket.gethostname(), "command": _command()}
+        self._about |= changes
+        self._own.tell(self._about)
+        now = time.monotonic()
+        if self._actors and not (often and now - self._told < _TELL_SECONDS):
+            self._told = now
+            for actor in self._actors.values():
+                with suppress(ray_api().exceptions.RayError):
+                    actor.tell.remote(self._about)
+
+    def renew(self) -> None:
+        """Take what was kept from the cluster before into this one."""
+        self._from_before = False
+
+    def release(self) -> None:
+        """Give everything back; what is kept stays on the driver's node, where the next cluster has it."""
+        # The actors end with the job.
+        self.names = {key: name for key, name in self.names.items() if self.kept and key[0] not in self._actors}
+        self._actors, self._from_before = {}, bool(self.names)
+        if not self.kept:
+            self._own.drop()
+
+
+_claims: _Claims | None = None
+
+
+def _of_this_process() -> _Claims:
+    global _claims
+    _claims = _claims or _Claims()
+    return _claims
+
+
+def claim(cluster: ClaimsOn, placements: Iterable[Placement]) -> None:
+    """Claim the accelerators and robots of processes before they start; those that this job has stay.
+
+    A process without such devices is none of its business. Nor is one that a worker starts: its job has claims already.
+
+    Raises:
+        DeviceHeldError: another job holds one, and this one does not wait.
+        ClusterError: a node does not answer.
+    """
+    session = current_session()
+    if session is not None and session.member is not None:
+        return
+    claims = _claims
+    wanted = {
+        rank: new
+        for rank, devices in devices_of(cluster.topology, placements).items()
+        if (new := {d: words for d, words in devices.items() if claims is None or (rank, d) not in claims.names})
+    }
+    if wanted:
+        _of_this_process().take(cluster, wanted)
+    elif claims is not None:
+        claims.renew()
+
+
+class _Here:
+    """This machine, for a process that computes on it without a cluster."""
+
+    topology = ClusterTopology.from_nodes([NodeInfo(0)])
+    driver_rank = 0
+
+    def allocate(self, actor_class: type, *, node_rank: int) -> Any:
+        raise RuntimeError("there is no other node")
+
+    def announce_wait(self, what: str) -> None:
+        LOGGER.warning("waiting for %s", what)
+
+
+def claim_here() -> None:
+    """Claim this machine's first accelerator until this process ends, which computes on it without a cluster.
+
+    Raises:
+        DeviceHeldError: another job holds it, and this one does not wait.
+    """
+    accelerator, devices = find_accelerators()
+    if devices:
+        wanted = {0: {f"{accelerator.name}:{devices[0].visible_id}": "accelerator 0"}}
+        _of_this_process().take(_Here(), wanted)
+
+
+def claim_names(topology: ClusterTopology, placement: Placement) -> tuple[str, ...]:
+    """Return the names of the claims that a worker keeps copies of."""
+    if _claims is None or not _claims.names:
+        return ()
+    rank = placement.cluster_node_rank
+    devices = devices_of(topology, [placement]).get(rank, {})
+    return tuple(_claims.names[rank, device] for device in devices if (rank, device) in _claims.names)
+
+
+def describe(*, often: bool = False, **about: object) -> None:
+    """Set what others see of this job: `run`, its folder, and its `step`, of `total`, with seconds `left`."""
+    if _claims is not None:
+        _claims.tell(often=often, **about)
+
+
+@contextmanager
+def kept(run: str) -> Generator[None, None, None]:
+    """Keep claims on the driver's node over several clusters, one after the other, of the run in this folder."""
+    claims = _of_this_process()
+    claims.tell(run=run)
+    claims.kept = True
+    try:
+        yield
+    finally:
+        claims.kept = False
+        claims.release()
+
+
+def _on_disconnect() -> Sequence[WorkerGroupError]:
+    if _claims is not None:
+        _claims.release()
+    return ()
+
+
+def devices_of(topology: ClusterTopology, placements: Iterable[Placement]) -> dict[int, dict[str, str]]:
+    """Return the accelerators and robots of processes, by node."""
+    devices: dict[int, dict[str, str]] = {}
+    for placement in placements:
+        node = topology.nodes[placement.cluster_node_rank]
+        named = _devices(node, placement)
+        if named:
+            devices.setdefault(node.rank, {}).update(named)
+    return devices
+
+
+def _devices(node: NodeInfo, placement: Placement) -> Iterable[tuple[str, str]]:
+    if placement.local_accelerator_rank is not None:
+        for unit in placement.local_hardware_ranks:
+            name = node.accelerator_ids[unit] if node.accelerator_ids else str(unit)
+            yield f"{placement.hardware_type}:{name}", f"accelerator {unit}"
+        return
+    robots = [robot for robot in node.robots if robot.type == placement.hardware_type]
+    for unit in placement.local_hardware_ranks if robots else ():
+        config = robots[unit].config
+        values = [str(value) for field in type(config).exclusive if (value := getattr(config, field))]
+        # What a variable of the node stands for is not known here: the robot's own claim guards it.
+        if values and variable_of(values[0]) is None:
+            yield f"{placement.hardware_type}:{values[0]}", f"{placement.hardware_type} {values[0]}"
+
+
+def held_words(rank: int, devices: Devices, others: Sequence[HolderInfo]) -> str:
+    """Return `accelerators 0-1 of node 0: runs/a, step 12 of 30, about 2 min`, for each holder."""
+    by_holder: dict[int, list[HolderInfo]] = {}
+    for one in others:
+        by_holder.setdefault(one.pid, []).append(one)
+    texts: list[str] = []
+    for holdings in by_holder.values():
+        what = _together([devices.get(one.device, one.device) for one in holdings])
+        parts = [job_words(holdings[0]), progress_words(holdings[0])]
+        texts.append(f"{what} of node {rank}: {', '.join(part for part in parts if part)}")
+    return "; ".join(texts) or f"{_together(list(devices.values()))} of node {rank}: a job that has just ended"
+
+
+def _command() -> str:
+    """Return what this process runs, in two words: further arguments may hold secrets."""
+    program, *arguments = sys.argv or [""]
+    name = os.path.basename(program)
+    return f"rlinf {arguments[0]}" if arguments and name in ("rlinf", "__main__.py") else name or "python"
+
+
+def _together(names: Sequence[str]) -> str:
+    numbers = [name.removeprefix("accelerator ") for name in names]
+    if len(names) > 1 and all(number.isdecimal() for number in numbers):
+        return f"accelerators {format_ranks(sorted(set(map(int, numbers))))}"
+    return ", ".join(dict.fromkeys(names))
+
+
+def _refusal(words: str, *, waits: bool) -> DeviceHeldError:
+    share = f"set `{env_vars.CLAIMS.name}=share` (`--share`) to run beside it"
+    why, instead = None, "start it later"
+    if waits:
+        why = "this job holds other devices already, and two jobs that wait so could wait for each other"
+        instead = "claim all devices at once by `cluster.claim(...)`"
+    return DeviceHeldError(f"another job holds {words}", why=why, help=f"{instead}, or {share}")

@@ -1,0 +1,101 @@
+"""What a process that holds a device, or waits for one, says of itself, in words. Pure; nothing of it is trusted."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlinf_core.config.render import visible
+from rlinf_core.node.device_claims import HolderInfo
+from rlinf_core.suggest import clipped
+
+
+def job_words(one: HolderInfo) -> str:
+    """Return which job it is: its run folder, relative to the working folder if it is below that, or its command."""
+    if one.user != os.getuid():
+        return f"process {one.pid} of user {_user(one.user)}, which has taken this user's name for it"
+    about = one.about or {}
+    run, command = _text(about, "run"), _text(about, "command")
+    if run:
+        return _shown(run)
+    if command:
+        return f"{command}, process {one.pid}"
+    return f"process {one.pid}, which does not answer or has ended" if one.pid else "a process that has just started"
+
+
+def device_words(one: HolderInfo) -> str:
+    """Return which device it is: `NVIDIA 0`."""
+    return visible(one.device.replace(":", " ", 1))
+
+
+def holder_record(one: HolderInfo) -> dict[str, Any]:
+    """Return it as data."""
+    about = one.about or {}
+    return {
+        "device": visible(one.device) or None,
+        "pid": one.pid,
+        "user": one.user,
+        "answers": one.about is not None,
+        "run": _text(about, "run") or None,
+        "command": _text(about, "command") or None,
+        "host": _text(about, "host") or None,
+        "since": since(one),
+        "step": _number(about, "step"),
+        "steps": _number(about, "total"),
+        "seconds_left": _number(about, "left"),
+        "waits_for": waits_for(one) or None,
+    }
+
+
+def progress_words(one: HolderInfo) -> str:
+    """Return how far it is, as `step 12 of 30, about 2 min`; empty where that is unknown."""
+    about = one.about or {}
+    step, total, left = _number(about, "step"), _number(about, "total"), _number(about, "left")
+    if step is None:
+        return "no step yet" if about else ""
+    text = f"step {step:.0f}" if total is None else f"step {step:.0f} of {total:.0f}"
+    return text if left is None else f"{text}, about {rough_seconds(left)}"
+
+
+def since(one: HolderInfo) -> float | None:
+    """Return since when it holds or waits, in seconds since 1970; None if unknown."""
+    return _number(one.about or {}, "since")
+
+
+def waits_for(one: HolderInfo) -> str:
+    """Return for what it waits, in words; empty if it does not say."""
+    return _text(one.about or {}, "waits_for")
+
+
+def rough_seconds(seconds: float) -> str:
+    """Return about how long something takes: `40 s`, `2 min`, `3 h`."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
+
+
+def _text(about: Mapping[str, Any], key: str) -> str:
+    value = about.get(key)
+    return clipped(visible(value)) if isinstance(value, str) else ""
+
+
+def _number(about: Mapping[str, Any], key: str) -> float | None:
+    value = about.get(key)
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1e12 else None
+
+
+def _shown(run: str) -> str:
+    try:
+        return str(Path(run).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return run
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

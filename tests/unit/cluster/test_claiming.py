@@ -1,0 +1,264 @@
+"""What a job does whose devices another job holds: it waits with a reason, ends, or shares."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from rlinf_core.cluster import claiming
+from rlinf_core.cluster.claiming import claim, claim_names, describe, devices_of, held_words, kept
+from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.context import Session, current_session, enter_session
+from rlinf_core.errors import DeviceHeldError
+from rlinf_core.node.device_claims import HolderInfo, holders
+from rlinf_core.node.holder_words import job_words, progress_words, rough_seconds
+from rlinf_core.placement.component import ComponentPlacement
+from rlinf_core.topology import ClusterTopology, NodeInfo
+from tests.waiting import until
+
+_HOLD = """\
+import sys
+from rlinf_core.node.device_claims import DeviceHolder
+holder = DeviceHolder()
+if sys.argv[1]:
+    holder.tell({"run": sys.argv[1], "step": 12, "total": 30, "left": 120.0})
+print(holder.take(sys.argv[2:]).ok, flush=True)
+sys.stdin.read()
+"""
+
+
+class OneNode:
+    """A cluster of this machine, with accelerators of a vendor that no other test has."""
+
+    def __init__(self, *robots: Any) -> None:
+        self.vendor = f"T{secrets.token_hex(4)}"
+        self.topology = ClusterTopology.from_nodes([NodeInfo(0, 4, self.vendor, ip="127.0.0.1")])
+        self.driver_rank = 0
+        self.said: list[str] = []
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def allocate(self, actor_class: type, *, node_rank: int) -> Any:
+        raise AssertionError("an actor of another node")
+
+    def announce_wait(self, what: str) -> None:
+        self.said.append(what)
+        self.on_wait()
+
+    def placements(self, ranks: str) -> Any:
+        config = {"cluster": {"num_nodes": 1, "component_placement": {"actor": ranks}}}
+        return ComponentPlacement(config, self.topology).get_strategy("actor").get_placement(self.topology)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Generator[OneNode]:
+    monkeypatch.setattr(claiming, "_claims", None)
+    monkeypatch.setenv("RLINF_CLAIMS", "wait")
+    yield OneNode()
+    claiming._on_disconnect()  # pyright: ignore[reportPrivateUsage]
+
+
+Hold = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def hold() -> Generator[Hold]:
+    """Let another process hold devices, of this run."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*devices: str, run: str = "/runs/a") -> subprocess.Popen[str]:
+        process = subprocess.Popen([sys.executable, "-c", _HOLD, run, *devices], stdin=-1, stdout=-1, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_job_waits_with_its_reason_until_the_other_ends(node: OneNode, hold: Hold) -> None:
+    other = hold(f"{node.vendor}:0", f"{node.vendor}:1")
+    node.on_wait = other.kill
+    claim(node, node.placements("0-1"))
+    assert node.said == ["accelerators 0-1 of node 0: /runs/a, step 12 of 30, about 2 min"]
+    assert len(holders([f"{node.vendor}:0", f"{node.vendor}:1"])) == 2
+
+
+def test_a_job_that_does_not_wait_ends_and_holds_nothing(
+    node: OneNode, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold(f"{node.vendor}:1")
+    monkeypatch.setenv("RLINF_CLAIMS", "no-wait")
+    with pytest.raises(DeviceHeldError, match=r"accelerator 1 of node 0: /runs/a, step 12 of 30, about 2 min"):
+        claim(node, node.placements("0-1"))
+    assert holders([f"{node.vendor}:0"]) == []
+
+
+def test_a_job_that_does_not_wait_still_lets_processes_end(
+    node: OneNode, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last processes of a job that has ended answer nobody; they are gone in a moment."""
+    other = hold(f"{node.vendor}:0", run="")
+    monkeypatch.setenv("RLINF_CLAIMS", "no-wait")
+
+    def end_other(_: float) -> None:
+        other.kill()
+
+    monkeypatch.setattr(claiming.time, "sleep", end_other)
+    claim(node, node.placements("0"))
+    other.communicate()
+    monkeypatch.setattr(claiming, "_SILENT_SECONDS", 0.0)
+    hold(f"{node.vendor}:1", run="")
+    with pytest.raises(DeviceHeldError, match="does not answer"):
+        claim(node, node.placements("1"))
+
+
+def test_a_job_that_shares_says_with_whom(
+    node: OneNode, hold: Hold, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hold(f"{node.vendor}:0")
+    monkeypatch.setenv("RLINF_CLAIMS", "share")
+    monkeypatch.setattr(logging.getLogger("rlinf"), "propagate", True)
+    claim(node, node.placements("0"))
+    assert "shared with other jobs: accelerator 0 of node 0: /runs/a" in caplog.text
+
+
+def test_nobody_waits_for_a_device_while_it_holds_another(node: OneNode, hold: Hold) -> None:
+    hold(f"{node.vendor}:1")
+    claim(node, node.placements("0"))
+    with pytest.raises(DeviceHeldError, match=r"accelerator 1 of node 0"):
+        claim(node, node.placements("1"))
+    # What it holds it may launch on again.
+    claim(node, node.placements("0"))
+
+
+def test_what_is_kept_over_clusters_is_given_back_before_a_wait(node: OneNode, hold: Hold) -> None:
+    with kept("/runs/mine"):
+        claim(node, node.placements("0"))
+        claiming._on_disconnect()  # pyright: ignore[reportPrivateUsage]
+        (one,) = holders([f"{node.vendor}:0"])
+        assert one.about is not None
+        assert one.about["run"] == "/runs/mine"
+        other = hold(f"{node.vendor}:1")
+        seen: list[str] = []
+
+        def end() -> None:
+            until(lambda: holders([f"{node.vendor}:0"]) == [], "what was kept to be free")
+            seen.append("free")
+            other.kill()
+
+        node.on_wait = end
+        claim(node, node.placements("0-1"))
+        assert seen == ["free"]
+        assert len(claim_names(node.topology, node.placements("0")[0])) == 1
+    until(lambda: holders([f"{node.vendor}:0"]) == [], "the end of the claims")
+
+
+def test_a_job_without_accelerators_asks_nobody(node: OneNode) -> None:
+    config = {"cluster": {"num_nodes": 1, "component_placement": {"actor": {"node_group": "node", "placement": 0}}}}
+    placements = ComponentPlacement(config, node.topology).get_strategy("actor").get_placement(node.topology)
+    claim(node, placements)
+    assert claiming._claims is None  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_workers_own_groups_are_its_jobs(node: OneNode, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(f"{node.vendor}:0")
+    before = current_session()
+    enter_session(Session("job", b"x" * 32, member="actor:0"))  # pyright: ignore[reportArgumentType]
+    try:
+        claim(node, node.placements("0"))
+    finally:
+        enter_session(before)
+    assert node.said == []
+
+
+def test_how_far_a_job_is_is_seen_by_others(node: OneNode) -> None:
+    claim(node, node.placements("0"))
+    describe(often=True, step=3, total=9, left=600.0)
+    (one,) = holders([f"{node.vendor}:0"])
+    assert progress_words(one) == "step 3 of 9, about 10 min"
+
+
+def test_a_robot_is_claimed_by_its_address_and_not_by_a_variable() -> None:
+    cluster = ClusterConfig.model_validate(
+        {
+            "num_nodes": 1,
+            "node_groups": [
+                {
+                    "label": "arms",
+                    "node_ranks": 0,
+                    "hardware": {
+                        "type": "Robot",
+                        "configs": [
+                            {"node_rank": 0, "address": "/dev/a", "driver": "x:Y"},
+                            {"node_rank": 0, "address": "$ARM", "driver": "x:Y"},
+                        ],
+                    },
+                }
+            ],
+            "component_placement": {"env": {"node_group": "arms", "placement": "0-1"}},
+        }
+    )
+    topology = ClusterTopology.from_nodes([NodeInfo(0)], cluster)
+    config = {"cluster": cluster}
+    placements = ComponentPlacement(config, topology).get_strategy("env").get_placement(topology)
+    assert devices_of(topology, placements) == {0: {"Robot:/dev/a": "Robot /dev/a"}}
+
+
+def test_devices_are_named_as_their_node_names_them() -> None:
+    topology = ClusterTopology.from_nodes([NodeInfo(0, 2, "NVIDIA", accelerator_ids=("5", "GPU-ab"))])
+    config = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-1"}}}
+    placements = ComponentPlacement(config, topology).get_strategy("actor").get_placement(topology)
+    assert devices_of(topology, placements) == {0: {"NVIDIA:5": "accelerator 0", "NVIDIA:GPU-ab": "accelerator 1"}}
+
+
+def test_each_holder_is_named_with_what_it_holds() -> None:
+    devices = {"N:0": "accelerator 0", "N:1": "accelerator 1", "N:2": "accelerator 2", "R:x": "Robot x"}
+    a, b = {"run": "/r/a", "step": 1}, {"command": "train.py"}
+    others = [
+        HolderInfo("N:0", 7, 0, a),
+        HolderInfo("N:1", 8, 0, b),
+        HolderInfo("N:2", 7, 0, a),
+        HolderInfo("R:x", 9, 0, None),
+    ]
+    others = [one._replace(user=claiming.os.getuid()) for one in others]
+    assert held_words(2, devices, others) == (
+        "accelerators 0,2 of node 2: /r/a, step 1; accelerator 1 of node 2: train.py, process 8, no step yet;"
+        " Robot x of node 2: process 9, which does not answer or has ended"
+    )
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"run": "/r/\x1b[31ma\n"}, "/r/\\x1b[31ma\\x0a"),
+        ({"run": ["x"], "command": 3}, "process 7, which does not answer or has ended"),
+        ({"run": "x" * 100_000}, None),
+    ],
+)
+def test_what_a_holder_says_cannot_act_on_a_terminal(about: dict[str, Any], words: str | None) -> None:
+    text = job_words(HolderInfo("N:0", 7, claiming.os.getuid(), about))
+    assert text == words or (words is None and len(text) < 10_000)
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [({"step": "12"}, "no step yet"), ({"step": 3, "left": -5}, "step 3"), ({"step": 3, "total": 1e99}, "step 3")],
+)
+def test_figures_that_are_none_are_left_out(about: dict[str, Any], words: str) -> None:
+    assert progress_words(HolderInfo("N:0", 7, 0, about)) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.2, "1 s"), (89, "89 s"), (95, "2 min"), (5000, "83 min"), (7200, "2 h")]
+)
+def test_times_are_rough(seconds: float, words: str) -> None:
+    assert rough_seconds(seconds) == words
