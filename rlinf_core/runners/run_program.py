@@ -120,9 +120,10 @@ def claim_components(cluster: Cluster, config: Any, *components: str) -> None:
         DeviceHeldError: another job holds one, and `RLINF_CLAIMS` says not to wait.
         PlacementError: the cluster cannot hold the processes as asked.
     """
-    placement = ComponentPlacement(config, cluster)
+    # The topology alone: the recipe's own placement warns of what is wrong with it.
+    placement = ComponentPlacement(config, cluster.topology)
     names = components or placement.components
-    cluster.claim([one for name in names for one in placement.get_strategy(name).get_placement(cluster)])
+    cluster.claim([one for name in names for one in placement.get_strategy(name).get_placement(cluster.topology)])
 
 
 def _components(config: Any) -> dict[str, str]:

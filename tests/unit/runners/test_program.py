@@ -187,10 +187,16 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
             watched.clear()
 
         def record(
-            self, folder: Path, *, log_names: dict[str, str], trace: bool, on_launch: Callable[[str, int, int], None]
+            self,
+            folder: Path,
+            *,
+            log_names: dict[str, str],
+            trace: bool,
+            on_launch: Callable[[str, int, int], None],
+            on_wait: Callable[[str], None],
         ) -> None:
             watched.update(log_names)
-            on_launch("ActorGroup", 2, 0)
+            self.on_launch, self.on_wait = on_launch, on_wait
 
     def launch(config: Any, cluster: Any, record: RunRecord) -> Any:
         def init_workers() -> None:
@@ -202,16 +208,21 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
                 raise DEAD
 
         assert cluster.config is config.cluster
+        cluster.on_launch("ActorGroup", 2, 0)
         return SimpleNamespace(init_workers=init_workers, run=run)
 
+    def claim(cluster: Any, config: Any) -> None:
+        cluster.on_wait("accelerator 0 of node 0: runs/a")
+
     monkeypatch.setattr(runners.run_program, "Cluster", Machines)
+    monkeypatch.setattr(runners.run_program, "claim_components", claim)
     job = load_job("laptop", [f"runner.logger.log_path={tmp_path}", "actor.group_name=ActorGroup"], environ={})
     config: Any = job.config
     run_job(job, RunFolder.create(config.runner, "embodied"), output.append, launch)
     names = {"ActorGroup": "actor", config.rollout.group_name: "rollout", config.env.group_name: "env"}
     assert launched == [(0, names), (0, names)]
     waits = [message.what for message in output if isinstance(message, Waiting)]
-    assert waits == ["the cluster", "actor: 2 processes"] * 2
+    assert waits == ["the cluster", "accelerator 0 of node 0: runs/a", "actor: 2 processes"] * 2
     assert isinstance(output[-1], RunFinished)
 
 
@@ -224,6 +235,7 @@ def test_the_manager_is_named_and_not_a_worker_that_misses_it(
     monkeypatch.setattr(run_program, "Cluster", lambda **_: nullcontext(SimpleNamespace(topology=None)))
     monkeypatch.setattr(run_program, "fallen_watcher", lambda: lost.pop() if lost else None)
     monkeypatch.setattr(record, "watch", lambda *_: None)
+    monkeypatch.setattr(run_program, "claim_components", lambda *_: None)
     config: Any = SimpleNamespace(cluster=SimpleNamespace(component_placement={}))
 
     def launch(*_: object) -> Any:
