@@ -48,7 +48,7 @@ Devices = Mapping[str, str]
 
 
 class ClaimsOn(Protocol):
-    """What claims need of a cluster."""
+    """The part of a cluster that claims need."""
 
     @property
     def topology(self) -> ClusterTopology: ...

@@ -43,7 +43,7 @@ _copies: list[socket.socket] = []
 
 
 class HolderInfo(NamedTuple):
-    """What one process holds, or waits for.
+    """A process that holds a device, or waits for one.
 
     Attributes:
         device: the device, as in `NVIDIA:0`; empty for a process that waits.

@@ -1,4 +1,4 @@
-"""What a process that holds a device, or waits for one, says of itself, in words. Pure; nothing of it is trusted."""
+"""Words about a process that holds a device, or waits for one, by its own answer. Pure; the answer is only shown."""
 
 from __future__ import annotations
 
