@@ -37,6 +37,7 @@ from rlinf_core.foreign.file_models import FileModel, Step
 from rlinf_core.foreign.files import read_text
 from rlinf_core.foreign.write_fault import write_fault
 from rlinf_core.node.process_identity import Presence, own_identity
+from rlinf_core.process import pacing
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, config_hash
@@ -166,7 +167,12 @@ class RunFolder:
             mark(elsewhere, path, run_id)
         checkpoints = "checkpoints" if elsewhere is None else str(elsewhere)
         state = RunState(
-            recipe=recipe, experiment=experiment, run_id=run_id, created=time.time(), checkpoints=checkpoints
+            recipe=recipe,
+            experiment=experiment,
+            kind="training" if pacing.wanted is None else "rehearsal",
+            run_id=run_id,
+            created=time.time(),
+            checkpoints=checkpoints,
         )
         folder = cls(path, state)
         folder.logs.mkdir()
