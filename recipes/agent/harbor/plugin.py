@@ -1,7 +1,7 @@
 """Harbor's environment and verifier on boxes: for trials of rlinf, and for people who run `harbor run` alone.
 
-    harbor run -p tasks/terminal -a terminus-2 --environment-import-path recipes.agent.harbor.plugin:BoxEnvironment
-        --verifier-import-path recipes.agent.harbor.plugin:FreshVerifier
+    harbor run -p tasks/terminal -a terminus-2 --env recipes.agent.harbor.plugin:BoxEnvironment
+        --verifier recipes.agent.harbor.plugin:FreshVerifier
 
 Imported where Harbor is installed.
 """
@@ -38,6 +38,8 @@ _results: Any = import_module("harbor.models.verifier.result")
 _MOST_BYTES: Final = 64 * MIB
 _TAKE_SECONDS: Final = 120.0
 _TIMED_OUT: Final = 124
+# Of the time that Harbor gives to a verifier, for one run of the tests: there may be two.
+_ONE_RUN: Final = 0.45
 _stores: dict[tuple[Path, int], ImageStore] = {}
 
 
@@ -175,13 +177,14 @@ class BoxEnvironment(_environments.BaseEnvironment):
         if self._made is None:
             raise ConfigError(
                 "a fresh box grades what an agent's box has left, and this is none",
-                help='for a task with `environment_mode = "separate"`, leave `--verifier-import-path` out',
+                help='for a task with `environment_mode = "separate"`, leave `--verifier` out',
             )
         store, task, image = self._made
         checked = read_checks(task.path.parent).get(task.digest)
         expected = checked.expected if checked is not None else Expected()
         left = await finish(task, image, self._box.box, expected.mode)
-        result = await grade(store, task, image, store.boxes.kept(self._box.box), expected)
+        kept, seconds = store.boxes.kept(self._box.box), _ONE_RUN * task.verifier_seconds
+        result = await grade(store, task, image, kept, expected, seconds=seconds)
         record = {
             "why": result.why,
             "tries": result.tries,
@@ -200,7 +203,7 @@ class FreshVerifier(_verifiers.BaseVerifier):
         if not isinstance(self.environment, BoxEnvironment):
             raise ConfigError(
                 "a fresh box grades what a box of rlinf has left",
-                help="run Harbor with `--environment-import-path recipes.agent.harbor.plugin:BoxEnvironment`, too",
+                help="run Harbor with `--env recipes.agent.harbor.plugin:BoxEnvironment`, too",
             )
         began = time.time()
         reward, record, output = await self.environment.graded()

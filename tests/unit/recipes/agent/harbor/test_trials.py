@@ -184,6 +184,17 @@ def test_harbor_alone_runs_and_grades_in_boxes(box_folder: Path, tmp_path: Path,
     assert BoxHost(box_folder, 1024).admission.free() == 1024
 
 
+def test_tests_that_hang_are_0_before_harbor_gives_up(box_folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    install(monkeypatch, _breaks)
+
+    async def act(environment: Any, config: Any) -> None:
+        await environment.exec("true")
+
+    task = greeting_task(tmp_path, seconds=1.0, **{"tests/test.sh": "sleep 600\n"})
+    reward, record = _alone(box_folder, task, act, tmp_path)
+    assert (reward, record["tries"], record["why"]) == (0.0, 2, "the tests took longer than 0.45 s")
+
+
 class _Out:
     """An environment whose box answers with an archive that a policy has made."""
 
