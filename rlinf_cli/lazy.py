@@ -19,7 +19,7 @@ from rlinf_cli.runs import run_lookup
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlinf_core.process.entry_points import EntryPoint
+    from rlinf_core.process.import_path import EntryPoint
 
 # A package offers a command as `NAME = "module:app"`; `rich_help_panel` of the app is its heading in the help.
 ENTRY_POINT_GROUP: Final = "rlinf.commands"
@@ -46,7 +46,7 @@ class LazyGroup(Group):
 
         Earlier names of our own commands are not theirs.
         """
-        from rlinf_core.process.entry_points import offered
+        from rlinf_core.process.import_path import offered
 
         points = offered(ENTRY_POINT_GROUP)
         return {name: points[name] for name in sorted(points) if name not in self._modules and not command_now([name])}

@@ -4,13 +4,13 @@ from rlinf_core.address import WorkerAddress as WorkerAddress
 from rlinf_core.algorithms.advantages import Advantages as Advantages
 from rlinf_core.algorithms.advantages import AdvantageSettings as AdvantageSettings
 from rlinf_core.algorithms.advantages import Trajectories as Trajectories
-from rlinf_core.algorithms.aggregation import aggregate as aggregate
-from rlinf_core.algorithms.aggregation import broadcast_mask as broadcast_mask
-from rlinf_core.algorithms.aggregation import broadcast_trailing as broadcast_trailing
-from rlinf_core.algorithms.aggregation import masked_mean as masked_mean
 from rlinf_core.algorithms.loss_inputs import Loss as Loss
 from rlinf_core.algorithms.loss_inputs import LossInputs as LossInputs
 from rlinf_core.algorithms.loss_inputs import LossSettings as LossSettings
+from rlinf_core.algorithms.loss_inputs import aggregate as aggregate
+from rlinf_core.algorithms.loss_inputs import broadcast_mask as broadcast_mask
+from rlinf_core.algorithms.loss_inputs import broadcast_trailing as broadcast_trailing
+from rlinf_core.algorithms.loss_inputs import masked_mean as masked_mean
 from rlinf_core.algorithms.losses import value_loss as value_loss
 from rlinf_core.algorithms.options import get_advantage as get_advantage
 from rlinf_core.algorithms.options import options_model as options_model
@@ -44,7 +44,7 @@ from rlinf_core.errors import PlacementError as PlacementError
 from rlinf_core.errors import RLinfError as RLinfError
 from rlinf_core.errors import WorkerDiedError as WorkerDiedError
 from rlinf_core.failures import WorkerGroupError as WorkerGroupError
-from rlinf_core.hardware.accelerators.vendors import register_accelerator as register_accelerator
+from rlinf_core.hardware.accelerators import register_accelerator as register_accelerator
 from rlinf_core.hardware.robots.plugin_driven import GenericRobot as GenericRobot
 from rlinf_core.hardware.robots.unit import RobotUnit as RobotUnit
 from rlinf_core.hardware.robots.unit import register_hardware as register_hardware

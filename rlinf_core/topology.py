@@ -19,7 +19,7 @@ from rlinf_core.config.machines.assumptions import Assumption, accelerator_claim
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, NODE_LABEL, ClusterConfig, NodeGroup
 from rlinf_core.config.ranks import format_ranks, merge_ranges
 from rlinf_core.errors import PlacementError
-from rlinf_core.hardware.accelerators.vendors import accelerator_of_model
+from rlinf_core.hardware.accelerators import accelerator_of_model
 from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, RobotUnit
 from rlinf_core.suggest import did_you_mean, quoted
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError, needed
 from rlinf_core.foreign.budget import Budget
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 
 Picture = NDArray[np.uint8]
 

@@ -27,7 +27,7 @@ from rlinf_core.config.sections.runner import (
 from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Fact
 from rlinf_core.job.report import FindingPlace
-from rlinf_core.node.stacks.process_stacks import install_spy, py_spy
+from rlinf_core.node.stacks import install_spy, py_spy
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.suggest import quoted
 

@@ -23,7 +23,7 @@ from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
 from rlinf_cli.sweep.queue import LOGS, RunQueue
 from rlinf_core.advice.durations import Durations
 from rlinf_core.errors import ConfigError, RLinfError
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_status import RunStatus
 

@@ -13,7 +13,7 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RunError, RuntimeFailure
 from rlinf_core.node import attach
-from rlinf_core.node.stacks.process_stacks import ProcessStacks
+from rlinf_core.node.stacks import ProcessStacks
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.supervision.client import ManagerClient

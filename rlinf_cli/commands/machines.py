@@ -79,7 +79,7 @@ def up(
     With --node-rank (or as a Slurm task) it starts only the node that it runs on. KEY=VALUE replaces a value of FILE,
     ~KEY deletes one.
     """
-    from rlinf_core.process.signal_mask import ignore_warnings
+    from rlinf_core.process.proc import ignore_warnings
 
     # These signals are for the driver: its nodes must stay until it has saved.
     ignore_warnings()

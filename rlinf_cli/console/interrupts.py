@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Self
 
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_core.process.signal_mask import SCHEDULER_WARNINGS, sigterm_deferred
+from rlinf_core.process.proc import SCHEDULER_WARNINGS, sigterm_deferred
 
 # SIGTSTP and SIGCONT suspend and resume a run, as with any process.
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *SCHEDULER_WARNINGS)

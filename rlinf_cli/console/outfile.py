@@ -17,7 +17,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         RLinfError: it cannot be written.
     """
-    from rlinf_core.foreign.write_fault import write_fault
+    from rlinf_core.foreign.files import write_fault
     from rlinf_core.runners.storage import durable
 
     try:

@@ -15,7 +15,7 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.runs.run_lookup import active_run, all_runs, run_at, run_of_words
 from rlinf_core.cluster.driver_folder import JobRecord
 from rlinf_core.errors import ConfigError
-from rlinf_core.node.stacks.process_stacks import ProcessStacks, install_spy, py_spy
+from rlinf_core.node.stacks import ProcessStacks, install_spy, py_spy
 from rlinf_core.supervision.job_view import (
     ITSELF,
     JobProcess,

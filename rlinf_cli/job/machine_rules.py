@@ -16,7 +16,7 @@ from rlinf_core.config.rules.groups import CLUSTER, Site, group_ranges, variable
 from rlinf_core.config.secrets import is_secret, url_secrets
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Path, ScalarNode, SequenceNode, find
-from rlinf_core.hardware.accelerators.vendors import accelerator_names, get_accelerator
+from rlinf_core.hardware.accelerators import accelerator_names, get_accelerator
 
 # Variables that rlinf sets per process; one value for a whole node would break them.
 PROCESS_VARIABLES: Final = frozenset(

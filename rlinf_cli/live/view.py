@@ -12,7 +12,7 @@ from rlinf_cli.console import console
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.run_summary import shown
-from rlinf_core.process.signal_mask import sigterm_deferred
+from rlinf_core.process.proc import sigterm_deferred
 from rlinf_core.runners.events import (
     CheckpointSaved,
     Evaluated,

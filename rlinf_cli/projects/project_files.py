@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.process.import_path import OWN_PACKAGES, holds_data, named_path
 from rlinf_core.process.requirements import missing_modules
 

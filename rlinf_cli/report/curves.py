@@ -13,7 +13,7 @@ from rlinf_cli.runs.metric_columns import Band, MetricColumn, RunSeries, evaluat
 from rlinf_cli.runs.metric_comparison import Kind
 from rlinf_cli.runs.run_comparison import Comparison
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage import durable
 from rlinf_core.statistics import mean

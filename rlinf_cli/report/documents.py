@@ -137,7 +137,7 @@ def recorded_places(file: Path) -> dict[str, list[RecordedPlace]]:
 
 
 def _place(process: PlacedProcess) -> RecordedPlace:
-    from rlinf_core.hardware.accelerators.vendors import accelerator_names
+    from rlinf_core.hardware.accelerators import accelerator_names
 
     units = process.local_hardware_ranks if process.hardware_type in accelerator_names() else []
     return RecordedPlace(process.node_rank, next(iter(units), None))

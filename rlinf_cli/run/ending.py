@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rlinf_cli.runs.logs import last_lines
 from rlinf_core.errors import RLinfError
-from rlinf_core.runners.failure_list import Failure, failures_of, headline, position
+from rlinf_core.runners.recovery import Failure, failures_of, headline, position
 
 if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
@@ -49,7 +49,7 @@ def record_end(
 
 
 def _lacks_room(error: RLinfError) -> bool:
-    from rlinf_core.foreign.write_fault import NO_ROOM
+    from rlinf_core.foreign.files import NO_ROOM
 
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM
 

@@ -18,7 +18,7 @@ from rlinf_cli.job.findings import without_effect
 from rlinf_cli.run.ending import record_end
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped
-from rlinf_core.process.signal_mask import sigterm_deferred
+from rlinf_core.process.proc import sigterm_deferred
 from rlinf_core.runners.events import (
     EVALUATE,
     SAVE_CHECKPOINT,
@@ -265,7 +265,7 @@ class Training:
         from rlinf_cli.live.run_summary import shown
         from rlinf_cli.run.ending import failure_block
         from rlinf_core.runners.evidence import evidence_line, keep_evidence
-        from rlinf_core.runners.failure_list import reason_of
+        from rlinf_core.runners.recovery import reason_of
         from rlinf_core.runners.storage import run_events
 
         reason = reason_of(error)

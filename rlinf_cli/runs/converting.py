@@ -9,7 +9,7 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.run_lookup import damaged_checkpoints, find_run
 from rlinf_core.errors import CheckpointError, RunError
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Convert
 from rlinf_core.runners.storage import durable

@@ -26,8 +26,7 @@ from rlinf_cli.why.incidents import seconds_without_step
 from rlinf_cli.why.why_page import why_brief, why_record, why_text
 from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RLinfError, RunError
-from rlinf_core.foreign.files import open_regular
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import open_regular, write_fault
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.runners.step_clock import NO_STEP, SURE_AFTER
 from rlinf_core.runners.storage import durable

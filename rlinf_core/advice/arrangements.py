@@ -138,14 +138,10 @@ def candidates(
             if signature in seen:
                 continue
             seen.add(signature)
-        named = tuple(zip(names, seats, strict=True))
-        in_turns = large and _trainer_shares(seats)
         for stage in stages:
             for ahead in staleness:
-                if in_turns and ahead:
-                    continue
-                arrangement = Arrangement(named, stage, ahead)
-                if legal(arrangement):
+                arrangement = Arrangement(tuple(zip(names, seats, strict=True)), stage, ahead)
+                if not (large and ahead and _trainer_shares(seats)) and legal(arrangement):
                     yield arrangement
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf_core.algorithms.aggregation import broadcast_mask
+from rlinf_core.algorithms.loss_inputs import broadcast_mask
 
 GROUP_EPSILON = 1e-6
 NORMALIZE_EPSILON = 1e-8

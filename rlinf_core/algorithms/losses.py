@@ -9,8 +9,17 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rlinf_core.algorithms.aggregation import aggregate, broadcast_mask, broadcast_trailing, masked_mean
-from rlinf_core.algorithms.loss_inputs import MAX_LOG_RATIO, Loss, LossInputs, LossSettings, kl_estimate
+from rlinf_core.algorithms.loss_inputs import (
+    MAX_LOG_RATIO,
+    Loss,
+    LossInputs,
+    LossSettings,
+    aggregate,
+    broadcast_mask,
+    broadcast_trailing,
+    kl_estimate,
+    masked_mean,
+)
 
 # Of the ratios and advantages, both [n, ...]: the losses, whether the clip was active, whether the dual clip was.
 _Surrogate: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]

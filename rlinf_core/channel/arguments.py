@@ -8,8 +8,8 @@ from ast import literal_eval
 from typing import Final, TypeAlias, cast
 
 from rlinf_core.address import check_name
-from rlinf_core.arguments import short_repr
 from rlinf_core.errors import InvalidNameError
+from rlinf_core.suggest import short_repr
 from rlinf_core.waiting import plain_seconds
 
 Key: TypeAlias = "str | int | float | bytes | tuple[Key, ...] | None"

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import check_channel_name
-from rlinf_core.channel.broker.broker import Broker
-from rlinf_core.channel.client.client import ChannelClient
-from rlinf_core.channel.client.pending import Pending
+from rlinf_core.channel.broker import Broker
+from rlinf_core.channel.client import ChannelClient
+from rlinf_core.channel.pending import Pending
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
-from rlinf_core.node.stacks import stack_signal
+from rlinf_core.node import stacks
+from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.supervision.client import ManagerClient, current_client
 from rlinf_core.supervision.lives import CLOSED, MANAGER
 from rlinf_core.waiting import Deadline, contact_seconds
@@ -264,7 +264,7 @@ class ChannelProcess:
         node_rank: int,
     ) -> None:
         self._name = name
-        stack_signal.register()
+        stacks.register()
         me = WorkerAddress(name).get_child_address(0)
         self._client = ManagerClient(session, manager, me, ip=advertised_on(ip))
         self._broker = broker = Broker(name, self._client.endpoint, maxsize)

@@ -14,12 +14,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.arguments import Key, checked_weight
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.wire import DEFAULT_KEY
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed
+from rlinf_core.suggest import as_index, short_repr
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import current_session
 from rlinf_core.errors import ClusterError, DeviceHeldError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.hardware.accelerators.vendors import find_accelerators
+from rlinf_core.hardware.accelerators import find_accelerators
 from rlinf_core.hardware.robots.unit import variable_of
 from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
 from rlinf_core.node.holder_words import job_words, progress_words

@@ -14,10 +14,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rlinf_core import env_vars
-from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.cluster import claiming, engine, job
-from rlinf_core.cluster.allocation import Prepared, ProcessCommand, prepare, runtime_env
-from rlinf_core.cluster.joining import answer, has_returned, join
+from rlinf_core.cluster.joining import Prepared, ProcessCommand, answer, has_returned, join, prepare, runtime_env
 from rlinf_core.cluster.membership import NodeMember, node_info
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
 from rlinf_core.cluster.seats import NodeChange, check_hardware, stand_in
@@ -30,8 +28,9 @@ from rlinf_core.node import attach
 from rlinf_core.node.own_process import name_user
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.placement.strategy import Placement
-from rlinf_core.process import pacing, tracing
+from rlinf_core.process import tracing
 from rlinf_core.process.known_secrets import known
+from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.supervision.client import ManagerClient
 from rlinf_core.topology import ClusterTopology, NodeGroupInfo, NodeInfo
 
@@ -143,8 +142,7 @@ class Cluster:
         # This process is a part of the run, too.
         (tracing.start if trace else tracing.stop)()
         names = dict(log_names or {})
-        session = replace(self.session, log_folder=folder, log_names=names, trace=trace, pacing=pacing.wanted)
-        self.session = replace(session, secrets=known())
+        self.session = replace(self.session, log_folder=folder, log_names=names, trace=trace, secrets=known())
         enter_session(self.session)
 
     def claim(self, placements: Iterable[Placement]) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from rlinf_core.cluster import ray_private, ray_process, reachable
+from rlinf_core.cluster import ray_private, ray_process
 from rlinf_core.cluster.driver_folder import new_folder
 from rlinf_core.cluster.ray_api import (
     LOOPBACK,
@@ -36,8 +36,7 @@ from rlinf_core.errors import ClusterError, ProcessEnd, RayStartError, WorkerDie
 from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.node import attach, node_facts
 from rlinf_core.node.own_process import refuse_stripped_docstrings
-from rlinf_core.process.proc import MARK, guard
-from rlinf_core.process.signal_mask import warnings_blocked
+from rlinf_core.process.proc import MARK, guard, warnings_blocked
 
 LOGGER = logging.getLogger("rlinf")
 
@@ -102,7 +101,7 @@ def connect(address: str | None, namespace: str, *, may_start: bool, num_nodes: 
     else:
         cluster_found, other = (cluster, cluster.address) if isinstance(cluster, attach.Known) else (None, cluster)
         _authenticate(cluster_found)
-        _engine = _join(other, namespace, on_loopback=reachable.check(other) == LOOPBACK)
+        _engine = _join(other, namespace, on_loopback=ray_process.check(other) == LOOPBACK)
     return _engine
 
 

@@ -17,7 +17,7 @@ from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError
 from rlinf_core.supervision.client import ManagerClient, current_client, enter_job
 from rlinf_core.supervision.lives import DRIVER, MANAGER
-from rlinf_core.supervision.manager_process import ManagerProcess
+from rlinf_core.supervision.manager import ManagerProcess
 from rlinf_core.waiting import contact_seconds
 
 # The driver's handle: Ray ends an actor when the last handle of its owner is gone.

@@ -16,8 +16,8 @@ from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import STDIN_NAME, SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, name_pieces, part
 from rlinf_core.config.yaml_tree import Limits, compose
-from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import BadFileError, open_regular
+from rlinf_core.foreign.strict_json import wide_encoding
 
 _DEFAULT_LIMITS = Limits()
 _BOM = "\ufeff"

@@ -20,12 +20,12 @@ from typing import Any, Final, cast
 
 from rlinf_core.errors import ConfigError
 from rlinf_core.job.recipe import Recipe
-from rlinf_core.process.entry_points import offered
 from rlinf_core.process.import_path import (
     add_working_folder,
     is_unnamed,
     locate,
     named_path,
+    offered,
     syntax_tree,
     working_folder,
 )

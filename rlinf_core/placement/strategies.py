@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rlinf_core.arguments import short_repr
 from rlinf_core.config.ranks import format_range, merge_ranges
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.strategy import (
@@ -21,7 +20,7 @@ from rlinf_core.placement.strategy import (
     split_labels,
     topology_of,
 )
-from rlinf_core.suggest import quoted
+from rlinf_core.suggest import quoted, short_repr
 from rlinf_core.topology import CLUSTER_LABEL, NODE_LABEL, NODES, ClusterTopology, NodeGroupInfo
 
 

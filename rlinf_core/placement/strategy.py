@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast
 
-from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import PlacementError
-from rlinf_core.hardware.accelerators.vendors import get_accelerator
+from rlinf_core.hardware.accelerators import get_accelerator
 from rlinf_core.placement.selection import Location, Selection, select
-from rlinf_core.suggest import quoted
+from rlinf_core.suggest import as_index, quoted, short_repr
 from rlinf_core.topology import ClusterTopology, NodeInfo, Unit, UnitKind
 
 # The visibility variable for vendors without their own.

@@ -17,7 +17,9 @@ import struct
 import subprocess
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
 # Every process that a Ray of ours starts inherits it, which distinguishes it from those of others. Its value is the id
 # of the cluster, or the driver's folder where the Ray is embedded.
@@ -220,3 +222,108 @@ def reap(folder: str) -> None:
 if __name__ == "__main__":
     sys.stdin.buffer.read()
     reap(sys.argv[1])
+
+
+# Peak memory of a process, by phase.
+
+
+# Calls of a phase that are measured: the first ones, and then every that many.
+_FIRST, _EVERY = 8, 16
+
+
+class Peak(NamedTuple):
+    """The most memory that a process held in a phase, in bytes.
+
+    Attributes:
+        rss: the memory of the host, shared memory that it has mapped included.
+        device: the memory of its accelerator, as torch counts it; 0 without one.
+    """
+
+    rss: int
+    device: int = 0
+
+
+class PeakMeter:
+    """Measures the peak of each phase of this process; `peaks` are the largest so far."""
+
+    def __init__(self) -> None:
+        self.peaks: dict[str, Peak] = {}
+        self._calls: dict[str, int] = {}
+
+    @contextmanager
+    def during(self, phase: str) -> Generator[None, None, None]:
+        """Measure a block; of phases that come often only some are."""
+        count = self._calls[phase] = self._calls.get(phase, 0) + 1
+        if count > _FIRST and count % _EVERY:
+            yield
+            return
+        _forget_peak()
+        try:
+            yield
+        finally:
+            before, now = self.peaks.get(phase, Peak(0)), _peak()
+            self.peaks[phase] = Peak(max(before.rss, now.rss), max(before.device, now.device))
+
+
+def rss_fields() -> dict[str, int]:
+    """Return `VmRSS` and its peak `VmHWM` in bytes; empty where the system does not report them."""
+    status = fields("/proc/self/status")
+    return {name: int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM") if name in status}
+
+
+def _forget_peak() -> None:
+    # 5 resets the peak of the resident set (proc(5)).
+    with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    cuda = _cuda()
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+
+
+def _peak() -> Peak:
+    cuda = _cuda()
+    return Peak(rss_fields().get("VmHWM", 0), 0 if cuda is None else int(cuda.max_memory_allocated()))
+
+
+def _cuda() -> Any:
+    """Return torch's accelerator module if this process uses one."""
+    torch: Any = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
+# Signals that processes started from here must not take.
+
+
+# Schedulers send these to all processes of a job some time before it ends (Slurm's `--signal`, LSF, Grid Engine). Only
+# a driver acts on them; by default they end a process.
+SCHEDULER_WARNINGS = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
+
+
+@contextmanager
+def warnings_blocked() -> Generator[None, None, None]:
+    """Start the processes of the block with schedulers' warning signals blocked; this one handles them afterwards."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, SCHEDULER_WARNINGS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+
+
+def ignore_warnings() -> None:
+    """Ignore schedulers' warning signals, in this process and its children."""
+    for number in SCHEDULER_WARNINGS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def sigterm_deferred() -> Generator[None, None, None]:
+    """Within the block SIGTERM stays pending for this thread and for threads that are started in it.
+
+    While Ray's native code handles SIGTERM no thread of the process may take it. Start no process within the block: it
+    would have SIGTERM blocked.
+    """
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)

@@ -23,7 +23,7 @@ from rlinf_core.node.process_end import kernel_lines, own_group
 from rlinf_core.process import proc
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.process.proc import MARK, processes_of, tail
-from rlinf_core.runners.failure_list import Failure, failures_of, position, reason_of
+from rlinf_core.runners.recovery import Failure, failures_of, position, reason_of
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.evidence import (
     FAILURE,

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
 
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Moment, Step
-from rlinf_core.foreign.files import open_below
-from rlinf_core.foreign.write_fault import NO_ROOM, write_fault
-from rlinf_core.runners.storage.record_file import RecordFile, parse_model
+from rlinf_core.foreign.files import NO_ROOM, open_below, write_fault
+from rlinf_core.runners.storage.run_events import RecordFile, parse_model
 
 if TYPE_CHECKING:
     from rlinf_core.runners.exporters import MetricsBackend

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from rlinf_core.errors import RLinfError, RunError
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.process import tracing
 from rlinf_core.process.tracing import Taken, TraceSpan
 from rlinf_core.runners import events

@@ -10,7 +10,7 @@ from typing import Final
 from rlinf_core.config.secrets import mask_text
 from rlinf_core.errors import RLinfError
 from rlinf_core.node.process_identity import Presence, UnprovenProcessError, look
-from rlinf_core.node.stacks.process_stacks import NOT_PYTHON, ProcessStacks, StackRequest, read_stacks
+from rlinf_core.node.stacks import NOT_PYTHON, ProcessStacks, StackRequest, read_stacks
 from rlinf_core.supervision.lives import Hello, WorkerRecord
 from rlinf_core.supervision.wait_graph import Process, Wait
 from rlinf_core.supervision.waits import ProcessAnswer, processes_of

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, NamedTuple
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
+from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import ProcessEnd, RLinfError, RuntimeFailure, UnknownGroupError
 from rlinf_core.failures import PackedError
-from rlinf_core.node.stacks.process_stacks import StackRequest
+from rlinf_core.node.stacks import StackRequest
 from rlinf_core.supervision.deaths import DeathCauses, Died, Peer
 from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
 from rlinf_core.supervision.lives import (
@@ -31,11 +34,68 @@ from rlinf_core.supervision.lives import (
     WorkerRecord,
     WorkerRegistry,
 )
-from rlinf_core.supervision.rank_stores import RankStores
 from rlinf_core.supervision.rpc import LATER, Caller, Reply, Rpc
 from rlinf_core.supervision.wait_graph import Deadlock
 from rlinf_core.supervision.waits import Pauses, ProcessAnswer, Round, Watch
 from rlinf_core.waiting import Publication
+
+# The keys and values by which the ranks of a group find each other: what `torch.distributed` calls a store.
+#
+# Each group has its own. Nobody names it: the data plane has proved which worker a call is from.
+
+
+class RankStores:
+    """The stores of a job's groups.
+
+    Args:
+        answer: answers a read that had to wait.
+    """
+
+    def __init__(self, answer: Callable[[Caller, object], None]) -> None:
+        self._reply = answer
+        self._values: dict[str, dict[str, bytes]] = {}
+        self._waiting: list[_WaitingRead] = []
+
+    def read(self, caller: Caller, keys: tuple[str, ...], wait: bool) -> object:
+        """Return the value of each key, or None where it has none; `LATER` until all are there, if it waits."""
+        values = self._values_of(caller)
+        result = tuple(values.get(key) for key in keys)
+        if wait and None in result:
+            self._waiting.append(_WaitingRead(caller, keys))
+            return LATER
+        return result
+
+    def write(self, caller: Caller, key: str, value: bytes | int | None) -> bytes | None:
+        """Store a value, add a number to the one that is there, or remove it at None; return the new or removed one."""
+        values = self._values_of(caller)
+        before = values.get(key)
+        if value is None:
+            values.pop(key, None)
+            return before
+        values[key] = str(int(before or 0) + value).encode() if isinstance(value, int) else value
+        waiting, self._waiting = self._waiting, []
+        for read in waiting:
+            result = self.read(read.caller, read.keys, True)
+            if result is not LATER:
+                self._reply(read.caller, result)
+        return values[key]
+
+    def forget(self, stream: PeerStream, serial: int) -> None:
+        """Drop a read whose sender no longer waits."""
+        self._waiting = [read for read in self._waiting if read.caller != (stream, serial)]
+
+    def drop(self, group: str) -> None:
+        """Drop the values of a group: it has ended, or is launched once more."""
+        self._values.pop(group, None)
+
+    def _values_of(self, caller: Caller) -> dict[str, bytes]:
+        return self._values.setdefault(str(WorkerAddress.from_name(caller.name).get_parent_address()), {})
+
+
+class _WaitingRead(NamedTuple):
+    caller: Caller
+    keys: tuple[str, ...]
+
 
 _log = logging.getLogger(__name__)
 # Seconds between ticks, while something is due soon, and otherwise.
@@ -390,3 +450,39 @@ class Manager:
         return {
             str(worker.address): worker for group in self._registry.groups() for worker in self._registry.workers(group)
         }
+
+
+# The process of a job's manager, as an actor of Ray.
+
+
+class ManagerProcess:
+    """The manager's Ray actor, one per job. Messages between workers do not pass through it.
+
+    Args:
+        ip: the address at which other nodes reach this one; None for `RLINF_NET_IF`.
+        folder: the private folder of the driver that started this machine's Ray, for sockets; None elsewhere.
+    """
+
+    def __init__(self, job: str, secret: bytes, ip: str | None, folder: str | None) -> None:
+        self._job = job
+        self._secret = secret
+        self._started = time.time()
+        self._endpoint = Endpoint(ClusterSecret(secret), ip=ip, directory=folder)
+        self._manager = Manager(self._endpoint, job)
+
+    def __repr__(self) -> str:
+        """Return Ray's prefix for lines that this process prints."""
+        return "manager"
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run `function(*args)` and return its result. Actors that it creates live as long as the job, regardless of
+        the caller."""
+        return function(*args)
+
+    def record(self) -> tuple[str, str, EndpointInfo, float]:
+        """Return the job's name, its secret in hex, the manager's endpoint, and its start, for inspection from
+        outside."""
+        return self._job, self._secret.hex(), self._endpoint.info, self._started
+
+    def info(self) -> EndpointInfo:
+        return self._endpoint.info

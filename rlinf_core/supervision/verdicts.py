@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from rlinf_core.node.process_identity import Presence, look
-from rlinf_core.node.stacks.process_stacks import ProcessStacks, children_of
+from rlinf_core.node.stacks import ProcessStacks, children_of
 from rlinf_core.process.proc import Stat, stat
 from rlinf_core.supervision.job_view import (
     JobProcess,

@@ -28,16 +28,24 @@ from rlinf_core.collective.endpoint_info import EndpointInfo, advertised_on
 from rlinf_core.context import WorkerContext, enter_session
 from rlinf_core.errors import CancelledOperationError, MismatchError, PayloadError
 from rlinf_core.failures import PackedError
-from rlinf_core.hardware.accelerators.vendors import get_accelerator
-from rlinf_core.node import device_claims
-from rlinf_core.node.stacks import stack_signal
-from rlinf_core.process import pacing, tracing
+from rlinf_core.hardware.accelerators import get_accelerator
+from rlinf_core.node import device_claims, stacks
+from rlinf_core.process import tracing
 from rlinf_core.process.import_path import add_user_folders, add_working_folder
-from rlinf_core.process.process_memory import Peak, PeakMeter
+from rlinf_core.process.proc import Peak, PeakMeter
 from rlinf_core.supervision.client import ManagerClient, enter_job
 from rlinf_core.waiting import OperationKind
-from rlinf_core.worker.call_record import CallRecord, call_records
-from rlinf_core.worker.calls import MethodCall, RemoteFailure, Timed, check_call, enter_call, leave_call, unanswered
+from rlinf_core.worker.calls import (
+    CallRecord,
+    MethodCall,
+    RemoteFailure,
+    Timed,
+    call_records,
+    check_call,
+    enter_call,
+    leave_call,
+    unanswered,
+)
 from rlinf_core.worker.debugging.entering import enter_breakpoints
 from rlinf_core.worker.debugging.profiles import Profile, start_profile
 from rlinf_core.worker.log import set_up_logging
@@ -111,7 +119,7 @@ class WorkerProcess:
         self._context = context
         device_claims.keep(context.claims)
         faulthandler.enable()
-        stack_signal.register()
+        stacks.register()
         enter_breakpoints()
         own = {"MASTER_ADDR": context.master_addr, "MASTER_PORT": str(master_port), **context.placement.environment()}
         os.environ.update({name: value for name, value in own.items() if name not in context.given})
@@ -121,11 +129,6 @@ class WorkerProcess:
         set_up_logging(context)
         if context.session.trace:
             tracing.start()
-        if context.session.pacing is not None:
-            place, job = context.placement, context.session.job
-            held = place.local_accelerator_rank is not None
-            device = f"{job}-{place.cluster_node_rank}-{place.local_accelerator_rank}" if held else ""
-            pacing.start(context.session.pacing, device)
         self._join(context, manager)
         self._worker = self._published("__init__", lambda _: _make(context, pickled))
         return self.birth()

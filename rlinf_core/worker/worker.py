@@ -13,7 +13,7 @@ from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.membership import free_port
 from rlinf_core.context import WorkerContext, WorkerInfo
 from rlinf_core.errors import InvalidNameError, RuntimeFailure
-from rlinf_core.hardware.accelerators.vendors import get_accelerator
+from rlinf_core.hardware.accelerators import get_accelerator
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.timer import caller_of, timer

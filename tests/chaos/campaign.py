@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.console import console
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.files import open_log
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import open_log, write_fault
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus

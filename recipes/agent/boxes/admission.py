@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rlinf_core import ConfigError
-from rlinf_core.collective.memory.memory_budget import allowed_bytes
+from rlinf_core.collective.memory_budget import allowed_bytes
 
 # Of one process at a time, which waits for memory: large boxes are not overtaken for ever by small ones.
 _GATE: Final = 1 << 40

@@ -11,8 +11,8 @@ from typing import Final
 
 from recipes.agent.tools.tool import Tool, ToolError
 from rlinf_core import ConfigError
-from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import BadFileError, read_bounded
+from rlinf_core.foreign.strict_json import wide_encoding
 
 NOTHING_FOUND: Final = "nothing found"
 

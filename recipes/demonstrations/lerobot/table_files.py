@@ -10,9 +10,8 @@ from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.lerobot.set_files import WHOLE
 from recipes.training.reading.parquet_claims import take_parquet
 from rlinf_core.foreign.budget import VALUE, Budget, OverBudgetError
-from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import read_bounded
-from rlinf_core.foreign.strict_json import BadJsonError, load_json
+from rlinf_core.foreign.strict_json import BadJsonError, load_json, wide_encoding
 
 
 def entry_of(row: Mapping[str, Any], name: str, file: Path) -> Any:

@@ -32,7 +32,7 @@ from recipes.demonstrations.lerobot.set_info import (
 )
 from recipes.demonstrations.pictures import encoded, write_video
 from recipes.training.arrays import Array
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 
 _FILE_BYTES: Final = 100 * 2**20
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import gcd, inf
 from types import MappingProxyType
 from typing import Any, Final
@@ -40,7 +38,6 @@ _WINDOW: Final = 0.003
 # Of a trial: the fewest actions of a pass, and the updates of a step off-policy.
 _TRIAL_CHUNKS: Final = 8
 _TRIAL_UPDATES: Final = 20
-_STAND_INS: Final = "recipes.embodied.advice.stand_ins"
 
 
 def flow_of(config: EmbodiedConfig) -> EmbodiedFlow:
@@ -62,10 +59,6 @@ class EmbodiedFlow:
         self.chunks = -(-train.max_steps_per_rollout_epoch // config.actor.model.num_action_chunks)
         self.samples = samples_of_a_step(config)
         self.stages_now = config.rollout.pipeline_stage_num
-        # What env workers and stages must divide: environments that are not of one group.
-        sections = [train, *([config.env.eval] if evaluates(config) else [])]
-        self._divided = [section.total_num_envs / group_size(config, section) for section in sections]
-        self._takes_actors = cache(self._actors_divide)
         self.off_policy = is_off_policy(config.algorithm.loss_type)
         self.phases: Mapping[str, tuple[str, ...]] = {
             ENV: (STEP,),
@@ -91,7 +84,7 @@ class EmbodiedFlow:
         whole = set(_whole_nodes(kind))
         return [count for count in counts if count in whole]
 
-    def _actors_divide(self, actors: int) -> bool:
+    def _takes_actors(self, actors: int) -> bool:
         total, micro = self._config.actor.global_batch_size, self._config.actor.micro_batch_size
         if total is None:
             return True
@@ -100,7 +93,10 @@ class EmbodiedFlow:
     def legal(self, arrangement: Arrangement) -> bool:
         """See `JobFlow`."""
         shares = arrangement.of(ENV).size * arrangement.stages
-        return all(total % shares == 0 for total in self._divided) and self._takes_actors(arrangement.of(ACTOR).size)
+        config = self._config
+        sections = [config.env.train, *([config.env.eval] if evaluates(config) else [])]
+        divides = all(section.total_num_envs % (shares * group_size(config, section)) == 0 for section in sections)
+        return divides and self._takes_actors(arrangement.of(ACTOR).size)
 
     def training(self, actors: int) -> list[tuple[str, float, int]]:
         """Return the calls of one actor in a step: phase, rows of a call, number of calls."""
@@ -188,33 +184,6 @@ class EmbodiedFlow:
             values["actor.global_batch_size"] = batches[-1] if batches else None
         return {**TRIAL, **values}
 
-    def rehearsal(self) -> Sequence[str]:
-        """See `JobFlow`: environments and policy are those of `stand_ins`; off-policy the networks stay, which are
-        small.
-        """
-        from recipes.embodied.embodied_memory import environment_spec, policy_sizes
-        from recipes.embodied.learning.policy_precision import acting_type
-
-        actor, train = self._config.actor, self._config.env.train
-        spec, _ = environment_spec(train)
-        words = [
-            *(["~env.train.options"] if train.options else []),
-            *(["env.train.task="] if train.task is not None else []),
-            f"env.train.env_type={_STAND_INS}:StandInEnv",
-            f"env.train.options={json.dumps({'spec': asdict(spec)})}",
-            f"env.train.max_episode_steps={train.max_episode_steps or train.max_steps_per_rollout_epoch}",
-        ]
-        if not self.off_policy:
-            numbers = policy_sizes(actor, spec).acting // acting_type(actor).itemsize
-            words += [
-                *(["~actor.model.options"] if actor.model.options else []),
-                *(["actor.model.model_path="] if actor.model.model_path is not None else []),
-                *(["actor.checkpoint_load_path="] if actor.checkpoint_load_path is not None else []),
-                f"actor.model.model_type={_STAND_INS}:StandInPolicy",
-                f"actor.model.options={json.dumps({'numbers': numbers})}",
-            ]
-        return words
-
     def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes = MappingProxyType({})) -> Flow:
         """See `JobFlow`."""
         return TimedFlow(self, durations, models)
@@ -236,7 +205,6 @@ class TimedFlow:
 
     def __init__(self, job: EmbodiedFlow, durations: Durations, models: Mapping[str, str]) -> None:
         self._job, self._durations, self._models = job, durations, models
-        self._offloads = job.offloads
         self._exchange = lru_cache(maxsize=None)(Exchange.of)
         self._trained = lru_cache(maxsize=None)(self._training)
         self._stepping = lru_cache(maxsize=None)(self._step)
@@ -287,8 +255,7 @@ class TimedFlow:
 
     def bound(self, arrangement: Arrangement) -> float:
         """See `Flow`."""
-        # In the order of `EmbodiedFlow.components`; of hundreds of thousands each is looked at once.
-        (_, env), (_, rollout), (_, actor) = arrangement.seats
+        env, rollout, actor = (arrangement.of(name) for name in (ENV, ROLLOUT, ACTOR))
         job, stages, ahead = self._job, arrangement.stages, arrangement.staleness
         size = job.environments // stages
         moved = 2 * self._move(MOVE_ROLLOUT, 0, arrangement)
@@ -360,9 +327,8 @@ class TimedFlow:
         return exchange, (env.devices[:1], rollout.devices[:1], actors[:1])
 
     def _move(self, phase: str, which: int, arrangement: Arrangement) -> float:
-        if not self._offloads[which]:
-            return 0.0
-        return self._duration(phase, arrangement.of((ROLLOUT, ACTOR)[which])).mean(0)
+        seats = arrangement.of((ROLLOUT, ACTOR)[which])
+        return self._duration(phase, seats).mean(0) if self._job.offloads[which] else 0.0
 
 
 _NOTHING: Final = Duration(0.0)

@@ -17,7 +17,7 @@ import numpy as np
 
 from recipes.embodied.replay.replay_types import Arrays, ColumnSpec, ReplayError
 from recipes.training.arrays import Array
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 
 
 def take_room(file: int, size: int) -> None:

@@ -14,7 +14,7 @@ from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.robot_session import ArmCheck
 from rlinf_core import ConfigError, RLinfError, RobotUnit
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.hardware.robots.franka import Franka
 from rlinf_core.hardware.robots.plugin_driven import PluginDrivenRobot
 

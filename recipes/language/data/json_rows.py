@@ -10,9 +10,8 @@ from typing import IO, Any, Final, cast
 
 from rlinf_core import ConfigError
 from rlinf_core.foreign.budget import Budget, OverBudgetError, in_words, json_size
-from rlinf_core.foreign.encodings import wide_encoding
 from rlinf_core.foreign.files import open_regular
-from rlinf_core.foreign.strict_json import BadJsonError, load_json
+from rlinf_core.foreign.strict_json import BadJsonError, load_json, wide_encoding
 
 _GZIP = b"\x1f\x8b"
 _LONGEST_LINE: Final = 16 << 20

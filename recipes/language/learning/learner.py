@@ -17,7 +17,7 @@ from recipes.training.sharding import ParallelStrategy
 from recipes.training.typed_tensors import floats, integers
 from recipes.training.updater import Figures, UntrainedError, Updater
 from rlinf_core import Loss, LossInputs, LossSettings, value_loss
-from rlinf_core.algorithms.aggregation import denominator
+from rlinf_core.algorithms.loss_inputs import denominator
 from rlinf_core.algorithms.losses import as_loss
 from rlinf_core.config.sections.values import LossAggregation
 from rlinf_core.worker.timer import timer

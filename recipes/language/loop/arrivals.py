@@ -13,8 +13,7 @@ from recipes.language.prompts.prompt_messages import GroupReport, ScoredGroup
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.config.secrets import environment_secrets
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.files import make_folder
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import make_folder, write_fault
 from rlinf_core.process.known_secrets import hidden, remember
 from rlinf_core.runners.storage import durable
 from rlinf_core.statistics import mean

@@ -50,7 +50,7 @@ from rlinf_core.runners.events import ItemFates
 from rlinf_core.runners.record import RunConfig, RunRecord
 from rlinf_core.runners.runner import NEVER, RolloutRunner
 from rlinf_core.runners.storage.first_contact import note_comparisons
-from rlinf_core.worker.call_record import add_call
+from rlinf_core.worker.calls import add_call
 from rlinf_core.worker.group.handle import wait_together
 
 LOGGER = logging.getLogger("rlinf")

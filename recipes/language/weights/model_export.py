@@ -28,7 +28,7 @@ from recipes.training.typed_tensors import DTYPES
 from recipes.training.weights.sent_weights import own_weights
 from recipes.training.without_memory import without_memory
 from rlinf_core import CheckpointError
-from rlinf_core.foreign.write_fault import lacks_room, write_fault
+from rlinf_core.foreign.files import lacks_room, write_fault
 from rlinf_core.runners.storage.first_contact import Difference, FirstContact
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from recipes.language.models.packing import PackedRow
 from recipes.language.models.plain_check import LIMITS
 from recipes.language.models.policy import AnswerModel
 from rlinf_core import RLinfError
-from rlinf_core.collective.memory.memory_budget import free_bytes
+from rlinf_core.collective.memory_budget import free_bytes
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.runners.storage.first_contact import Difference
 

@@ -18,8 +18,7 @@ from recipes.training.state.shard_files import about_shards, shard_name
 from recipes.training.state.state_checkpoint import VERSION
 from recipes.training.tensor_files import Described, TensorFile, write_tensors
 from rlinf_core import CheckpointError
-from rlinf_core.foreign.files import check_regular
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import check_regular, write_fault
 from rlinf_core.runners.storage.checkpoint import load_manifest
 
 # Files of tensors in containers, by name: the state of off-policy learning, and answers.

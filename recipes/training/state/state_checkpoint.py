@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from recipes.training.optim.small_moments import SmallStateAdamW
 from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
 from rlinf_core import CheckpointError
-from rlinf_core.foreign.write_fault import lacks_room, write_fault
+from rlinf_core.foreign.files import lacks_room, write_fault
 
 if TYPE_CHECKING:
     from recipes.training.state.shard_files import ShardReader

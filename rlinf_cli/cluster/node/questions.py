@@ -56,7 +56,7 @@ def recipe(asked: str) -> dict[str, Any]:
 
 def accelerators() -> dict[str, Any]:
     """Return the accelerators as a running job finds them."""
-    from rlinf_core.hardware.accelerators.vendors import find_accelerators
+    from rlinf_core.hardware.accelerators import find_accelerators
 
     hardware = find_accelerators()
     return {"type": hardware.accelerator.name, "models": [device.model for device in hardware.devices]}

@@ -14,8 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from rlinf_core.collective.arena import SharedSegment
 from rlinf_core.collective.connections.handshake import PeerIdentity
-from rlinf_core.collective.memory.segment import SharedSegment
 from rlinf_core.collective.messages.frame import FrameReader
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, RuntimeFailure

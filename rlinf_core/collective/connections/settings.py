@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlinf_core import env_vars
-from rlinf_core.collective.memory import memory_budget
+from rlinf_core.collective import memory_budget
 from rlinf_core.waiting import contact_seconds
 
 KIB = 1 << 10

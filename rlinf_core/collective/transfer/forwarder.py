@@ -6,15 +6,14 @@ import random
 import threading
 from enum import Enum
 
+from rlinf_core.collective.arena import BlockLease, LeaseState
 from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.memory.segment import BlockLease, LeaseState
 from rlinf_core.collective.messages.frame import Flag, SharedPlace
 from rlinf_core.collective.messages.message import Bytes, EncodedBody, Message, PlaceholderPart
 from rlinf_core.collective.messages.payload import HostPart
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
-from rlinf_core.collective.transfer.sender import Sender
-from rlinf_core.collective.transfer.shared_memory import descriptors
+from rlinf_core.collective.transfer.sender import Sender, descriptors
 from rlinf_core.collective.work import Work
 
 # Released leases are removed whenever the table has grown by about this many.

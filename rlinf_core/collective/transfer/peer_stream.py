@@ -18,8 +18,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool, UnreachableError
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver
-from rlinf_core.collective.transfer.backlog import Backlog
-from rlinf_core.collective.transfer.received_message import Claim, PostedReceive, ReceivedMessage, fits
+from rlinf_core.collective.transfer.received_message import Backlog, Claim, PostedReceive, ReceivedMessage, fits
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotFoundError, WorkerDiedError
 

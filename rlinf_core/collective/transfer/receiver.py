@@ -8,15 +8,19 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlinf_core.collective.arena import Arena, BlockLease, SharedSegment
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.memory.arena import Arena
-from rlinf_core.collective.memory.segment import BlockLease, SharedSegment
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameError, FrameKind
 from rlinf_core.collective.messages.payload import private_memory
-from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, StaleMessageError
-from rlinf_core.collective.transfer.received_message import Claim, PostedReceive, ReceivedMessage, find_mismatch
+from rlinf_core.collective.transfer.received_message import (
+    Backlog,
+    Claim,
+    PostedReceive,
+    ReceivedMessage,
+    find_mismatch,
+)
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError, RuntimeFailure
 

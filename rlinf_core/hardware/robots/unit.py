@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar, cast
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.process.entry_points import offered
+from rlinf_core.process.import_path import offered
 from rlinf_core.scalars import Float, Int, StrictModel, Text, impossible_address, problem
 from rlinf_core.suggest import near
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_core.errors import CheckpointError
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import (
     FOLDER_NAME,

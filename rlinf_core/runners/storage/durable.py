@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from rlinf_core.foreign.files import create_aside, open_below
-from rlinf_core.foreign.write_fault import NO_ROOM
+from rlinf_core.foreign.files import NO_ROOM, create_aside, open_below
 
 # Errors of file systems without locks.
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)

@@ -34,16 +34,14 @@ from rlinf_core.config.secrets import mask
 from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Step
-from rlinf_core.foreign.files import read_text
-from rlinf_core.foreign.write_fault import write_fault
+from rlinf_core.foreign.files import read_text, write_fault
 from rlinf_core.node.process_identity import Presence, own_identity
-from rlinf_core.process import pacing
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, config_hash
 from rlinf_core.runners.storage.checkpoint_store import KEEP_ALL, CheckpointStore
-from rlinf_core.runners.storage.record_file import RecordFile, parse_model
 from rlinf_core.runners.storage.resuming import config_id, find_source, run_of, values_of
+from rlinf_core.runners.storage.run_events import RecordFile, parse_model
 from rlinf_core.runners.storage.run_state import STATE, Attempt, RunState, mark, read_state, runs_in, why_not_own
 from rlinf_core.runners.storage.run_status import RunStatus
 
@@ -167,12 +165,7 @@ class RunFolder:
             mark(elsewhere, path, run_id)
         checkpoints = "checkpoints" if elsewhere is None else str(elsewhere)
         state = RunState(
-            recipe=recipe,
-            experiment=experiment,
-            kind="training" if pacing.wanted is None else "rehearsal",
-            run_id=run_id,
-            created=time.time(),
-            checkpoints=checkpoints,
+            recipe=recipe, experiment=experiment, run_id=run_id, created=time.time(), checkpoints=checkpoints
         )
         folder = cls(path, state)
         folder.logs.mkdir()

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from rlinf_core.foreign.write_fault import write_fault
-from rlinf_core.node.stacks.process_stacks import install_spy, py_spy
+from rlinf_core.foreign.files import write_fault
+from rlinf_core.node.stacks import install_spy, py_spy
 
 LOGGER = logging.getLogger("rlinf")
 # For a profiler to write what it has.

@@ -6,8 +6,8 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from rlinf_core.arguments import short_repr
 from rlinf_core.config.ranks import format_ranks
+from rlinf_core.suggest import short_repr
 from rlinf_core.worker.calls import unanswered, unpicklable
 from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle
 

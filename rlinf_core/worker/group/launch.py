@@ -11,7 +11,6 @@ from typing import Any, TypeAlias, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.cluster.claiming import claim_names
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
@@ -21,6 +20,7 @@ from rlinf_core.placement.component import mapped_strategy
 from rlinf_core.placement.strategies import default_strategy
 from rlinf_core.placement.strategy import Placement, PlacementStrategy, topology_of
 from rlinf_core.process.import_path import user_folders, working_folder
+from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.supervision.client import current_client
 from rlinf_core.supervision.lives import GroupLife
 from rlinf_core.waiting import Deadline

@@ -17,7 +17,6 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.engine import on_disconnect
@@ -27,12 +26,11 @@ from rlinf_core.context import WorkerInfo, current_session
 from rlinf_core.errors import InvalidNameError, RLinfError, RuntimeFailure
 from rlinf_core.failures import WorkerGroupError, ended_by_shutdown, raise_unseen
 from rlinf_core.placement.strategy import PlacementStrategy
-from rlinf_core.process.process_memory import Peak
+from rlinf_core.process.proc import Peak
 from rlinf_core.process.tracing import Taken
-from rlinf_core.suggest import did_you_mean
+from rlinf_core.suggest import as_index, did_you_mean, short_repr
 from rlinf_core.supervision.client import current_client
-from rlinf_core.worker.call_record import CallRecord
-from rlinf_core.worker.calls import CallHandle, unanswered
+from rlinf_core.worker.calls import CallHandle, CallRecord, unanswered
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import GroupMethod, GroupView
 from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, wait_together

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlinf_core import Cluster, Worker, WorkerGroup
 from rlinf_core.errors import DeviceHeldError
-from rlinf_core.hardware.accelerators.vendors import register_accelerator
+from rlinf_core.hardware.accelerators import register_accelerator
 from rlinf_core.node.device_claims import listing
 from tests.cluster.steps import serve
 

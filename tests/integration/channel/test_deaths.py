@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.channel.broker.broker_clients import LostItem
+from rlinf_core.channel.broker_clients import LostItem
 from rlinf_core.channel.channel import Channel
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, InvalidNameError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError

@@ -20,7 +20,7 @@ from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.context import current_session
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.node.stacks.process_stacks import py_spy
+from rlinf_core.node.stacks import py_spy
 from rlinf_core.placement.strategies import NodePlacementStrategy
 from rlinf_core.worker.group.worker_group import WorkerGroup
 from rlinf_core.worker.worker import Worker
@@ -30,9 +30,9 @@ pexpect: Any = pytest.importorskip("pexpect")
 
 RLINF = Path(sys.executable).with_name("rlinf")
 HANGS = """
-from rlinf_core.node.stacks import stack_signal
+from rlinf_core.node import stacks
 import time
-stack_signal.register()
+stacks.register()
 def wait_for_the_physics():
     print("ready", flush=True)
     while True:

@@ -18,8 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recipes.sections.algorithm import ADVANTAGES, LOSSES
 from recipes.sections.own_options import unknown_options
 from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories, gae
-from rlinf_core.algorithms.aggregation import AGGREGATIONS, aggregate, denominator, masked_mean
-from rlinf_core.algorithms.loss_inputs import KlEstimator, LossInputs, LossSettings, kl_estimate
+from rlinf_core.algorithms.loss_inputs import (
+    AGGREGATIONS,
+    KlEstimator,
+    LossInputs,
+    LossSettings,
+    aggregate,
+    denominator,
+    kl_estimate,
+    masked_mean,
+)
 from rlinf_core.algorithms.losses import actor_critic
 from rlinf_core.algorithms.options import (
     checked_options,

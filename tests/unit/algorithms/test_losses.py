@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.algorithms.aggregation import denominator
-from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings
+from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings, denominator
 from rlinf_core.algorithms.losses import (
     actor,
     actor_critic,

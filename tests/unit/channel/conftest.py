@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.channel.broker.broker import Broker
-from rlinf_core.channel.broker.memory_gate import MIB, MemoryGate
+from rlinf_core.channel.broker import Broker
+from rlinf_core.channel.broker_clients import MIB, MemoryGate
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.launch import ChannelClients
 from rlinf_core.channel.mailbox import ID_STEP, AnswerSlots, slot_of

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.broker.broker_clients import BrokerClient, Outbox
+from rlinf_core.channel.broker_clients import BrokerClient, Outbox
 from rlinf_core.channel.mailbox import ID_STEP, LARGEST, AnswerSlots, AnswerWriter
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.channel.queue_state import Reason
@@ -44,7 +44,7 @@ def test_small_items_and_their_acceptance_go_through_boxes(stage: Stage, monkeyp
     producer.put("first")
     assert consumer.get() == "first"
     # However long it takes.
-    monkeypatch.setattr("rlinf_core.channel.client.pending.spin", lambda look, _: until(look) or True)
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, _: until(look) or True)
     messages = Messages(monkeypatch)
     for number in range(50):
         producer.put({"number": number})
@@ -97,9 +97,9 @@ def test_missed_notice_and_answer_are_seen_a_little_later(stage: Stage, monkeypa
     answer = AnswerWriter.write_answer
     monkeypatch.setattr(AnswerWriter, "write_item", blind)
     monkeypatch.setattr(AnswerWriter, "write_answer", answer_blind)
-    monkeypatch.setattr("rlinf_core.channel.client.pending.spin", lambda look, until: None)
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, until: None)
     # Here the answer is not merely invisible for a moment: it has to come first, on a busy machine too.
-    monkeypatch.setattr("rlinf_core.channel.client.pending._VISIBLE_AFTER", 1.0)
+    monkeypatch.setattr("rlinf_core.channel.pending._VISIBLE_AFTER", 1.0)
     looks = iter([False, False])
     answered = AnswerSlots.answered
     monkeypatch.setattr(AnswerSlots, "answered", lambda self, op_id: next(looks, True) and answered(self, op_id))
@@ -128,7 +128,7 @@ def test_put_accepted_in_its_box_never_reports_failure(
             request.expire(CommunicationTimeoutError("put", 0.0))
 
     wait_for = until
-    monkeypatch.setattr("rlinf_core.channel.client.pending.spin", overtake)
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", overtake)
     producer.put("second")
     monkeypatch.undo()
     assert consumer.get() == "second"
@@ -146,7 +146,7 @@ def test_an_interrupted_get_leaves_its_item_to_the_next(stage: Stage, monkeypatc
     producer.put("second")
     for _ in range(2 * ID_STEP):
         with monkeypatch.context() as patch:
-            patch.setattr("rlinf_core.channel.client.pending.spin", interrupt)
+            patch.setattr("rlinf_core.channel.pending.spin", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 consumer.get()
     assert consumer.get() == "second"
@@ -298,7 +298,7 @@ def test_interrupted_put_leaves_its_item_alone(stage: Stage, monkeypatch: pytest
         until(look)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlinf_core.channel.client.pending.spin", interrupt)
+    monkeypatch.setattr("rlinf_core.channel.pending.spin", interrupt)
     with pytest.raises(KeyboardInterrupt):
         producer.put("second")
     monkeypatch.undo()

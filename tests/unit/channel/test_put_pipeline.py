@@ -7,7 +7,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.channel.client.put_pipeline import PutPipeline, QueuedPut
+from rlinf_core.channel.client import PutPipeline, QueuedPut
 from rlinf_core.collective.messages.codec import Encoded
 
 KIB = 1 << 10

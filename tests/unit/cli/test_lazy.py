@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.process import entry_points
+from rlinf_core.process import import_path
 
 COMMANDS = {
     "Jobs": ["train", "validate", "inspect", "explain", "init", "tasks"],
@@ -32,8 +32,8 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Installs packages that offer commands."""
 
     def offering(**targets: str) -> None:
-        points = {name: entry_points.EntryPoint(name, target) for name, target in targets.items()}
-        monkeypatch.setattr(entry_points, "offered", lambda group: points)
+        points = {name: import_path.EntryPoint(name, target) for name, target in targets.items()}
+        monkeypatch.setattr(import_path, "offered", lambda group: points)
 
     return offering
 

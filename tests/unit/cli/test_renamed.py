@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_cli.renamed import COMMANDS
-from rlinf_core.process import entry_points
+from rlinf_core.process import import_path
 
 Cli = Callable[..., Any]
 
@@ -57,8 +57,8 @@ def test_an_earlier_name_runs_and_is_told(
 
 
 def test_an_option_of_a_packages_own_command_keeps_its_name(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    point = entry_points.EntryPoint("greet", "tests.unit.cli.own_command:app")
-    monkeypatch.setattr(entry_points, "offered", lambda _: {"greet": point})
+    point = import_path.EntryPoint("greet", "tests.unit.cli.own_command:app")
+    monkeypatch.setattr(import_path, "offered", lambda _: {"greet": point})
     ended = cli("greet", "you", "--out", "loud")
     assert (ended.out, ended.err) == ("hello you, loud\n", "")
 

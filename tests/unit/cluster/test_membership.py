@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_core.cluster import joining, reachable
+from rlinf_core.cluster import joining, ray_process
 from rlinf_core.cluster import joining as module
 from rlinf_core.cluster.engine import RayEngine
 from rlinf_core.cluster.joining import answer, join
@@ -153,7 +153,7 @@ def test_two_raylets_that_both_serve_are_two_nodes(
 @pytest.mark.parametrize("text", ["auto", "10.0.0.1", ":6379", "head:", "ray://head:x"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ClusterError, match=f"`{text}` is not the address") as caught:
-        reachable.check(text)
+        ray_process.check(text)
     assert "HOST:PORT" in str(caught.value.help)
 
 
@@ -161,7 +161,7 @@ def test_where_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(ClusterError, match=f"the cluster at {address} does not answer") as caught:
-        reachable.check(address)
+        ray_process.check(address)
     assert caught.value.why == "Connection refused"
 
 
@@ -193,7 +193,7 @@ def test_where_something_else_than_a_head_listens(
         thread.start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ClusterError, match=f"the cluster at {address} does not answer") as caught:
-            reachable.check(address)
+            ray_process.check(address)
         thread.join()
     assert str(caught.value.why).startswith("the listener there is not a Ray head: it ")
     assert why in str(caught.value.why)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.memory.arena import Arena, spill
-from rlinf_core.collective.memory.segment import PAGE
+from rlinf_core.collective.arena import PAGE, Arena, spill
 
 CAPACITY = 64 * PAGE
 

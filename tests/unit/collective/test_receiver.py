@@ -22,10 +22,9 @@ from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.messages.codec import encode
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
-from rlinf_core.collective.transfer import backlog, received_message
-from rlinf_core.collective.transfer.backlog import Backlog
+from rlinf_core.collective.transfer import received_message
 from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, died
-from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
+from rlinf_core.collective.transfer.received_message import Backlog, PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Receiver
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError
@@ -254,7 +253,7 @@ def test_replaced_connection_is_read_to_its_end_at_once(make_pair: Callable[...,
 
 
 def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "_SLICE", 20.0)
+    monkeypatch.setattr(received_message, "_SLICE", 20.0)
     waiting = Backlog(Settings(inbox_messages=4, inbox_bytes=1000))
     looks: list[int] = []
     ended: list[int] = []
@@ -285,7 +284,7 @@ def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.Mon
 
 
 def test_taken_bytes_wake_whom_they_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "_SLICE", 20.0)
+    monkeypatch.setattr(received_message, "_SLICE", 20.0)
     waiting = Backlog(Settings(inbox_messages=100, inbox_bytes=1000))
     connection: Any = SimpleNamespace(backlog=0, closed=False, peer=SimpleNamespace(incarnation="one"))
     messages = [ReceivedMessage(Frame(FrameKind.MESSAGE, head=bytes(100))) for _ in range(11)]

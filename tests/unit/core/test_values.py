@@ -18,11 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.arguments import as_index, short_repr
 from rlinf_core.errors import ConfigError, EnvironmentVariableError, InvalidNameError
 from rlinf_core.registry import Registry
 from rlinf_core.statistics import wilson_interval
-from rlinf_core.suggest import clipped
+from rlinf_core.suggest import as_index, clipped, short_repr
 from rlinf_core.waiting import Deadline, Operation, OperationKind, spell_seconds
 from tests.clock import Clock
 

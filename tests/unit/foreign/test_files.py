@@ -16,8 +16,16 @@ import pytest
 from rlinf_core.errors import RemoteError
 from rlinf_core.foreign.budget import Budget, OverBudgetError, in_words, json_size
 from rlinf_core.foreign.file_models import read_model
-from rlinf_core.foreign.files import BadFileError, open_below, open_log, open_regular, read_bounded, read_json_object
-from rlinf_core.foreign.write_fault import lacks_room, write_fault
+from rlinf_core.foreign.files import (
+    BadFileError,
+    lacks_room,
+    open_below,
+    open_log,
+    open_regular,
+    read_bounded,
+    read_json_object,
+    write_fault,
+)
 from rlinf_core.runners.storage.checkpoint import ManifestFile
 
 

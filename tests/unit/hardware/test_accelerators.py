@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device, Host, run_tool
-from rlinf_core.hardware.accelerators.vendors import (
+from rlinf_core.hardware.accelerators import (
+    Accelerator,
     Amd,
     Ascend,
+    Device,
+    Host,
     Intel,
     Musa,
     Nvidia,
@@ -21,6 +23,7 @@ from rlinf_core.hardware.accelerators.vendors import (
     find_accelerators,
     get_accelerator,
     register_accelerator,
+    run_tool,
 )
 
 THREE_GPUS = """\
@@ -179,7 +182,7 @@ def test_an_instance_of_mig_is_one_device(tmp_path: Path, value: str, expected: 
 
 def test_a_process_is_given_an_instance_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlinf_core.cluster import membership
-    from rlinf_core.hardware.accelerators.vendors import Found
+    from rlinf_core.hardware.accelerators import Found
 
     instance = Device(0, "NVIDIA A800-SXM4-80GB", "MIG-1b", divided=True)
     monkeypatch.setattr(membership, "find_accelerators", lambda: Found(Nvidia(), (instance,)))
@@ -292,9 +295,9 @@ class _Tpu(Accelerator):
 
 
 def test_a_vendor_can_be_added_once(monkeypatch: pytest.MonkeyPatch, machine: Callable[..., Host]) -> None:
-    from rlinf_core.hardware.accelerators import vendors
+    from rlinf_core.hardware import accelerators
 
-    monkeypatch.setattr(vendors, "_ACCELERATORS", dict(vendors._ACCELERATORS))
+    monkeypatch.setattr(accelerators, "_ACCELERATORS", dict(accelerators._ACCELERATORS))
     register_accelerator(_Tpu())
     assert find_accelerators(machine({"/dev/accel0": "", "/dev/accel1": ""}), {}).devices == (Device(0), Device(1))
     with pytest.raises(ConfigError, match="registered twice"):
@@ -302,12 +305,12 @@ def test_a_vendor_can_be_added_once(monkeypatch: pytest.MonkeyPatch, machine: Ca
 
 
 def test_a_tool_that_fails_hangs_or_is_missing_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlinf_core.hardware.accelerators import accelerator
+    from rlinf_core.hardware import accelerators
 
     assert run_tool([sys.executable, "-c", "print('here')"]) == "here\n"
     assert run_tool([sys.executable, "-c", "raise SystemExit(3)"]) is None
     assert run_tool(["rlinf-test-no-such-tool"]) is None
-    monkeypatch.setattr(accelerator, "TOOL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(accelerators, "TOOL_TIMEOUT_S", 0.05)
     assert run_tool([sys.executable, "-c", "import time; time.sleep(30)"]) is None
 
 

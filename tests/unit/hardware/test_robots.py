@@ -17,7 +17,7 @@ from rlinf_core.hardware.robots import plugin_driven
 from rlinf_core.hardware.robots import unit as units
 from rlinf_core.hardware.robots.franka import ROBOT_PORT, Franka
 from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types, register_hardware
-from rlinf_core.process.entry_points import EntryPoint
+from rlinf_core.process.import_path import EntryPoint
 from rlinf_core.scalars import Float, YamlInt
 
 assert plugin_driven

@@ -20,7 +20,7 @@ from rlinf_core.job import find_recipe
 from rlinf_core.job.load import Job, load_job, rules_of
 from rlinf_core.job.recipe import Recipe
 from rlinf_core.job.report import Report
-from rlinf_core.process.entry_points import EntryPoint
+from rlinf_core.process.import_path import EntryPoint
 from rlinf_core.scalars import Int, Text
 
 CLUSTER = "cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-3}\n"

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.job.load import load_job
-from rlinf_core.process.entry_points import EntryPoint, offered
-from rlinf_core.process.import_path import locate, syntax_tree
+from rlinf_core.process.import_path import EntryPoint, locate, offered, syntax_tree
 from rlinf_core.process.known_secrets import MASK, forget, hidden, hiding_formatter, known, remember
 
 POINTS = """\

@@ -27,7 +27,7 @@ from rlinf_core.errors import (
 )
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
-from rlinf_core.process.process_memory import Peak
+from rlinf_core.process.proc import Peak
 from rlinf_core.runners import events as run_events
 from rlinf_core.runners import record as run_record
 from rlinf_core.runners import run_program
@@ -40,7 +40,7 @@ from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import read_bundles
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
-from rlinf_core.worker.call_record import CallRecord, add_call
+from rlinf_core.worker.calls import CallRecord, add_call
 
 DEAD = WorkerGroupError("rollout", "generate", {0: WorkerDiedError("rollout:0", node="node 0")}, 1)
 BROKEN = WorkerGroupError("env", "interact", {1: ValueError("no such joint"), 0: WorkerDiedError("env:1")}, 2)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.broker.broker import Broker
-from rlinf_core.channel.broker.memory_gate import MemoryGate
+from rlinf_core.channel.broker import Broker
+from rlinf_core.channel.broker_clients import MemoryGate
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.channel.wire import ReplyKind, RequestKind
 from rlinf_core.collective.messages.frame import Frame, FrameKind

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from recipes.agent.loop.task_calls import TaskCalls
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core.address import WorkerAddress
-from rlinf_core.channel.broker.broker import Broker
+from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.queue_state import Announced, Delivery, Put, Reason, Refused
 from rlinf_core.collective.transfer.peer_stream import PeerStreams

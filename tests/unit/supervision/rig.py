@@ -6,7 +6,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.context import Session
 from rlinf_core.supervision.client import ManagerClient
-from rlinf_core.supervision.manager_process import ManagerProcess
+from rlinf_core.supervision.manager import ManagerProcess
 
 SECONDS = 10.0
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.node.process_identity import identity_here
-from rlinf_core.node.stacks.process_stacks import ProcessStacks
+from rlinf_core.node.stacks import ProcessStacks
 from rlinf_core.process.proc import stat
 from rlinf_core.supervision import verdicts
 from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks

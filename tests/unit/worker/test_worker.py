@@ -16,10 +16,10 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import InvalidNameError
-from rlinf_core.runners.storage.profile import write_profile
-from rlinf_core.worker import call_record
+from rlinf_core.runners.record import write_profile
+from rlinf_core.worker import calls
 from rlinf_core.worker import timer as module
-from rlinf_core.worker.call_record import CallRecord, add_call, call_records
+from rlinf_core.worker.calls import CallRecord, add_call, call_records
 from rlinf_core.worker.communication import broadcast_members, source_address
 from rlinf_core.worker.process import run_on_loop
 from rlinf_core.worker.timer import Reduction, recording, reduce_durations, timer
@@ -192,7 +192,7 @@ def test_a_timer_without_a_tag_has_the_name_of_its_function(clock: Clock) -> Non
 
 @pytest.fixture
 def _none_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_record, "_calls", {})
+    monkeypatch.setattr(calls, "_calls", {})
 
 
 @pytest.mark.usefixtures("_none_before")

@@ -18,7 +18,7 @@ from recipes.embodied.envs.env_spec import EnvError
 from recipes.embodied.envs.faults.fault_lines import known_fault
 from rlinf_core import RLinfError
 from rlinf_core.errors import RuntimeFailure
-from rlinf_core.runners.failure_list import position
+from rlinf_core.runners.recovery import position
 
 _LOGGER: Final = logging.getLogger("rlinf")
 # Actions of an episode up to which it is repeated on a new simulator.

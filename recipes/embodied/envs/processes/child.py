@@ -27,7 +27,7 @@ from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, Pulse, Sha
 from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
 from recipes.embodied.envs.processes.simulator import BatchRequest, Start
 from rlinf_core import ConfigError
-from rlinf_core.node.stacks import stack_signal
+from rlinf_core.node import stacks
 
 _CHOICE = "MUJOCO_EGL_DEVICE_ID"
 
@@ -177,7 +177,7 @@ def main(number: int, commands: int, answers: int, lifeline: int, memory: int) -
     """Answer commands until `close`."""
     end_with(lifeline)
     faulthandler.enable()
-    stack_signal.register()
+    stacks.register()
     render_on_own_accelerator()
     # Ctrl-C in a terminal reaches every process; this one ends when its worker says so.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_VENDORS = "rlinf_core.hardware.accelerators.vendors"
+_VENDORS = "rlinf_core.hardware.accelerators"
 
 
 def _register(module: Any) -> None:

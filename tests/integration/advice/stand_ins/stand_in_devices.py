@@ -9,7 +9,7 @@ import time
 from functools import cache
 from typing import Any
 
-from rlinf_core.hardware.accelerators.accelerator import Accelerator, Device, Host
+from rlinf_core.hardware.accelerators import Accelerator, Device, Host
 
 _VISIBLE = "STAND_VISIBLE_DEVICES"
 

@@ -15,7 +15,7 @@ from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic
 from rlinf_core.job import find_recipe
 from rlinf_core.job.load import Job, Probe
-from rlinf_core.process.entry_points import EntryPoint, offered
+from rlinf_core.process.import_path import EntryPoint, offered
 from rlinf_core.topology import NodeInfo
 
 PACKAGE = Path(__file__).parents[4] / "rlinf_core"

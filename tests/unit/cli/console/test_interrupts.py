@@ -16,7 +16,7 @@ import pytest
 
 from rlinf_cli.console.interrupts import ENDING_SIGNALS, Interrupts, is_importing
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_core.process.signal_mask import SCHEDULER_WARNINGS, warnings_blocked
+from rlinf_core.process.proc import SCHEDULER_WARNINGS, warnings_blocked
 
 Work = Callable[["Job"], None]
 # Far beyond what a signal takes to be raised.

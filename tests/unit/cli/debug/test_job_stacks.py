@@ -16,7 +16,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import RuntimeFailure
 from rlinf_core.node.process_identity import ProcessIdentity
-from rlinf_core.node.stacks.process_stacks import NOT_PYTHON, ProcessStacks
+from rlinf_core.node.stacks import NOT_PYTHON, ProcessStacks
 from rlinf_core.supervision.job_view import (
     JobSnapshot,
     ReadStacks,

@@ -10,7 +10,7 @@ import pytest
 from rlinf_cli.run.ending import failure_block
 from rlinf_core.errors import ChannelClosed, ClusterError, WorkerDiedError
 from rlinf_core.failures import PackedError, WorkerGroupError
-from rlinf_core.runners.failure_list import failures_of, reason_of
+from rlinf_core.runners.recovery import failures_of, reason_of
 
 
 def raised(error: Exception, where: str) -> Exception:

@@ -11,7 +11,7 @@ from rlinf_cli.runs.memory_record import NodeMemory, memory_record, node_memory,
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import ACCELERATOR_LIBRARIES, ProcessForecast
 from rlinf_core.placement.strategy import Placement
-from rlinf_core.process.process_memory import Peak
+from rlinf_core.process.proc import Peak
 
 MIB, GIB = 2**20, 2**30
 ACTOR = ProcessForecast(

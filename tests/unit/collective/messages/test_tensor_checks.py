@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_core.collective.messages.codec import encode
-from rlinf_core.collective.messages.tensor_checks import share_memory
-from rlinf_core.collective.messages.torch_payload import TensorTarget, tensor_parts
+from rlinf_core.collective.messages.torch_payload import TensorTarget, share_memory, tensor_parts
 from rlinf_core.errors import PayloadError
 
 

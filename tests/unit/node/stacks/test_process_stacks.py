@@ -11,17 +11,24 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_core.node import stacks
 from rlinf_core.node.process_identity import ProcessIdentity, UnprovenProcessError, identity_here, own_identity
-from rlinf_core.node.stacks import process_stacks, stack_signal
-from rlinf_core.node.stacks.process_stacks import StackRequest, children_of, read_stacks
-from rlinf_core.node.stacks.stack_signal import NoAnswerError, ask, threads_of
-from rlinf_core.node.stacks.stack_text import spell, threads_of_spy
+from rlinf_core.node.stacks import (
+    NoAnswerError,
+    StackRequest,
+    ask,
+    children_of,
+    read_stacks,
+    spell,
+    threads_of,
+    threads_of_spy,
+)
 from tests.waiting import until
 
 HOLDS = """
 import ctypes
-from rlinf_core.node.stacks import stack_signal
-stack_signal.register()
+from rlinf_core.node import stacks
+stacks.register()
 library = ctypes.PyDLL(None)
 lock = ctypes.create_string_buffer(128)
 def hold_the_lock():
@@ -64,7 +71,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(autouse=True)
 def _without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_stacks, "py_spy", lambda: None)
+    monkeypatch.setattr(stacks, "py_spy", lambda: None)
 
 
 def test_process_that_holds_the_lock_writes_its_stack(start: Start) -> None:
@@ -125,9 +132,7 @@ def test_child_that_is_asked_for_itself_is_left_out(start: Start) -> None:
 def test_program_that_is_not_python_is_named() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as program:
         stacks = read_stacks(StackRequest(own_identity(), own=False, native=False), 20)
-        assert [(one.command, one.reason) for one in stacks if one.pid == program.pid] == [
-            ("cat", process_stacks.NOT_PYTHON)
-        ]
+        assert [(one.command, one.reason) for one in stacks if one.pid == program.pid] == [("cat", stacks.NOT_PYTHON)]
 
 
 def test_end_of_the_process_is_told() -> None:
@@ -175,7 +180,7 @@ def test_other_report_of_py_spy_is_refused(report: object) -> None:
 
 
 def test_signal_is_no_warning_of_a_scheduler() -> None:
-    assert signal.SIGRTMIN < stack_signal.STACK_SIGNAL < signal.SIGRTMAX
+    assert signal.SIGRTMIN < stacks.STACK_SIGNAL < signal.SIGRTMAX
 
 
 def test_names_beyond_ascii_are_those_of_the_file() -> None:

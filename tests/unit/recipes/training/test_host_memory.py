@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from recipes.training.host_memory import release_host_memory
-from rlinf_core.process.process_memory import rss_fields
+from rlinf_core.process.proc import rss_fields
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the resident set is read from /proc")

@@ -19,7 +19,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.context import Session
 from rlinf_core.errors import CancelledOperationError
 from rlinf_core.supervision.client import ManagerClient, enter_job
-from rlinf_core.supervision.manager_process import ManagerProcess
+from rlinf_core.supervision.manager import ManagerProcess
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import MethodCall, enter_call
 from rlinf_core.worker.debugging import breakpoints, entering, profiles

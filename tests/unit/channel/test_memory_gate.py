@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rlinf_core.channel.broker.memory_gate import MIB, MemoryGate
+from rlinf_core.channel.broker_clients import MIB, MemoryGate
 
 
 class Machine:

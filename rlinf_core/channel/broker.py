@@ -16,8 +16,15 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.broker.broker_clients import REMEMBERED, BrokerClient, ClientOpId, LostItem, Outbox, Payload
-from rlinf_core.channel.broker.memory_gate import MemoryGate
+from rlinf_core.channel.broker_clients import (
+    REMEMBERED,
+    BrokerClient,
+    ClientOpId,
+    LostItem,
+    MemoryGate,
+    Outbox,
+    Payload,
+)
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.mailbox import LARGEST, NO_ACK_SLOT, BrokerMailbox
 from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Lost, QueuedItem, Reason, Refused

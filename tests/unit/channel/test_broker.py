@@ -13,8 +13,8 @@ import pytest
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
 from rlinf_core.channel.channel import Channel
-from rlinf_core.channel.client.pending import Pending
 from rlinf_core.channel.operation import ChannelFull, ChannelOperation
+from rlinf_core.channel.pending import Pending
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.endpoint_info import StaticResolver
 from rlinf_core.collective.messages.message import Message

@@ -1,1 +1,0 @@
-"""The process that orders a channel's items."""

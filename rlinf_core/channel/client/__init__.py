@@ -1,1 +1,0 @@
-"""A channel in a process that uses it."""

@@ -1,1 +1,0 @@
-"""Shared memory between processes of a node."""

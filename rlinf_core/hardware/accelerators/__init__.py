@@ -1,1 +1,0 @@
-"""Accelerators by vendor: detection without torch, and visibility variables."""
