@@ -119,6 +119,13 @@ def _asked(name: str | None, parallel: int) -> StatusReport:
     if here is not None:
         attach.prepare(here)
         return cluster_status(here.address, here.name)
+    if name is None and env_vars.CLUSTER.get() is None and cluster_records.recorded() is None:
+        alone = _with_holders(NodeStatus(0, (), None, State.ABSENT, detail="no cluster is known here"), listing())
+        if alone.holdings or alone.waiting:
+            # Jobs on Rays of their own hold accelerators, too.
+            return StatusReport(
+                (alone._replace(help="`rlinf ps` shows jobs on Rays of their own"),), (), 0.0, address=""
+            )
     record = recorded_cluster(name)
 
     async def work() -> StatusReport:
@@ -282,7 +289,9 @@ def status_text(report: StatusReport) -> str:
     """Return the nodes, then problems of nodes that are not up, then the jobs."""
     ups = sum(node.state is State.UP for node in report.nodes)
     count = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
-    if report.name is None:
+    if report.name is None and not report.address:
+        title = "no cluster"
+    elif report.name is None:
         title = f"a cluster not started by `rlinf up`: {count}"
     else:
         title = f"cluster {report.name}: {ups} of {count} {'is' if len(report.nodes) == 1 else 'are'} up"

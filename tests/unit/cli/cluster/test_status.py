@@ -189,13 +189,30 @@ def test_who_holds_devices_and_who_waits_is_shown(machines: Nodes, cluster: Clus
     assert waiting["waits_for"] == "accelerator 0 of node 1: /runs/a"
 
 
-def test_no_cluster_is_an_error_that_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_cluster_is_an_error_that_says_how_to_get_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rlinf_cli.main import main
 
+    monkeypatch.setattr(status, "listing", lambda: {"claims": [], "waiting": []})
     assert main(["status"]) == 3
     assert "rlinf up FILE" in capsys.readouterr().err
     assert main(["status", "--name", "other"]) == 3
     assert "no cluster `other`" in capsys.readouterr().err
+
+
+def test_without_a_cluster_this_machines_holders_are_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlinf_cli.main import main
+
+    one = {"device": "NVIDIA:0", "pid": 77, "user": os.getuid(), "about": {"run": "/runs/a", "step": 12}}
+    monkeypatch.setattr(status, "listing", lambda: {"claims": [one], "waiting": []})
+    assert main(["status"]) == 3
+    text = capsys.readouterr().out
+    assert text.startswith("no cluster\n")
+    assert "NVIDIA 0" in text
+    assert "/runs/a" in text
 
 
 def test_several_clusters_are_an_error_that_names_them(
