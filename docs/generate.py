@@ -9,13 +9,10 @@ with what this would write, so they cannot fall behind.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import io
-import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -296,19 +293,10 @@ def _options() -> str:
     for path, key, models in groups:
         parts.append(f"## {path}\n")
         for name, model in models.items():
-            parts += [f"### {key}: {name}\n", _HEAD, *map(_row, _described(cast("type[BaseModel]", model))), ""]
+            if not model.model_fields:
+                continue
+            parts += [f"### {key}: {name}\n", _HEAD, *map(_row, describe(cast("type[BaseModel]", model)).children), ""]
     return "\n".join(parts)
-
-
-def _described(model: type[BaseModel]) -> Iterator[FieldDoc]:
-    """Yield the fields of a model, with what its docstring or that of a base says of them."""
-    said: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        entries = (inspect.getdoc(base) or "").partition("Attributes:\n")[2]
-        for entry in re.findall(r"^    (\w+): ((?:.*\n?)(?:^ {8}.*\n?)*)", entries, re.MULTILINE):
-            said[entry[0]] = " ".join(entry[1].split())
-    for doc in describe(model).children:
-        yield replace(doc, description=doc.description or said.get(doc.path, ""))
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.lerobot.set_info import read_info
 from recipes.embodied.config import EmbodiedConfig, PolicyActorConfig, PolicyJob
 from recipes.embodied.config.batch_sizes import batch_sizes, samples_of_a_step, samples_of_an_actor
-from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.env_config import EnvironmentConfig, stepping
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.model_options import MODEL_OPTIONS
@@ -330,7 +330,7 @@ def env_forecast(
     if simulated and kind not in SIMULATORS:
         notes = (*notes, f"the processes of `{kind}` are not counted: they were not measured")
     elif simulated:
-        processes = min(rows, environments.num_processes or 1)
+        processes = min(rows, stepping(environments).num_processes or 1)
         parts["simulators"] = processes * SIMULATORS[kind][bool(spec.cameras)]
         if processes < rows:
             notes = (*notes, f"a process of `{kind}` is counted as it holds one environment")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
@@ -22,15 +22,17 @@ from rlinf_core.config.validating.foreign_names import foreign_names
 from rlinf_core.config.validating.model_fields import (
     ITEM,
     alternatives,
+    fields_at,
     item_type,
     join,
     model_of,
     parts,
     places_of,
+    types_at,
     value_type,
     variants_of,
-    written_fields,
 )
+from rlinf_core.config.variants import Variant
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types
 
@@ -87,12 +89,21 @@ class FieldDoc:
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """A place in the models: the types allowed there, the field that declares them, and when there is such a field."""
+    """A place in the models.
+
+    Attributes:
+        path: its path.
+        annotations: the types allowed there.
+        field: the field that declares them; None for items and values.
+        kinds: the kinds of the nearest section around it that has some.
+        within: the way from that section to here.
+    """
 
     path: str
     annotations: tuple[object, ...]
     field: FieldInfo | None
-    only: str = ""
+    kinds: tuple[type[Variant], ...] = ()
+    within: tuple[str, ...] = ()
 
 
 def describe(model: type[BaseModel], path: str = "") -> FieldDoc:
@@ -171,6 +182,9 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, requested: str) -> _S
 def _children(spot: _Spot) -> list[_Spot]:
     """Return the fields of the sections allowed here, or in the items of a list here."""
     children: dict[str, _Spot] = {}
+    kinds, within = spot.kinds, spot.within
+    if len(variants := variants_of(spot.annotations)) > 1:
+        kinds, within = tuple(variants), ()
     pending = [(spot.path, annotation) for annotation in spot.annotations]
     while pending:
         path, annotation = pending.pop(0)
@@ -178,21 +192,43 @@ def _children(spot: _Spot) -> list[_Spot]:
             below = join(path, part.key)
             if part.key == ITEM:
                 pending.append((below, part.annotation))
-            else:
-                only = _only_with(part.key, spot.annotations)
-                children.setdefault(part.key, _Spot(below, tuple(alternatives(part.annotation)), part.field, only))
+                continue
+            types = tuple(alternatives(part.annotation))
+            known = children.get(part.key)
+            if known is None:
+                children[part.key] = _Spot(below, types, part.field, kinds, (*within, part.key))
+            elif kinds:
+                types = tuple(dict.fromkeys((*known.annotations, *types)))
+                children[part.key] = replace(known, annotations=types)
     return list(children.values())
 
 
-def _only_with(key: str, section: Iterable[object]) -> str:
-    """Return the kinds of a section that have a key, as a sentence; empty where all have it."""
-    kinds = variants_of(section)
-    owners = [kind for kind in kinds if key in written_fields(kind)]
-    if len(owners) == len(kinds):
-        return ""
-    values = [*(name for kind in owners for name in kind.names()), *(form for kind in owners for form in kind.others)]
-    named = ", ".join(f"`{value}`" for value in values)
-    return f" Only with `{kinds[0].chosen_by}`: {named}."
+def _by_kind(spot: _Spot) -> tuple[str, str]:
+    """Return what a key means, and by what kinds of a section around it that differs, in sentences.
+
+    Only some of the kinds may have the key, and they may have other defaults, or other words about it.
+    """
+    field, at = spot.field, spot.within
+    text = field.description or "" if field is not None else ""
+    if not spot.kinds or not at or field is None or (at == (spot.kinds[0].chosen_by,)):
+        return text, ""
+    holders = [kind for kind in spot.kinds if types_at(kind, at[:-1])]
+    fields = {kind: fields_at(kind, at[:-1]).get(at[-1]) for kind in holders}
+    words: dict[str, list[str]] = {}
+    defaults: dict[str, list[str]] = {}
+    for kind, own in fields.items():
+        if own is not None:
+            names = [f"`{name}`" for name in (*kind.names(), *kind.others)]
+            words.setdefault(own.description or "", []).extend(names)
+            if (default := _default(own)) is not None:
+                defaults.setdefault(default, []).extend(names)
+    only = ""
+    if len(words) > 1:
+        text = " ".join(f"{', '.join(names)}: {said}" for said, names in words.items())
+    elif None in fields.values():
+        only = f" Only with `{spot.kinds[0].chosen_by}`: {', '.join(next(iter(words.values())))}."
+    others = [(default, names) for default, names in defaults.items() if default != _default(field)]
+    return text, only + "".join(f" Default with {', '.join(names)}: `{default}`." for default, names in others)
 
 
 def _members(annotation: object) -> Iterator[object]:
@@ -209,12 +245,13 @@ def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:
     if field is None:
         return FieldDoc(spot.path, type_text, not spot.path, None, _section_text(spot.annotations), children)
     bounds = _bounds(field.metadata)
+    text, more = _by_kind(spot)
     return FieldDoc(
         spot.path,
         f"{type_text}, {bounds}" if bounds else type_text,
         field.is_required(),
         _default(field),
-        (field.description or _section_text(spot.annotations)) + spot.only,
+        (text or _section_text(spot.annotations)) + more,
         children,
     )
 

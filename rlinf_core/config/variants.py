@@ -5,19 +5,20 @@ algorithm: Annotated[Ppo | Sac, OneOf("loss_type")] = Field(default_factory=Ppo)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, cast, get_args
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, Final, cast, get_args
 
-from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import AfterValidator, BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer
 from pydantic_core import CoreSchema
-from pydantic_core.core_schema import tagged_union_schema
+from pydantic_core.core_schema import no_info_plain_validator_function, tagged_union_schema
 
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.suggest import near
 
-# Begins the segment of pydantic's paths that names a member, which is none of the file's.
-MEMBER: Final = "member:"
 _MEMBERS: Final = "members"
 
 
@@ -26,21 +27,27 @@ class Variant(ConfigModel):
 
     Attributes:
         chosen_by: the key that chooses one; its default in a member is that member's name.
-        others: forms of what chooses it besides its names.
+        follows: the section beside this one whose choice counts where it makes none; empty: none.
+        named: the values of the key that choose this member; empty: its default alone.
+        form: the regular expression of further values that choose it; empty: there are none.
+        others: what these are, in words of a page.
     """
 
     chosen_by: ClassVar[str]
+    follows: ClassVar[str] = ""
+    named: ClassVar[tuple[str, ...]] = ()
+    form: ClassVar[str] = ""
     others: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the values of the key that choose this member."""
-        return (str(cls.model_fields[cls.chosen_by].default),)
+        return cls.named or (str(cls.model_fields[cls.chosen_by].default),)
 
     @classmethod
     def takes(cls, name: str) -> bool:
         """Return whether a value of the key chooses this member: one of its names, or what else it takes."""
-        return name in cls.names()
+        return name in cls.names() or (bool(cls.form) and re.fullmatch(cls.form, name) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +58,77 @@ class OneOf:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         members = cast("tuple[type[Variant], ...]", get_args(source))
-        schemas = {MEMBER + member.__name__: handler.generate_schema(member) for member in members}
 
-        def label(value: Any) -> str:
-            if isinstance(value, BaseModel):
-                return MEMBER + type(value).__name__
+        def read(value: Any) -> Variant:
+            if isinstance(value, members):
+                return value
             written: Mapping[str, Any] = cast("Any", value) if isinstance(value, Mapping) else {}
-            return MEMBER + chosen(members, written).__name__
+            return chosen(members, written).model_validate(value)
 
-        return tagged_union_schema(schemas, label, metadata={_MEMBERS: members})
+        # A member's own schema is made when a file chooses it: there are many, and that takes long.
+        return no_info_plain_validator_function(read, metadata={_MEMBERS: members})
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         members: tuple[type[Variant], ...] = cast("Any", schema)["metadata"][_MEMBERS]
-        references: list[dict[str, Any]] = handler(schema)["oneOf"]
+        union = tagged_union_schema({member.__name__: _schema_of(member) for member in members}, self.key)
+        references: list[dict[str, Any]] = handler(union)["oneOf"]
         written, *others = references
         for member, reference in zip(members[1:], others, strict=True):
-            named = {"properties": {self.key: {"enum": [*member.names()]}}, "required": [self.key]}
+            values: dict[str, Any] = {"enum": [*member.names()]}
+            if member.form:
+                values = {"anyOf": [values, {"type": "string", "pattern": f"^({member.form})$"}]}
+            named = {"properties": {self.key: values}, "required": [self.key]}
             written = {"if": named, "then": reference, "else": written}
-        # What a file extends may choose.
-        return {"if": {"required": [self.key]}, "then": written, "else": {"anyOf": references}}
+        # What a file extends, or what a reference names, may choose.
+        known = {"required": [self.key], "properties": {self.key: {"type": "string", "not": {"pattern": r"\$\{"}}}}
+        return {"if": known, "then": written, "else": {"anyOf": references}}
+
+
+def one_of(members: tuple[type[Variant], ...]) -> Any:
+    """Return the type of a section that is one of these, the default first."""
+    return Annotated[reduce(or_, members), OneOf(members[0].chosen_by)]
+
+
+def _schema_of(member: type[Variant]) -> CoreSchema:
+    """Return the schema of a member by reference, so that its keys are described once."""
+    member.model_rebuild()
+    schema: dict[str, Any] = cast("Any", member.__pydantic_core_schema__)
+    inner = schema["schema"] if schema["type"] == "definitions" else schema
+    if inner["type"] != "definition-ref":
+        named = {**inner, "ref": f"{member.__module__}.{member.__qualname__}:{id(member)}"}
+        schema = named if inner is schema else {**schema, "schema": named}
+    return cast("CoreSchema", schema)
 
 
 def chosen(members: Sequence[type[Variant]], written: Mapping[str, Any]) -> type[Variant]:
     """Return the member that a section chooses.
 
-    Without the key, or with a value that is no text, that is the first one. Of a name that no member has, it is the one
-    that was probably meant: that of a similar name, or else the one with most of the keys.
+    Without the key, that is the first one. Of a value that no member has, it is the one that was probably meant: that
+    of a similar name, or else the one with most of the keys, the user's own where several have as many.
     """
     name = written.get(members[0].chosen_by)
-    if not isinstance(name, str) or not name:
+    if name is None or name == "":
         return members[0]
-    meant = next(iter(near(name, [known for member in members for known in member.names()])), "")
-    for wanted in (name, meant):
-        for member in members:
-            if member.takes(wanted):
-                return member
-    return max(members, key=lambda member: len(written.keys() & member.model_fields.keys()))
+    if isinstance(name, str):
+        meant = next(iter(near(name, [known for member in members for known in member.names()])), "")
+        for wanted in (name, meant):
+            for member in members:
+                if member.takes(wanted):
+                    return member
+    return max(members, key=lambda member: (len(written.keys() & member.model_fields.keys()), bool(member.form)))
+
+
+def options_of(model: type[BaseModel]) -> Any:
+    """Return the type of options that a model describes: a dictionary of those that the file sets.
+
+    They go to their owner, which knows the others' defaults.
+    """
+    return Annotated[model, AfterValidator(_as_written), PlainSerializer(_unchanged)]
+
+
+def _as_written(options: BaseModel) -> dict[str, Any]:
+    return options.model_dump(mode="json", exclude_unset=True)
+
+
+def _unchanged(value: Any) -> Any:
+    return value

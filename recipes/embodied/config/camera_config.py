@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+
+from rlinf_core import ConfigModel
+from rlinf_core.scalars import Bool, Data, Float, Int, Text, problem
 
 _FOLDER: Final = "recipes.embodied.cameras"
-_Pixels = Annotated[int, Field(ge=8, le=4096)]
-_Edge = Annotated[int, Field(ge=0, le=8192)]
+_Pixels = Annotated[Int, Field(ge=8, le=4096)]
+_Edge = Annotated[Int, Field(ge=0, le=8192)]
 View = Literal["front", "side", "above", "wrist", "drawing"]
 
 
@@ -59,38 +62,40 @@ _OWN: Final = ("serial", "path", "capture", "options")
 _SPECIAL: Final = ("serial", "path", "capture", "view", "options")
 
 
-class CameraOptions(BaseModel):
-    """Options of one camera.
+class CameraOptions(ConfigModel):
+    """Options of one camera."""
 
-    Attributes:
-        source: the driver: `realsense`, `v4l2`, `file`, `scene`, or `package.module:Class`; None: that of the robot's
-            `camera_type`.
-        serial: serial number of the device; None: the next one of the robot's `camera_serials`.
-        path: the device file of `v4l2`, or the video or folder of pictures of `file`.
-        width: width of the observation, in pixels.
-        height: height of the observation, in pixels.
-        crop: left, upper, right and lower edge of the part of a captured picture that is observed, in pixels; None: the
-            largest part around the middle that has the shape of the observation.
-        capture: width and height of the pictures that the device takes, in pixels.
-        fps: frames in a second.
-        max_age: age of the newest frame, in seconds, beyond which the robot is stopped.
-        view: what of the scene is seen: `front`, `side`, `above`, `wrist`, or a `drawing` that needs no renderer.
-        options: the options of a driver of your own.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    source: str | None = None
-    serial: str | None = None
-    path: str | None = None
-    width: _Pixels = 128
-    height: _Pixels = 128
-    crop: tuple[_Edge, _Edge, _Edge, _Edge] | None = None
-    capture: tuple[_Pixels, _Pixels] = (640, 480)
-    fps: Annotated[float, Field(gt=0, le=1000)] = 30.0
-    max_age: Annotated[float, Field(gt=0, le=60)] = 0.5
-    view: View = "front"
-    options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    source: Text | None = Field(
+        default=None,
+        description="The driver: `realsense`, `v4l2`, `file`, `scene`, or `package.module:Class`; null: that of the"
+        " robot's `camera_type`.",
+    )
+    serial: Text | None = Field(
+        default=None, description="Serial number of the device; null: the next one of the robot's `camera_serials`."
+    )
+    path: Text | None = Field(
+        default=None, description="The device file of `v4l2`, or the video or folder of pictures of `file`."
+    )
+    width: _Pixels = Field(default=128, description="Width of the observation, in pixels.")
+    height: _Pixels = Field(default=128, description="Height of the observation, in pixels.")
+    crop: tuple[_Edge, _Edge, _Edge, _Edge] | None = Field(
+        default=None,
+        description="Left, upper, right and lower edge of the part of a captured picture that is observed, in pixels;"
+        " null: the largest part around the middle that has the shape of the observation.",
+    )
+    capture: tuple[_Pixels, _Pixels] = Field(
+        default=(640, 480), description="Width and height of the pictures that the device takes, in pixels."
+    )
+    fps: Annotated[Float, Field(gt=0, le=1000)] = Field(default=30.0, description="Frames in a second.")
+    max_age: Annotated[Float, Field(gt=0, le=60)] = Field(
+        default=0.5, description="Age of the newest frame, in seconds, beyond which the robot is stopped."
+    )
+    view: View = Field(
+        default="front",
+        description="What of the scene is seen: `front`, `side`, `above`, `wrist`, or a `drawing` that needs no"
+        " renderer.",
+    )
+    options: dict[str, Data] = Field(default_factory=dict[str, Any], description="The options of a driver of your own.")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -98,15 +103,20 @@ class CameraOptions(BaseModel):
         own = ":" in (self.source or "")
         if self.source is not None and source is None and not own:
             known = ", ".join(f"`{name}`" for name in CAMERA_SOURCES)
-            raise ValueError(f"there is no source `{self.source}`; known: {known}, or `package.module:Class`")
+            raise problem(
+                "unknown-choice",
+                f"there is no source `{self.source}`",
+                help=f"known: {known}, or `package.module:Class`",
+            )
         allowed = _OWN if own else ("serial", "capture") if source is None else source.keys
         strange = [name for name in _SPECIAL if name in self.model_fields_set and name not in allowed]
         if strange:
-            raise ValueError(f"`{strange[0]}` has no effect with `source: {self.source or 'the robot'}`")
+            of = f"`source: {self.source}`" if self.source else "the robot's own `camera_type`"
+            raise problem("bad-value", f"`{strange[0]}` has no effect with {of}", help="remove it")
         if self.source == "file" and self.path is None:
-            raise ValueError("`source: file` needs a `path`, of a video or of a folder with pictures")
+            raise problem("bad-value", "`source: file` needs a `path`, of a video or of a folder with pictures")
         if self.crop is not None and (self.crop[0] >= self.crop[2] or self.crop[1] >= self.crop[3]):
-            raise ValueError("`crop` is empty: write its left, upper, right and lower edge")
+            raise problem("bad-value", "`crop` is empty", help="write its left, upper, right and lower edge")
         return self
 
     def source_on(self, camera_type: str) -> str:
@@ -132,21 +142,16 @@ class CameraOptions(BaseModel):
 def _named(cameras: dict[str, CameraOptions]) -> dict[str, CameraOptions]:
     wrong = [name for name in cameras if not name.isidentifier() or not name.isascii()]
     if wrong:
-        raise ValueError(f"`{wrong[0]}` cannot name a camera: use letters, digits and underscores")
+        raise problem("bad-value", f"`{wrong[0]}` cannot name a camera", help="use letters, digits and underscores")
     return cameras
 
 
-class RobotEnvOptions(BaseModel):
-    """Options of environments of real robots.
-
-    Attributes:
-        cameras: the cameras by name, in the order of the observation's images.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class RobotEnvOptions(ConfigModel):
+    """Options of environments of real robots."""
 
     cameras: Annotated[dict[str, CameraOptions], AfterValidator(_named)] = Field(
-        default_factory=dict[str, CameraOptions]
+        default_factory=dict[str, CameraOptions],
+        description="The cameras by name, in the order of the observation's images.",
     )
 
     @property
@@ -163,13 +168,14 @@ class RobotEnvOptions(BaseModel):
 
 
 class FrankaRobotOptions(RobotEnvOptions):
-    """Options of a Franka arm.
+    """Options of a Franka arm."""
 
-    Attributes:
-        point_in_states: whether the states contain the point to reach; without it, a policy has to see the point.
-        lead_in_states: whether they end with how far the target of each joint is ahead of it. An arm with
-            mass is up to half a second behind, and what follows depends on that.
-    """
-
-    point_in_states: bool = True
-    lead_in_states: bool = False
+    point_in_states: Bool = Field(
+        default=True,
+        description="Whether the states contain the point to reach; without it, a policy has to see the point.",
+    )
+    lead_in_states: Bool = Field(
+        default=False,
+        description="Whether they end with how far the target of each joint is ahead of it. An arm with mass is up to"
+        " half a second behind, and what follows depends on that.",
+    )

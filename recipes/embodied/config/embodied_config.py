@@ -11,7 +11,7 @@ from pydantic import Field
 
 from recipes.embodied.config.algorithm_config import ActorCriticConfig, PolicyGradientConfig
 from recipes.embodied.config.embodied_no_effect import EMBODIED
-from recipes.embodied.config.env_config import EnvironmentConfig, EnvSection, TrainEnvironmentConfig
+from recipes.embodied.config.env_config import TRAINING, EnvironmentConfig, EnvSection, TrainEnvironments
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.off_policy_config import Algorithm
 from recipes.embodied.config.policy_config import PolicyActorConfig, PolicyJob, PolicyOptimConfig, PolicyRunnerConfig
@@ -46,7 +46,7 @@ class EmbodiedActorConfig(PolicyActorConfig):
 class EmbodiedEnvSection(EnvSection):
     """The workers that step environments."""
 
-    train: TrainEnvironmentConfig = Field(default_factory=TrainEnvironmentConfig, description="Training environments.")
+    train: TrainEnvironments = Field(default_factory=TRAINING[0], description="Training environments.")
 
 
 class EmbodiedConfig(PolicyJob):

@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from collections.abc import Iterator
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    NamedTuple,
+    Self,
+    TypeAlias,
+    cast,
+)
 
-from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, ValidationInfo, model_validator
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, create_model, model_validator
 
 from recipes.embodied.config.env_types import (
     DEFAULT_ENV_TYPE,
@@ -21,6 +33,8 @@ from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import several
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
+from rlinf_core.config.variants import Variant, chosen, one_of, options_of
+from rlinf_core.registry import import_target
 from rlinf_core.scalars import Bool, Data, Float, Text, problem
 
 EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES), instead=FORMER_ENV_TYPES, form=ID_FORM)]
@@ -132,26 +146,10 @@ class InferenceConfig(ConfigModel):
     )
 
 
-class EnvironmentConfig(ConfigModel):
+class EnvironmentConfig(Variant):
     """Environments of one kind."""
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("num_processes", "simulator_timeout"),
-            lambda env, sizes: env.env_type in ENV_TYPES and ENV_TYPES[env.env_type].processes is None,
-            lambda env: f"`env_type: {env.env_type}` has no simulator processes",
-            because=("env_type",),
-        ),
-        IgnoredKeys(
-            ("simulator_timeout",),
-            lambda env, sizes: (
-                env.env_type in ENV_TYPES
-                and not (ENV_TYPES[env.env_type].processes if env.num_processes is None else env.num_processes)
-            ),
-            "there are no simulator processes: environments are stepped in the worker process",
-            "remove it, or write `num_processes: 1`",
-            because=("num_processes", "env_type"),
-        ),
         IgnoredKeys(
             ("success_reward",),
             lambda env, sizes: env.judge.source != ENVIRONMENT,
@@ -159,11 +157,12 @@ class EnvironmentConfig(ConfigModel):
             because=("judge.source",),
         ),
     )
+    chosen_by: ClassVar[str] = "env_type"
 
     env_type: EnvTypeName = Field(
         default=DEFAULT_ENV_TYPE,
         description=f"Kind of environment: {', '.join(ENV_TYPES)}; an id of Gymnasium such as `CartPole-v1`; or"
-        " `package.module:Class` for your own, a `gymnasium.Env` or a `VectorEnv`.",
+        " `package.module:Class` for your own, a `gymnasium.Env` or a `VectorEnv`. It chooses `options`.",
     )
     task: Text | None = Field(
         default=None,
@@ -171,21 +170,10 @@ class EnvironmentConfig(ConfigModel):
         " one.",
     )
     options: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Additional arguments of the environment's constructor, by name."
+        default_factory=dict[str, Any], description="The keys of this kind alone; of your own, arguments of its class."
     )
     total_num_envs: Count = Field(
         default=64, description="Total number of environments, over all workers and pipeline stages."
-    )
-    num_processes: NonNegativeInt | None = Field(
-        default=None,
-        description="Simulator processes per env worker and pipeline stage, which share its environments; 0:"
-        " environments are stepped in the worker process. Default: 1 for simulators in separate"
-        " packages, 0 for gymnasium. Built-in environments always run in the worker process.",
-    )
-    simulator_timeout: PositiveFloat = Field(
-        default=300.0,
-        description="Time limit for one simulator operation (making, resetting, stepping or observing an environment),"
-        " in seconds; a process that exceeds it is considered hung and is killed.",
     )
     max_episode_steps: Count | None = Field(
         default=None,
@@ -218,6 +206,40 @@ class EnvironmentConfig(ConfigModel):
     judge: JudgeConfig = Field(
         default_factory=JudgeConfig, description="Judge of episodes: source, options. Default: the environment."
     )
+
+
+class SteppedConfig(ConfigModel):
+    """The keys of environments that processes of their own may step."""
+
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        *EnvironmentConfig.no_effect,
+        IgnoredKeys(
+            ("simulator_timeout",),
+            lambda env, sizes: (
+                env.env_type in ENV_TYPES
+                and not (ENV_TYPES[env.env_type].processes if env.num_processes is None else env.num_processes)
+            ),
+            "there are no simulator processes: environments are stepped in the worker process",
+            "remove it, or write `num_processes: 1`",
+            because=("num_processes", "env_type"),
+        ),
+    )
+
+    num_processes: NonNegativeInt | None = Field(
+        default=None,
+        description="Simulator processes per env worker and pipeline stage, which share its environments; 0:"
+        " environments are stepped in the worker process. Default: 1 for simulators in separate"
+        " packages, 0 for gymnasium.",
+    )
+    simulator_timeout: PositiveFloat = Field(
+        default=300.0,
+        description="Time limit for one simulator operation (making, resetting, stepping or observing an environment),"
+        " in seconds; a process that exceeds it is considered hung and is killed.",
+    )
+
+
+class _WithIdConfig(ConfigModel):
+    """Environments of Gymnasium, EnvPool and panda-gym, and those of the user's own."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -264,26 +286,99 @@ class TrainEnvironmentConfig(RecordedEnvironmentConfig):
 class EvalEnvironmentConfig(EnvironmentConfig):
     """Environments of evaluations."""
 
+    follows: ClassVar[str] = "train"
+
     inference: InferenceConfig = Field(
         default_factory=InferenceConfig,
         description="Temporal ensembling in evaluations and videos: chunking, ensemble_coefficient.",
     )
 
 
+class _Kind(NamedTuple):
+    """Kinds of environments with the same keys.
+
+    Attributes:
+        name: what their sections are called.
+        named: the values of `env_type`.
+        mixins: the keys that they have besides.
+    """
+
+    name: str
+    named: tuple[str, ...]
+    mixins: tuple[type[ConfigModel], ...]
+
+
+def _kinds() -> Iterator[_Kind]:
+    """Yield the kinds: one for each model of options, with and without processes."""
+    by_keys: dict[tuple[str | None, bool], list[str]] = {}
+    for name, known in ENV_TYPES.items():
+        by_keys.setdefault((known.options, known.processes is not None), []).append(name)
+    for (_, stepped), names in by_keys.items():
+        mixins = (*((_WithIdConfig,) if GYMNASIUM in names else ()), *((SteppedConfig,) if stepped else ()))
+        yield _Kind("".join(part.title() for part in names[0].split("_")), tuple(names), mixins)
+
+
+def kinds_of(section: type[EnvironmentConfig]) -> tuple[type[EnvironmentConfig], ...]:
+    """Return a section of environments for each kind, the default first."""
+    return tuple(_member(section, kind) for kind in _kinds())
+
+
+def _member(section: type[EnvironmentConfig], kind: _Kind) -> type[EnvironmentConfig]:
+    model = ENV_TYPES[kind.named[0]].options
+    fields: dict[str, Any] = {"env_type": (EnvTypeName, kind.named[0])}
+    if model is not None:
+        options = options_of(cast("type[BaseModel]", import_target(model, "options")))
+        fields["options"] = (options, Field(default_factory=dict[str, Any]))
+    made = create_model(
+        f"{kind.name}{section.__name__}",
+        __base__=(*kind.mixins, section),
+        __doc__=section.__doc__,
+        __module__=__name__,
+        **fields,
+    )
+    made.named = kind.named
+    globals()[made.__name__] = made  # where unpickling looks for it
+    if _WithIdConfig in kind.mixins:
+        made.form = rf"[^:]*:.*|{ID_FORM}"
+        made.others = ("package.module:Class", "NAME-v1")
+    return made
+
+
+_RECORDED: Final = kinds_of(RecordedEnvironmentConfig)
+TRAINING: Final = kinds_of(TrainEnvironmentConfig)
+_EVALUATING: Final = kinds_of(EvalEnvironmentConfig)
+if TYPE_CHECKING:
+    TrainEnvironments: TypeAlias = TrainEnvironmentConfig
+    RecordedEnvironments: TypeAlias = RecordedEnvironmentConfig
+    EvalEnvironments: TypeAlias = EvalEnvironmentConfig
+else:
+    TrainEnvironments = one_of(TRAINING)
+    RecordedEnvironments = one_of(_RECORDED)
+    EvalEnvironments = one_of(_EVALUATING)
+
+
+def stepping(environments: EnvironmentConfig) -> SteppedConfig:
+    """Return the settings of the processes that step environments; those of none where they have none."""
+    return environments if isinstance(environments, SteppedConfig) else SteppedConfig()
+
+
 # What an evaluation decides for itself; everything else it takes from `env.train` where it says nothing.
-_EVAL_OWN = {"rollout_epoch": 1, "group_size": 1}
+_EVAL_OWN: Final = {"rollout_epoch": 1, "group_size": 1}
+# What means something else to another kind of environment.
+_OF_KIND: Final = frozenset({"env_type", "task", "options"})
 
 
-def _as_in_training(evaluation: EvalEnvironmentConfig, info: ValidationInfo) -> EvalEnvironmentConfig:
-    # A wrong `env.train` has been reported; the evaluation is then judged by itself.
-    train: EnvironmentConfig = info.data.get("train") or EnvironmentConfig()
+def _as_in_training(evaluation: EvalEnvironmentConfig, train: EnvironmentConfig) -> EvalEnvironmentConfig:
     own = {name: getattr(evaluation, name) for name in evaluation.model_fields_set}
     if evaluation.task is not None:
         own["task"] = evaluation.task  # of an id in `env_type`, too
+    inherited = type(train).model_fields.keys() & type(evaluation).model_fields.keys()
+    if type(train).named != type(evaluation).named:
+        inherited -= _OF_KIND
     seed = {"seed": (train.seed + EVAL_SEED_OFFSET) % 2**32}
-    values = {name: getattr(train, name) for name in EnvironmentConfig.model_fields}
+    values = {name: getattr(train if name in inherited else evaluation, name) for name in type(evaluation).model_fields}
     # What counts as given is what the file gives to the evaluation itself.
-    return EvalEnvironmentConfig.model_construct(set(own), **{**values, **_EVAL_OWN, **seed, **own})
+    return evaluation.model_construct(set(own), **{**values, **_EVAL_OWN, **seed, **own})
 
 
 class EnvSection(ConfigModel):
@@ -292,13 +387,37 @@ class EnvSection(ConfigModel):
     group_name: Text = Field(
         default="EnvGroup", description="Name of the worker group, by which other components address it."
     )
-    train: RecordedEnvironmentConfig = Field(
-        default_factory=RecordedEnvironmentConfig,
+    train: RecordedEnvironments = Field(
+        default_factory=_RECORDED[0],
         description="Environments that `rlinf record` records in, and what `env.eval` leaves out.",
     )
-    eval: Annotated[EvalEnvironmentConfig, AfterValidator(_as_in_training)] = Field(
-        default_factory=EvalEnvironmentConfig,
-        validate_default=True,
+    eval: EvalEnvironments = Field(
+        default_factory=_EVALUATING[0],
         description="Evaluation environments. Keys left out are as in `env.train`, except `seed`, `rollout_epoch` (1)"
         " and `group_size` (1).",
     )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _evaluate_as_trained(cls, written: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """Fill what an evaluation leaves out, its kind first, which chooses the keys that it may have."""
+        if not isinstance(written, dict):
+            return validate(written)
+        section = cast("dict[str, Any]", written)
+        evaluation: Any = {} if section.get("eval") is None else section["eval"]
+        follows = isinstance(evaluation, dict) and cast("dict[str, Any]", evaluation).get("env_type") is None
+        if follows:
+            evaluation = {**evaluation, "env_type": _kind_of(section.get("train")).names()[0]}
+        read = validate({**section, "eval": evaluation})
+        if follows:
+            read.eval.model_fields_set.discard("env_type")
+        if section.get("eval") is None:
+            read.model_fields_set.discard("eval")
+        object.__setattr__(read, "eval", _as_in_training(read.eval, read.train))  # sections are frozen
+        return read
+
+
+def _kind_of(train: Any) -> type[Variant]:
+    if isinstance(train, EnvironmentConfig):
+        return type(train)
+    return chosen(_EVALUATING, cast("dict[str, Any]", train) if isinstance(train, dict) else {})

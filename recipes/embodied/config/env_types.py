@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 _FOLDER: Final = "recipes.embodied.envs"
 _SIMULATORS: Final = f"{_FOLDER}.simulators"
+_NO_OPTIONS: Final = f"{_SIMULATORS}.options:NoOptions"
 _ROBOT_OPTIONS: Final = "recipes.embodied.config.camera_config:RobotEnvOptions"
 _FRANKA_OPTIONS: Final = "recipes.embodied.config.camera_config:FrankaRobotOptions"
 # Type of hardware of environments that a robot's own `driver` moves, whatever type it is declared as.
@@ -33,10 +34,8 @@ class EnvType(NamedTuple):
         robot: type of the hardware that each env worker owns one of; None: a simulator.
         observes: names of its observations, of a robot besides its cameras; None where that depends on the task.
         max_episode_steps: its limit; None where that depends on the task.
-        options: the pydantic model of its options, as `package.module:Class`; None: it has none, or any. With a model
-            it is a robot, or a simulator of its own package.
-        numbers: its options where they are all integers, with the least and the largest value; None: see `options`.
-        task: the default, where `tasks` is empty and there is one.
+        options: the model of its options, as `package.module:Class`; None: any.
+        task: the default of a simulator in a package of its own, whose tasks are not listed here; None: it is none.
         processes: simulator processes of a worker where the file gives no number; None: it is always stepped in the
             worker's own process.
         install: what pip installs for it; None: the module, or for a simulator what `rlinf venv setup` installs.
@@ -53,7 +52,6 @@ class EnvType(NamedTuple):
     observes: tuple[str, ...] | None = ("states",)
     max_episode_steps: int | None = 50
     options: str | None = None
-    numbers: Mapping[str, tuple[int, int]] | None = None
     task: str | None = None
     install: str | None = None
     processes: int | None = None
@@ -91,15 +89,18 @@ def _simulator(
 
 
 ENV_TYPES: Final[Mapping[str, EnvType]] = {
-    "franka_kin": EnvType(f"{_FOLDER}.franka.franka_kin:FrankaKinEnv", ("pick", "reach"), numbers={}),
+    "franka_kin": EnvType(f"{_FOLDER}.franka.franka_kin:FrankaKinEnv", ("pick", "reach"), options=_NO_OPTIONS),
     "franka_mujoco": EnvType(
-        f"{_FOLDER}.franka.franka_mujoco:FrankaMujocoEnv", ("reach", "push", "pick", "place"), "mujoco", numbers={}
+        f"{_FOLDER}.franka.franka_mujoco:FrankaMujocoEnv",
+        ("reach", "push", "pick", "place"),
+        "mujoco",
+        options=_NO_OPTIONS,
     ),
     "franka_vision": EnvType(
         f"{_FOLDER}.franka.franka_vision:FrankaVisionEnv",
         ("touch",),
         observes=("states", "images.main", "instructions"),
-        numbers={"image_size": (16, 512), "points": (1, 4)},
+        options=f"{_SIMULATORS}.options:FrankaVisionOptions",
     ),
     "franka_robot": EnvType(
         f"{_FOLDER}.real.franka_robot:FrankaRobotEnv",
@@ -173,7 +174,7 @@ def has_ids(env_type: str) -> bool:
 def is_simulator(name: str) -> bool:
     """Return whether this type is a simulator in its own package, with a model for its options."""
     known = ENV_TYPES.get(name)
-    return known is not None and known.options is not None and known.robot is None
+    return known is not None and known.task is not None
 
 
 def has_setup(name: str) -> bool:

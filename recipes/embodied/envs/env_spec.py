@@ -189,6 +189,10 @@ class EnvSettings:
         observed_steps: int = 1,
     ) -> EnvSettings:
         """Return the settings of a section `env.train` or `env.eval`."""
+        # Imported here: the process of a simulator needs no configuration.
+        from recipes.embodied.config.env_config import stepping
+
+        processes = stepping(config)
         return cls(
             num_envs=num_envs,
             first_env=first_env,
@@ -206,8 +210,8 @@ class EnvSettings:
             resumable=resumable,
             on_nonfinite=on_nonfinite,
             total_envs=config.total_num_envs,
-            num_processes=config.num_processes,
-            simulator_timeout=config.simulator_timeout,
+            num_processes=processes.num_processes,
+            simulator_timeout=processes.simulator_timeout,
             owner=owner,
             repeats=True,
             suspects=suspects,

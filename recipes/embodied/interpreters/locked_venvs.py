@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.env_config import stepping
 from recipes.embodied.config.env_types import ENV_TYPES, has_setup, is_simulator
 from recipes.embodied.envs.simulators.packages import LOCKS
 from recipes.embodied.interpreters.simulators_at_once import ProbeRequest
@@ -180,7 +181,8 @@ def trials(config: EmbodiedConfig) -> list[Trial]:
         batches = list(request.batches)
         if environments is config.env.train or evaluates:
             stages = config.rollout.pipeline_stage_num
-            processes = 1 if environments.num_processes is None else max(1, environments.num_processes)
+            number = stepping(environments).num_processes
+            processes = 1 if number is None else max(1, number)
             batches += [(environments.total_num_envs // stages, processes)] * stages
         frame = request.frame or facts_of(config, environments).has_images is not False
         options = environments.options if frame and not request.frame else request.options

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
-from pydantic import ValidationError
-
 from recipes.embodied.config.camera_config import CAMERA_SOURCES, RobotEnvOptions
 from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.sections.checks import Report
@@ -23,15 +21,12 @@ if TYPE_CHECKING:
 
 
 def robot_options(environments: EnvironmentConfig) -> RobotEnvOptions | None:
-    """Return the options of a robot's environments; None where they are wrong, or the environments move no robot."""
+    """Return the options of a robot's environments; None where the environments move no robot."""
     kind = environments.env_type
     if not is_robot(kind):
         return None
     model = cast("type[RobotEnvOptions]", import_target(ENV_TYPES[kind].options or "", "options"))
-    try:
-        return model.model_validate(environments.options)
-    except ValidationError:
-        return None
+    return model.model_validate(environments.options)
 
 
 def check_cameras(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from pydantic import BaseModel, ValidationError
-
 from recipes.embodied.config import PolicyJob
-from recipes.embodied.config.camera_config import CameraOptions, RobotEnvOptions
+from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import (
     DRIVEN,
@@ -24,7 +22,7 @@ from recipes.embodied.config.env_types import (
 )
 from recipes.embodied.envs.observation_keys import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
-from recipes.embodied.rules.camera_rules import check_cameras, robot_options
+from recipes.embodied.rules.camera_rules import check_cameras
 from recipes.embodied.rules.intervention_rules import check_judge
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, missing_module, runs_in_this_interpreter
@@ -106,21 +104,18 @@ def facts_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
     kind, task = environments.env_type, environments.task
     known = ENV_TYPES.get(kind)
     if is_robot(kind):
-        return _robot_facts(ENV_TYPES[kind], robot_options(environments))
+        return _robot_facts(ENV_TYPES[kind], cast("RobotEnvOptions", _options(environments)))
     if known is not None and known.observes is not None:
         has_images = any(camera_of(name) for name in known.observes)
         return EnvFacts(STATES in known.observes, has_images, known.max_episode_steps)
     if is_simulator(kind):
-        options = _options(environments)
-        return EnvFacts(True, bool(options.cameras)) if isinstance(options, SimulatorOptions) else EnvFacts()
+        return EnvFacts(True, bool(options_of_simulator(environments).cameras))
     here = not _missing_package(kind) and runs_in_this_interpreter(config, "env")
     return env_facts(kind, task, environments.options) if has_ids(kind) and task is not None and here else EnvFacts()
 
 
-def _robot_facts(known: EnvType, options: RobotEnvOptions | None) -> EnvFacts:
+def _robot_facts(known: EnvType, options: RobotEnvOptions) -> EnvFacts:
     """Return the facts about a robot: a driver may have states and cameras of its own."""
-    if options is None:
-        return EnvFacts()
     own = known.observes is None
     return EnvFacts(None if own else True, bool(options.cameras) or (None if own else False), known.max_episode_steps)
 
@@ -134,9 +129,8 @@ def sizes_of(config: PolicyJob, environments: EnvironmentConfig) -> EnvFacts:
     known = ENV_TYPES.get(kind)
     if known is None:
         return EnvFacts()
-    if known.options is not None:
-        options = _options(environments)
-        return EnvFacts() if isinstance(options, ValidationError) else _sizes_unmade(known, options)
+    if is_robot(kind) or is_simulator(kind):
+        return _sizes_unmade(known, _options(environments))
     task = environments.task or next(iter(known.tasks), None)
     if task is None or _missing_package(kind) or not runs_in_this_interpreter(config, "env"):
         return EnvFacts()
@@ -176,10 +170,6 @@ def check_environments(
         _check_made(config, section, environments, report, here=here)
     elif ":" in kind:
         check_import(config, at, kind, "env", report, is_own=True)
-    if kind in ENV_TYPES and ENV_TYPES[kind].options is not None:
-        _check_options(config, section, environments, report)
-    elif kind in ENV_TYPES and (numbers := ENV_TYPES[kind].numbers) is not None:
-        _check_numbers(config, section, environments, numbers, report)
     if is_robot(kind):
         _check_robots(config, section, environments, workers, report)
         check_cameras(config, section, environments, report)
@@ -205,68 +195,14 @@ def _check_video(config: PolicyJob, section: str, environments: EnvironmentConfi
 
 
 def options_of_simulator(environments: EnvironmentConfig) -> SimulatorOptions:
-    """Return the options of a simulator.
-
-    Raises:
-        ValidationError: they are wrong.
-    """
-    return cast("SimulatorOptions", _model(environments).model_validate(environments.options))
+    """Return the options of a simulator."""
+    return cast("SimulatorOptions", _options(environments))
 
 
-def _model(environments: EnvironmentConfig) -> type[BaseModel]:
+def _options(environments: EnvironmentConfig) -> SimulatorOptions | RobotEnvOptions:
     target = ENV_TYPES[environments.env_type].options or ""
-    return cast("type[BaseModel]", import_target(target, "options"))
-
-
-def _options(environments: EnvironmentConfig) -> SimulatorOptions | RobotEnvOptions | ValidationError:
-    """Return the options of a simulator or a robot, or their validation error."""
-    try:
-        options = _model(environments).model_validate(environments.options)
-        return cast("SimulatorOptions | RobotEnvOptions", options)
-    except ValidationError as error:
-        return error
-
-
-def _check_options(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
-    """Report options that a simulator or a robot does not take."""
-    kind = environments.env_type
-    options = _options(environments)
-    if not isinstance(options, ValidationError):
-        return
-    from rlinf_core.suggest import did_you_mean
-
-    for error in options.errors():
-        at = blame(config, ("env", section, "options", *error["loc"]), ("env", section, "env_type"))
-        *parents, name = (str(part) for part in error["loc"])
-        if error["type"] == "extra_forbidden":
-            known = list((CameraOptions if parents else _model(environments)).model_fields)
-            listed = "known: " + ", ".join(f"`{option}`" for option in known)
-            message = f"{'a camera' if parents else f'`env_type: {kind}`'} has no option `{name}`"
-            report(at, "unknown-choice", message, did_you_mean(name, known) or listed)
-        else:
-            message = error["msg"].removeprefix("Value error, ")
-            report(at, "bad-value", f"option `{'.'.join((*parents, name))}`: {message[0].lower()}{message[1:]}")
-
-
-def _check_numbers(
-    config: PolicyJob,
-    section: str,
-    environments: EnvironmentConfig,
-    numbers: Mapping[str, tuple[int, int]],
-    report: Report,
-) -> None:
-    """Report options that a built-in environment does not accept, or whose values are out of range."""
-    for name, value in environments.options.items():
-        at = blame(config, ("env", section, "options", name), ("env", section, "env_type"))
-        if name not in numbers:
-            from rlinf_core.suggest import did_you_mean
-
-            listed = "known: " + ", ".join(f"`{option}`" for option in numbers) if numbers else "remove it"
-            message = f"`env_type: {environments.env_type}` has no option `{name}`"
-            report(at, "unknown-choice", message, did_you_mean(name, numbers) or listed)
-        elif type(value) is not int or not numbers[name][0] <= value <= numbers[name][1]:
-            least, largest = numbers[name]
-            report(at, "bad-value", f"option `{name}`: not an integer from {least} to {largest}")
+    model = cast("type[SimulatorOptions | RobotEnvOptions]", import_target(target, "options"))
+    return model.model_validate(environments.options)
 
 
 def _check_made(

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipes.embodied.config import PolicyJob
+from recipes.embodied.config.env_config import stepping
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorProcesses
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import BatchRequest, Start
@@ -55,7 +56,7 @@ def replay(job: Job, item: QuarantinedItem, *, emit: Callable[[str], None] = lam
     emit(f"`{task}`, seed {kept.seed}, start {kept.number}, {len(kept.actions)} actions")
     processes: SimulatorProcesses | None = None
     try:
-        processes = SimulatorProcesses(request, 1, environments.simulator_timeout, "the replay")
+        processes = SimulatorProcesses(request, 1, stepping(environments).simulator_timeout, "the replay")
         processes.reset([0], [Start(kept.seed, kept.number)])
         for action in kept.actions:
             processes.step(None, np.array([action]))

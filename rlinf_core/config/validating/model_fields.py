@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Final, NamedTuple, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, child
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, child, to_data
 from rlinf_core.config.variants import Variant, chosen
 
 _LISTS = (list, tuple, set, frozenset)
@@ -112,18 +112,18 @@ def types_at(model: type[BaseModel], path: Path, tree: Node | None = None) -> li
     for segment in path:
         types = [below for annotation in types for below in step(annotation, segment)]
         types = [member for annotation in types for member in alternatives(annotation)]
-        tree = None if tree is None else child(tree, segment)
+        above, tree = tree, None if tree is None else child(tree, segment)
         if isinstance(tree, MappingNode):
-            types = _of_kind(types, tree)
+            types = _of_kind(types, tree, above)
     return types
 
 
-def _of_kind(types: list[object], section: MappingNode) -> list[object]:
+def _of_kind(types: list[object], section: MappingNode, above: Node | None) -> list[object]:
     """Return types without the variants of a section that are not the one it chooses."""
     variants = variants_of(types)
     if len(variants) < 2:
         return types
-    wanted = chosen(variants, written_values(section))
+    wanted = kind_of(variants, section, above)
     return [annotation for annotation in types if annotation is wanted or annotation not in variants]
 
 
@@ -132,10 +132,27 @@ def variants_of(types: Iterable[object]) -> list[type[Variant]]:
     return [section for section in map(model_of, types) if section is not None and issubclass(section, Variant)]
 
 
-def written_values(section: MappingNode) -> dict[str, object]:
-    """Return the scalars of a section by key; of other values None."""
-    values = {entry.key.raw: entry.value for entry in section.entries}
-    return {key: value.value if isinstance(value, ScalarNode) and value.raw else None for key, value in values.items()}
+def choice_of(variants: Sequence[type[Variant]], section: MappingNode, above: Node | None) -> Entry | None:
+    """Return the entry that chooses the kind of a section, its own or one of the section that it follows; None: none.
+
+    Args:
+        variants: the kinds that there are.
+        section: the section.
+        above: the section that it is in.
+    """
+    key, follows = variants[0].chosen_by, variants[0].follows
+    own = section.entry(key)
+    if own is not None and not (isinstance(own.value, ScalarNode) and own.value.value is None):
+        return own
+    followed = child(above, follows) if above is not None and follows else None
+    return followed.entry(key) if isinstance(followed, MappingNode) else own
+
+
+def kind_of(variants: Sequence[type[Variant]], section: MappingNode, above: Node | None) -> type[Variant]:
+    """Return the kind that a section chooses, or probably means; see `choice_of`."""
+    choice = choice_of(variants, section, above)
+    written = cast("dict[str, object]", to_data(section))
+    return chosen(variants, {**written, variants[0].chosen_by: None if choice is None else to_data(choice.value)})
 
 
 def fields_at(model: type[BaseModel], path: Path, tree: Node | None = None) -> dict[str, FieldInfo]:

@@ -30,7 +30,6 @@ from rlinf_core.config.tree import (
     to_data,
 )
 from rlinf_core.config.validating.pruning import Cuts, Kept, Validated, cut, original, prefixes
-from rlinf_core.config.variants import MEMBER
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -314,7 +313,7 @@ def _locate(tree: MappingNode, error: ErrorDetails) -> _Located:
         if below is not None:
             node = below
             path = (*path, segment)
-        elif union is None and segment != "[key]" and not str(segment).startswith(MEMBER):
+        elif union is None and segment != "[key]":
             union = (path, str(segment))
     return _Located(error, (*path, *last), union, bool(loc) and loc[-1] == "[key]")
 

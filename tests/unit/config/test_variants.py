@@ -13,8 +13,10 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import read
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import MappingNode, merge
+from rlinf_core.config.validating.kinds import key_of_others
+from rlinf_core.config.validating.model_fields import fields_at
 from rlinf_core.config.validating.validation import validate
-from rlinf_core.config.variants import OneOf, Variant
+from rlinf_core.config.variants import OneOf, Variant, one_of, options_of
 
 
 class Shape(Variant):
@@ -38,7 +40,42 @@ class Square(Shape):
     corners: dict[str, int] = Field(default_factory=dict[str, int])
 
 
+class Paint(ConfigModel):
+    layers: int = 1
+
+
+class Glaze(ConfigModel):
+    heat: int = 900
+
+
+class Plain(Variant):
+    chosen_by: ClassVar[str] = "kind"
+
+    kind: str = "plain"
+    coat: dict[str, int] = Field(default_factory=dict[str, int])
+
+
+class Painted(Plain):
+    kind: str = "painted"
+    coat: options_of(Paint) = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
+
+
+class Glazed(Plain):
+    kind: str = "glazed"
+    coat: options_of(Glaze) = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
+
+
+class PaintedLid(Painted):
+    follows: ClassVar[str] = "pot"
+
+
+class GlazedLid(Glazed):
+    follows: ClassVar[str] = "pot"
+
+
 class File(ConfigModel):
+    pot: one_of((Painted, Glazed, Plain)) = Field(default_factory=Painted)  # pyright: ignore[reportInvalidTypeForm]
+    lid: one_of((PaintedLid, GlazedLid)) = Field(default_factory=PaintedLid)  # pyright: ignore[reportInvalidTypeForm]
     shape: Annotated[Circle | Square, OneOf("kind")] = Field(default_factory=Circle)
 
 
@@ -132,3 +169,44 @@ def test_what_is_no_name_chooses_the_first_kind(value: str) -> None:
 )
 def test_keys_of_a_base_are_dropped_with_its_kind(texts: tuple[str, ...], expected: list[str]) -> None:
     assert [where for _, where, _ in told(*texts)] == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (("pot: {coat: {heat: 3}}",), ["heat"]),
+        (("pot: {kind: glazed, coat: {heat: 3}}",), []),
+        (("pot: {kind: plain, coat: {anything: 3}}",), []),
+        # A lower layer said it to another kind.
+        (("pot: {coat: {layers: 3}}", "pot: {kind: glazed}"), []),
+        (("pot: {kind: glazed, coat: {heat: 3}}", "pot: {kind: painted}"), []),
+        (("pot: {kind: glazed, coat: {heat: 3}}", "pot: {kind: glazed, coat: {layers: 2}}"), ["layers"]),
+        (("pot: {coat: {heat: 3}}", "pot: {kind: painted}"), ["heat"]),
+    ],
+)
+def test_keys_within_a_kind_belong_to_it(texts: tuple[str, ...], expected: list[str]) -> None:
+    assert [where for _, where, _ in told(*texts)] == expected
+
+
+def test_a_key_within_another_kind_says_whose_it_is() -> None:
+    ((_, _, help),) = told("pot: {coat: {heat: 3}}")
+    assert help == "it is a key of `kind` `glazed`, not of `painted`: remove it, or write `kind: glazed`"
+
+
+@pytest.mark.parametrize(
+    ("lid", "expected"),
+    [("{}", "heat"), ("{kind: null}", "heat"), ("{kind: painted}", "layers"), ("{kind: 4}", "layers")],
+)
+def test_a_section_that_names_no_kind_follows_another(lid: str, expected: str) -> None:
+    tree = tree_of(f"{{pot: {{kind: glazed}}, lid: {lid}}}")
+    assert [*fields_at(File, ("lid", "coat"), tree)] == [expected]
+    hint = key_of_others(File, tree, ("lid", "coat", {"heat": "layers", "layers": "heat"}[expected]))
+    assert hint is not None
+    assert f"not of `{'glazed' if expected == 'heat' else 'painted'}`" in hint
+
+
+def test_options_are_those_that_the_file_sets() -> None:
+    view = validate(File, tree_of("pot: {kind: glazed, coat: {heat: 900}}"), Diagnostics())
+    assert view.model is not None
+    assert (view.model.pot.coat, File().pot.coat) == ({"heat": 900}, {})
+    assert view.model.model_dump()["pot"]["coat"] == {"heat": 900}

@@ -185,14 +185,17 @@ def contexts(name: str) -> list[Context]:
 @cache
 def keys(name: str) -> list[Key]:
     """Return the keys of a recipe that hold a value rather than a section."""
-    result: list[Key] = []
+    result: dict[tuple[KeyPath, str, str], Key] = {}
     for place, section in sections(find_recipe(name).config_model()):
-        if "[]" in place or "NAME" in place or place.startswith("cluster"):
+        # Options are checked here, and read by what they are handed to.
+        if "[]" in place or "NAME" in place or place.startswith("cluster") or place.endswith(".options"):
             continue
         for key, field in written_fields(section).items():
+            path = (*place.split("."), key) if place else (key,)
+            known = (path, str(field.annotation), str(field.metadata))
             if not any(map(model_of, alternatives(field.annotation))) and key not in ("recipe", "cluster"):
-                result.append(Key((*place.split("."), key) if place else (key,), section))
-    return result
+                result.setdefault(known, Key(path, section))
+    return [*result.values()]
 
 
 def with_value(model: Any, path: KeyPath, value: Any) -> Any:

@@ -12,11 +12,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import State
 from recipes.embodied.envs.franka.experts import step_toward
+from recipes.embodied.envs.simulators.options import FrankaVisionOptions
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.robots.franka_arm import (
     CONTROL_SECONDS,
@@ -29,7 +29,7 @@ from recipes.embodied.robots.franka_arm import (
 )
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
 from recipes.training.arrays import Array
-from rlinf_core import ConfigError
+from rlinf_core.algorithms.options import checked_options
 
 TASKS: Final = ("touch",)
 COLORS: Final = {"red": (230, 40, 40), "blue": (50, 80, 230), "green": (40, 180, 60), "yellow": (230, 210, 40)}
@@ -46,7 +46,6 @@ POINT_RADIUS, HAND_RADIUS, ARM_WIDTH = 0.035, 0.022, 0.015
 _TABLE, _ARM, _HAND = (200, 195, 185), (110, 110, 120), (20, 20, 20)
 STATES: Final = 10
 _ATTEMPTS: Final = 8
-_BOUNDS: Final = ENV_TYPES["franka_vision"].numbers or {}
 
 
 class FrankaVisionEnv(VectorEnv):
@@ -59,11 +58,14 @@ class FrankaVisionEnv(VectorEnv):
     Options: `image_size`, 32 pixels by default; `points`, how many there are, 2 by default, at most 4.
     """
 
+    options_model = FrankaVisionOptions
+
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
-        check_task("franka_vision", settings.task or TASKS[0], TASKS, settings.options, " ".join(_BOUNDS))
-        self._size = _option(settings, "image_size", 32)
-        self._points = _option(settings, "points", 2)
+        known = " ".join(FrankaVisionOptions.model_fields)
+        check_task("franka_vision", settings.task or TASKS[0], TASKS, settings.options, known)
+        options: FrankaVisionOptions = checked_options(type(self), settings.options, "env.train.options")
+        self._size, self._points = options.image_size, options.points
         count = self.num_envs
         self._joints = np.zeros((7, count))
         self._hand = np.zeros((3, count))
@@ -161,14 +163,6 @@ class FrankaVisionEnv(VectorEnv):
             left -= shares[..., index]
         palette = np.array([*(color for _, color in outlines), _TABLE], np.float32)
         return (shares @ palette).round().astype(np.uint8)
-
-
-def _option(settings: EnvSettings, name: str, default: int) -> int:
-    value = settings.options.get(name, default)
-    low, high = _BOUNDS[name]
-    if not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"the option `{name}` of `env_type: franka_vision` is a number from {low} to {high}")
-    return value
 
 
 def _potential(target: Array, hand: Array) -> NDArray[np.float64]:

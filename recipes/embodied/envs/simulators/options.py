@@ -1,4 +1,4 @@
-"""Options of the simulators, `env.train.options`, validated without importing the simulators.
+"""Options of built-in environments, `env.train.options`, validated without importing the simulators.
 
 numpy is not imported: `rlinf validate` reads these models.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-ImageSize = Annotated[int, Field(ge=8, le=2048)]
+from rlinf_core import ConfigModel
+from rlinf_core.scalars import Bool, Data, Float, Int, Text
+
+ImageSize = Annotated[Int, Field(ge=8, le=2048)]
 Camera = Literal["main", "wrist"]
 
 
@@ -25,18 +28,27 @@ class SharedStarts(NamedTuple):
     remedy: str
 
 
-class SimulatorOptions(BaseModel):
-    """Options of every simulator that renders.
+class NoOptions(ConfigModel):
+    """Options of environments that have none."""
 
-    Attributes:
-        cameras: the cameras whose images are observed; none: states alone, which is many times as fast.
-        image_size: height and width of the images, pixels.
-    """
 
-    model_config = ConfigDict(extra="forbid")
+class FrankaVisionOptions(ConfigModel):
+    """Options of `franka_vision`."""
 
-    cameras: tuple[Camera, ...] = ()
-    image_size: ImageSize = 128
+    image_size: Annotated[Int, Field(ge=16, le=512)] = Field(
+        default=32, description="Height and width of the images, pixels."
+    )
+    points: Annotated[Int, Field(ge=1, le=4)] = Field(default=2, description="How many points there are.")
+
+
+class SimulatorOptions(ConfigModel):
+    """Options of every simulator that renders."""
+
+    cameras: tuple[Camera, ...] = Field(
+        default=(),
+        description="The cameras whose images are observed; none: states alone, which is many times as fast.",
+    )
+    image_size: ImageSize = Field(default=128, description="Height and width of the images, pixels.")
 
     @property
     def state_size(self) -> int:
@@ -52,19 +64,18 @@ class SimulatorOptions(BaseModel):
 
 
 class MetaworldOptions(SimulatorOptions):
-    """Options of `metaworld`.
+    """Options of `metaworld`."""
 
-    Attributes:
-        camera: MuJoCo's name of the camera that is `main`; that of the hand is `wrist`.
-        split: which tasks of an ML set, and which of their goals.
-        goal_seed: seed of the 50 goals of each task.
-        reward_scale: what rewards are multiplied by; Meta-World's go up to 10 for each step.
-    """
-
-    camera: str = "corner2"
-    split: Literal["train", "test"] = "train"
-    goal_seed: int = 0
-    reward_scale: Annotated[float, Field(gt=0)] = 1.0
+    camera: Text = Field(
+        default="corner2", description="MuJoCo's name of the camera that is `main`; that of the hand is `wrist`."
+    )
+    split: Literal["train", "test"] = Field(
+        default="train", description="Which tasks of an ML set, and which of their goals."
+    )
+    goal_seed: Int = Field(default=0, description="Seed of the 50 goals of each task.")
+    reward_scale: Annotated[Float, Field(gt=0)] = Field(
+        default=1.0, description="What rewards are multiplied by; Meta-World's go up to 10 for each step."
+    )
 
     @property
     def state_size(self) -> int:
@@ -82,21 +93,23 @@ class MetaworldOptions(SimulatorOptions):
 
 
 class LiberoOptions(SimulatorOptions):
-    """Options of `libero`.
-
-    Attributes:
-        observe_objects: append the poses of the objects to `states`, for policies without images.
-        initial_states: first and last of the task's fixed initial states that episodes begin in; None: all.
-        mirrored: images with left and right exchanged: checkpoints of OpenVLA and openpi learned from such, because
-            their data turned by half a turn what LIBERO renders bottom row first.
-        settle_steps: steps without a motion at the beginning of an episode, in which objects come to rest.
-    """
+    """Options of `libero`."""
 
     cameras: tuple[Camera, ...] = ("main", "wrist")
-    observe_objects: bool = False
-    initial_states: tuple[int, int] | None = None
-    mirrored: bool = False
-    settle_steps: Annotated[int, Field(ge=0)] = 10
+    observe_objects: Bool = Field(
+        default=False, description="Append the poses of the objects to `states`, for policies without images."
+    )
+    initial_states: tuple[Int, Int] | None = Field(
+        default=None, description="First and last of the task's fixed initial states that episodes begin in; null: all."
+    )
+    mirrored: Bool = Field(
+        default=False,
+        description="Images with left and right exchanged: checkpoints of OpenVLA and openpi learned from such, because"
+        " their data turned by half a turn what LIBERO renders bottom row first.",
+    )
+    settle_steps: Annotated[Int, Field(ge=0)] = Field(
+        default=10, description="Steps without a motion at the beginning of an episode, in which objects come to rest."
+    )
 
     @property
     def state_size(self) -> int:
@@ -115,54 +128,53 @@ class LiberoOptions(SimulatorOptions):
 
 
 class RobosuiteOptions(SimulatorOptions):
-    """Options of `robosuite`.
+    """Options of `robosuite`."""
 
-    Attributes:
-        robot: one of robosuite's robots.
-        camera: robosuite's name of the camera that is `main`; that of the hand is `wrist`.
-        reward_shaping: rewards on the way, and not only for success.
-        control_freq: actions a second.
-    """
-
-    robot: str = "Panda"
-    camera: str = "agentview"
-    reward_shaping: bool = True
-    control_freq: Annotated[int, Field(ge=1, le=200)] = 20
+    robot: Text = Field(default="Panda", description="One of robosuite's robots.")
+    camera: Text = Field(
+        default="agentview", description="Robosuite's name of the camera that is `main`; that of the hand is `wrist`."
+    )
+    reward_shaping: Bool = Field(default=True, description="Rewards on the way, and not only for success.")
+    control_freq: Annotated[Int, Field(ge=1, le=200)] = Field(default=20, description="Actions a second.")
 
 
 class GymnasiumRoboticsOptions(SimulatorOptions):
-    """Options of `gymnasium_robotics`.
+    """Options of `gymnasium_robotics`."""
 
-    Attributes:
-        cameras: `main` is the camera of the environment's own renderer; there is no other.
-        arguments: the arguments of `gymnasium.make`, as in `{tasks_to_complete: [microwave]}`.
-    """
+    cameras: tuple[Camera, ...] = Field(
+        default=(),
+        description="The cameras whose images are observed: `main` is that of the environment's own renderer; there is"
+        " no other.",
+    )
 
-    arguments: dict[str, object] = Field(default_factory=dict)
+    arguments: dict[str, Data] = Field(
+        default_factory=dict, description="The arguments of `gymnasium.make`, as in `{tasks_to_complete: [microwave]}`."
+    )
 
 
 class GymHilOptions(SimulatorOptions):
-    """Options of `gym_hil`.
+    """Options of `gym_hil`."""
 
-    Attributes:
-        cameras: `main` is the camera at the front.
-        arguments: further arguments of the environment, as in `{reward_type: dense, random_block_position: true}`.
-    """
+    cameras: tuple[Camera, ...] = Field(
+        default=(), description="The cameras whose images are observed; `main` is the one at the front."
+    )
 
-    arguments: dict[str, object] = Field(default_factory=dict)
+    arguments: dict[str, Data] = Field(
+        default_factory=dict,
+        description="Further arguments of the environment, as in `{reward_type: dense, random_block_position: true}`.",
+    )
 
 
 class ManiskillOptions(SimulatorOptions):
-    """Options of `maniskill`.
+    """Options of `maniskill`."""
 
-    Attributes:
-        control_mode: the control mode of the robot's controllers.
-        reward_mode: the reward mode of the task.
-        sim_backend: `physx_cuda` steps all environments at once on the accelerator, `physx_cpu` has one environment.
-        robot: the robot, where a task has several; None: the task's own.
-    """
-
-    control_mode: str = "pd_ee_delta_pose"
-    reward_mode: Literal["normalized_dense", "dense", "sparse"] = "normalized_dense"
-    sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = "auto"
-    robot: str | None = None
+    control_mode: Text = Field(default="pd_ee_delta_pose", description="The control mode of the robot's controllers.")
+    reward_mode: Literal["normalized_dense", "dense", "sparse"] = Field(
+        default="normalized_dense", description="The reward mode of the task."
+    )
+    sim_backend: Literal["auto", "physx_cpu", "physx_cuda"] = Field(
+        default="auto",
+        description="Where physics runs: `physx_cuda` steps all environments at once on the accelerator, `physx_cpu`"
+        " has one environment.",
+    )
+    robot: Text | None = Field(default=None, description="The robot, where a task has several; null: the task's own.")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.embodied.config import EmbodiedActorConfig, EmbodiedModelConfig
-from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.env_config import EnvironmentConfig, EnvSection
 from recipes.embodied.embodied_memory import env_forecast, environment_spec, forecast, policy_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, save_policy
@@ -174,7 +174,7 @@ def test_an_arm_elsewhere_need_not_answer() -> None:
 
 
 def environments(**values: object) -> EnvironmentConfig:
-    return EnvironmentConfig.model_validate({"total_num_envs": 8, **values})
+    return EnvSection.model_validate({"train": {"total_num_envs": 8, **values}}).train
 
 
 def test_env_workers_share_the_environments() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.batch_sizes import batch_sizes
+from recipes.embodied.config.env_config import stepping
 from recipes.sections.own_options import refuse_unknown_options
 from rlinf_core import ConfigError
 from rlinf_core.job.load import load_job
@@ -43,10 +45,21 @@ VISION = ("env.train.env_type=franka_vision", "env.train.task=touch")
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [
-        (("env.train.options={size: 3}",), "unknown-choice", "`env_type: franka_kin` has no option `size`"),
-        ((*VISION, "env.train.options={point: 3}"), "unknown-choice", "did you mean `points`?"),
-        ((*VISION, "env.train.options={points: 5}"), "bad-value", "not an integer from 1 to 4"),
-        ((*VISION, "env.train.options={points: true}"), "bad-value", "not an integer from 1 to 4"),
+        (("env.train.options={size: 3}",), "unknown-key", "unknown key `size` in `env.train.options`"),
+        ((*VISION, "env.train.options={point: 3}"), "unknown-key", "did you mean `points`?"),
+        ((*VISION, "env.train.options={points: 5}"), "bad-value", "must be at most 4"),
+        ((*VISION, "env.train.options={points: true}"), "wrong-type", "expected an integer"),
+        ((*VISION, "env.train.options={mirrored: true}"), "unknown-key", "it is a key of `env_type` `libero`, not of"),
+        ((*VISION, "env.train.num_processes=2"), "unknown-key", "`metaworld`, `robosuite` and `gymnasium_robotics`"),
+        ((*VISION, "env.train.image_size=64"), "unknown-key", "`image_size` belongs in `env.train.options`"),
+        # An evaluation has the kind of training where it names none.
+        ((*VISION, "env.eval.options={mirrored: true}"), "unknown-key", "not of `franka_vision`"),
+        (
+            ("env.train.env_type=franka_visio", "env.train.task=touch"),
+            "unknown-choice",
+            "did you mean `franka_vision`?",
+        ),
+        (("env.train.env_type=4", "env.train.options={size: 3}"), "unknown-choice", "unknown env_type `4`"),
     ],
 )
 def test_options_of_our_environments_are_checked(
@@ -55,6 +68,44 @@ def test_options_of_our_environments_are_checked(
     ((reported, _, *texts),) = findings(LAPTOP, *overrides, messages=True)
     assert reported == code
     assert words in " ".join(texts)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("env.train.env_type=null",),
+        (*VISION, "env.eval.options={points: 3}"),
+        ("env.train.env_type='nowhere:Env'", "env.train.options={anything: [1]}", "env.eval.options={other: 2}"),
+        # What the file below says to another kind goes with it.
+        ("env.train.env_type=franka_kin", "env.train.task=reach"),
+        ("env.eval.env_type=franka_kin", "env.eval.task=reach"),
+    ],
+)
+def test_a_kind_of_environments_takes_its_own_keys(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    seen = "env:\n  train: {env_type: franka_vision, options: {points: 3}}\n  eval: {options: {points: 4}}\n"
+    file = tmp_path / "job.yaml"
+    file.write_text(LAPTOP + (seen if overrides[0].endswith("franka_kin") else ""))
+    job = load_job(str(file), overrides, environ={})
+    assert [finding.code for finding in job.diagnostics if finding.code == "unknown-key"] == []
+
+
+def test_an_evaluation_takes_what_its_kind_has(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    train = "train: {env_type: metaworld, task: reach-v3, num_processes: 3, options: {goal_seed: 4}}"
+    file.write_text(f"{LAPTOP}env: {{{train}, eval: {{env_type: franka_vision}}}}\n")
+    config = cast("EmbodiedConfig", load_job(str(file), environ={}).config)
+    assert (config.env.eval.task, config.env.eval.options) == (None, {})
+    assert stepping(config.env.train).num_processes == 3
+    assert stepping(config.env.eval).num_processes is None
+    file.write_text(f"{LAPTOP}env: {{{train}}}\n")
+    config = cast("EmbodiedConfig", load_job(str(file), environ={}).config)
+    assert (config.env.eval.env_type, config.env.eval.task) == ("metaworld", "reach-v3")
+    assert (config.env.eval.options, stepping(config.env.eval).num_processes) == ({"goal_seed": 4}, 3)
+
+
+def test_a_configuration_survives_being_sent() -> None:
+    config = load_job("laptop", environ={}).config
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_a_former_environment_is_refused_with_the_present_one(findings: Any) -> None:
@@ -296,10 +347,10 @@ class TestKinds:
     def test_options_of_a_simulator_are_checked_without_it(self, findings: Any) -> None:
         text = "env:\n  train:\n    env_type: libero\n    options: {camras: [main], image_size: 4}\n"
         results = {diagnostic[0]: diagnostic for diagnostic in findings(LAPTOP + text, messages=True)}
-        assert results.keys() == {"missing-extra", "bad-value", "unknown-choice"}
+        assert results.keys() == {"missing-extra", "bad-value", "unknown-key"}
         assert "rlinf venv setup libero" in results["missing-extra"][3]
-        assert "greater than or equal to 8" in results["bad-value"][2]
-        assert results["unknown-choice"][3] == "did you mean `cameras`?"
+        assert "must be at least 8" in results["bad-value"][2]
+        assert results["unknown-key"][3] == "did you mean `cameras`?"
 
     def test_a_policy_on_images_needs_a_camera_of_the_simulator(self, findings: Any) -> None:
         text = (

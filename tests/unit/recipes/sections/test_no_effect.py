@@ -70,8 +70,6 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*EMBODIED, *SAC), "algorithm.replay.demonstrations_share=0.25"),
     ((*EMBODIED, *SAC, "algorithm.critic_norm=batch"), "algorithm.target_rate=0.01"),
     ((*EMBODIED, *SAC, "algorithm.learn_temperature=false"), "algorithm.target_entropy=-1"),
-    (EMBODIED, "env.train.num_processes=2"),
-    (EMBODIED, "env.train.simulator_timeout=7"),
     ((*EMBODIED, "env.train.env_type=gymnasium", "env.train.task=CartPole-v1"), "env.train.simulator_timeout=7"),
     (EMBODIED, "env.eval.video_cfg.video_base_dir=films"),
     ((*EMBODIED, "env.eval.video_cfg.episodes=4"), "env.train.video_cfg.video_base_dir=films"),
