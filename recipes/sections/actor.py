@@ -30,8 +30,27 @@ class LoraSettings(ConfigModel):
     )
 
 
-class ModelConfig(ConfigModel):
+class BareModelConfig(ConfigModel):
     """Settings of every model. Recipes add the keys of their kinds of model."""
+
+    model_path: OptionalModelPath = Field(
+        default=None,
+        description="Folder or file of the initial weights, or a model's name in the HuggingFace Hub, `ORG/NAME`."
+        " Default: the recipe builds its own model.",
+    )
+    precision: Precision = Field(
+        default="fp32",
+        description="Compute type, and the type in which rollout workers hold weights: fp32 or bf16; fp16 only with"
+        " `runner.only_eval`. Actors keep trained weights in fp32.",
+    )
+
+    def adapter(self) -> LoraSettings | None:
+        """Return the settings of LoRA; None without it."""
+        return None
+
+
+class AdaptedConfig(ConfigModel):
+    """Settings of models that low-rank adapters can train."""
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         IgnoredKeys(
@@ -49,16 +68,6 @@ class ModelConfig(ConfigModel):
         ),
     )
 
-    model_path: OptionalModelPath = Field(
-        default=None,
-        description="Folder or file of the initial weights, or a model's name in the HuggingFace Hub, `ORG/NAME`."
-        " Default: the recipe builds its own model.",
-    )
-    precision: Precision = Field(
-        default="fp32",
-        description="Compute type, and the type in which rollout workers hold weights: fp32 or bf16; fp16 only with"
-        " `runner.only_eval`. Actors keep trained weights in fp32.",
-    )
     is_lora: Bool = Field(default=False, description="Train low-rank adapters and freeze all other weights.")
     lora_rank: Count = Field(default=32, description="Rank of the adapters, with `is_lora`.")
     lora: LoraSettings | None = Field(
@@ -70,6 +79,10 @@ class ModelConfig(ConfigModel):
         if self.lora is not None:
             return self.lora
         return LoraSettings(rank=self.lora_rank, alpha=2.0 * self.lora_rank) if self.is_lora else None
+
+
+class ModelConfig(AdaptedConfig, BareModelConfig):
+    """Settings of models that low-rank adapters can train. Recipes add the keys of their kinds of model."""
 
 
 def _is_of_user(model: Any) -> bool:

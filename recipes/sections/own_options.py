@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
-
-from pydantic import BaseModel, ValidationError
 
 from recipes.sections.algorithm import AlgorithmConfig
 from recipes.sections.checks import Report
 from rlinf_core import ConfigError, JobConfig
-from rlinf_core.algorithms.options import option_names, options_for, options_model_of
+from rlinf_core.algorithms.options import option_names, options_model_of
 from rlinf_core.config.tree import Path
 from rlinf_core.registry import import_target
 
@@ -60,27 +58,6 @@ def refuse_unknown_options(written: Mapping[str, Any], names: Mapping[str, str],
     if unknown:
         listed = ", ".join(f"`{section}.{name}`" for name in unknown)
         raise ConfigError(f"unknown options: {listed}", help=f"your own {' and '.join(names)} take no such option")
-
-
-def check_values(at: Path, written: Mapping[str, Any], owners: Sequence[object], report: Report) -> None:
-    """Report options that their owners' models refuse, or that no owner has."""
-    from rlinf_core.suggest import did_you_mean
-
-    known: list[str] = []
-    for owner in owners:
-        try:
-            options = options_for(owner, written)
-            known += type(options).model_fields if isinstance(options, BaseModel) else ()
-        except ValidationError as error:
-            for detail in error.errors():
-                missing = detail["type"] == "missing"
-                path = at if missing else (*at, *detail["loc"])
-                what = f"`{getattr(owner, '__name__', owner)}`"
-                named = ".".join(str(part) for part in detail["loc"])
-                message = f"{what} needs the option `{named}`" if missing else f"{what}: {detail['msg']}"
-                report(path, "missing-key" if missing else "bad-value", message)
-    for name in unknown_options(owners, written):
-        report((*at, name), "unknown-key", f"unknown option `{name}`", did_you_mean(name, known))
 
 
 def unknown_options(owners: Iterable[object], written: Mapping[str, Any]) -> list[str]:

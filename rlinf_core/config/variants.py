@@ -6,13 +6,23 @@ algorithm: Annotated[Ppo | Sac, OneOf("loss_type")] = Field(default_factory=Ppo)
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, ClassVar, Final, cast, get_args
+from typing import Annotated, Any, ClassVar, Final, TypeVar, cast, get_args
 
-from pydantic import AfterValidator, BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, PlainSerializer
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    create_model,
+)
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_plain_validator_function, tagged_union_schema
 
@@ -28,26 +38,29 @@ class Variant(ConfigModel):
     Attributes:
         chosen_by: the key that chooses one; its default in a member is that member's name.
         follows: the section beside this one whose choice counts where it makes none; empty: none.
-        named: the values of the key that choose this member; empty: its default alone.
+        named: the values of the key that choose this member; None: its default alone.
         form: the regular expression of further values that choose it; empty: there are none.
         others: what these are, in words of a page.
     """
 
     chosen_by: ClassVar[str]
     follows: ClassVar[str] = ""
-    named: ClassVar[tuple[str, ...]] = ()
+    named: ClassVar[tuple[str, ...] | None] = None
     form: ClassVar[str] = ""
     others: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return the values of the key that choose this member."""
-        return cls.named or (str(cls.model_fields[cls.chosen_by].default),)
+        return (str(cls.model_fields[cls.chosen_by].default),) if cls.named is None else cls.named
 
     @classmethod
     def takes(cls, name: str) -> bool:
         """Return whether a value of the key chooses this member: one of its names, or what else it takes."""
         return name in cls.names() or (bool(cls.form) and re.fullmatch(cls.form, name) is not None)
+
+
+V = TypeVar("V", bound=Variant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +129,50 @@ def chosen(members: Sequence[type[Variant]], written: Mapping[str, Any]) -> type
                 if member.takes(wanted):
                     return member
     return max(members, key=lambda member: (len(written.keys() & member.model_fields.keys()), bool(member.form)))
+
+
+class NoOptions(ConfigModel):
+    """The options of what has none."""
+
+
+def kind_of_section(
+    base: type[V],
+    names: tuple[str, ...],
+    options: type[BaseModel] | None,
+    *,
+    mixins: tuple[type[ConfigModel], ...] = (),
+    form: str = "",
+    others: tuple[str, ...] = (),
+) -> type[V]:
+    """Return a kind of a section, whose `options` are its own.
+
+    Args:
+        base: the section.
+        names: what chooses the kind; none where only `form` does.
+        options: the model of its options; None: any.
+        mixins: sections with further keys of the kind.
+        form, others: see `Variant`.
+    """
+    fields: dict[str, Any] = {}
+    if names:
+        chooser = copy(base.model_fields[base.chosen_by])
+        chooser.default = names[0]
+        fields[base.chosen_by] = (chooser.annotation, chooser)
+    if options is not None:
+        is_asked = any(field.is_required() for field in options.model_fields.values())
+        default: Any = Field(default_factory=dict[str, Any], validate_default=is_asked)
+        fields["options"] = (options_of(options), default)
+    title = "".join(part.title() for part in (names[0] if names else "own").split("_"))
+    made: type[V] = create_model(
+        f"{title}{base.__name__}",
+        __base__=(*mixins, base),
+        __doc__=base.__doc__,
+        __module__=base.__module__,
+        **fields,
+    )
+    made.named, made.form, made.others = names, form, others
+    setattr(sys.modules[base.__module__], made.__name__, made)  # where unpickling looks for it
+    return made
 
 
 def options_of(model: type[BaseModel]) -> Any:

@@ -27,7 +27,7 @@ from recipes.embodied.config.embodied_config import (
 from recipes.embodied.config.embodied_config import (
     uses_values as uses_values,
 )
-from recipes.embodied.config.policy_config import (
+from recipes.embodied.config.model_config import (
     EmbodiedModelConfig as EmbodiedModelConfig,
 )
 from recipes.embodied.config.policy_config import (

@@ -87,7 +87,7 @@ def _is_lerobot(config: Any, sizes: WorldSizes) -> bool:
 # Rules of both recipes, which share these sections.
 _OF_BOTH: Final = (
     IgnoredKeys(
-        ("actor.model.is_lora", "actor.model.lora", "actor.fsdp_config.gradient_checkpointing"),
+        ("actor.fsdp_config.gradient_checkpointing",),
         _is_lerobot,
         "lerobot's policies are trained as they are",
         "remove it; `pi0`, `pi05` and `smolvla` take it, and `actor.model.trainable` freezes weights",
@@ -107,14 +107,6 @@ _OF_BOTH: Final = (
         "lerobot's configuration says how states and actions are normalized",
         "remove it, or write `options.config: {normalization_mapping: {...}}`",
         because=("actor.model.model_type",),
-    ),
-    IgnoredKeys(
-        ("actor.model.is_lora", "actor.model.lora"),
-        _is_small,
-        "its layers are so small that all of them are trained",
-        "remove it; `openvla` trains adapters",
-        because=("actor.model.model_type",),
-        severity=Severity.ERROR,
     ),
     IgnoredKeys(
         ("actor.fsdp_config.gradient_checkpointing",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -11,13 +11,13 @@ from typing import (
     ClassVar,
     Final,
     Literal,
-    NamedTuple,
     Self,
     TypeAlias,
+    TypeVar,
     cast,
 )
 
-from pydantic import BaseModel, Field, ModelWrapValidatorHandler, create_model, model_validator
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, model_validator
 
 from recipes.embodied.config.env_types import (
     DEFAULT_ENV_TYPE,
@@ -27,13 +27,21 @@ from recipes.embodied.config.env_types import (
     ID_FORM,
     has_ids,
 )
-from recipes.embodied.config.intervention_types import ENVIRONMENT, FORMER_SOURCES, JUDGES, NONE, SOURCES
+from recipes.embodied.config.intervention_types import (
+    ENVIRONMENT,
+    FORMER_SOURCES,
+    JUDGES,
+    NONE,
+    SOURCES,
+    JudgeType,
+    SourceType,
+)
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import several
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
-from rlinf_core.config.variants import Variant, chosen, one_of, options_of
+from rlinf_core.config.variants import NoOptions, V, Variant, chosen, kind_of_section, one_of
 from rlinf_core.registry import import_target
 from rlinf_core.scalars import Bool, Data, Float, Text, problem
 
@@ -77,40 +85,24 @@ class VideoConfig(ConfigModel):
     episodes: Count = Field(default=9, description="Episodes per video, side by side.")
 
 
-class InterventionConfig(ConfigModel):
+class InterventionConfig(Variant):
     """The people, or the script, that take over from the policy."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("options",),
-            lambda intervention, sizes: intervention.source == NONE,
-            "there are no interventions: `source: none`",
-            "remove it, or name a `source`",
-            because=("source",),
-        ),
-    )
+    chosen_by: ClassVar[str] = "source"
 
     source: Annotated[Text, KnownOrOwn("intervention source", (NONE, *SOURCES), instead=FORMER_SOURCES)] = Field(
         default=NONE,
         description=f"Source of interventions: none, {', '.join(SOURCES)}, or `package.module:Class` for your own.",
     )
     options: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Options of the source, by name (docs/robots.md)."
+        default_factory=dict[str, Any], description="The keys of this source alone (docs/robots.md)."
     )
 
 
-class JudgeConfig(ConfigModel):
+class JudgeConfig(Variant):
     """The judge of episodes."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("options",),
-            lambda judge, sizes: judge.source == ENVIRONMENT,
-            "the environment judges: `source` is environment",
-            "remove it, or name a `source`",
-            because=("source",),
-        ),
-    )
+    chosen_by: ClassVar[str] = "source"
 
     source: Annotated[Text, KnownOrOwn("judge", (ENVIRONMENT, *JUDGES))] = Field(
         default=ENVIRONMENT,
@@ -119,8 +111,25 @@ class JudgeConfig(ConfigModel):
         " else.",
     )
     options: dict[str, Data] = Field(
-        default_factory=dict[str, Any], description="Options of the judge, by name (docs/robots.md)."
+        default_factory=dict[str, Any], description="The keys of this judge alone (docs/robots.md)."
     )
+
+
+def _by_source(section: type[V], nothing: str, known: Mapping[str, SourceType | JudgeType]) -> tuple[type[V], ...]:
+    """Return a section for each source: nothing, those known, and the user's own."""
+    models = {name: cast("type[BaseModel]", import_target(kind.options, "options")) for name, kind in known.items()}
+    own = kind_of_section(section, (), None, form="[^:]*:.*", others=("package.module:Class",))
+    options = {nothing: NoOptions, **models}
+    return (*(kind_of_section(section, (name,), model) for name, model in options.items()), own)
+
+
+INTERVENTIONS: Final = _by_source(InterventionConfig, NONE, SOURCES)
+_JUDGES: Final = _by_source(JudgeConfig, ENVIRONMENT, JUDGES)
+if TYPE_CHECKING:
+    Intervention: TypeAlias = InterventionConfig
+    Judge: TypeAlias = JudgeConfig
+else:
+    Intervention, Judge = one_of(INTERVENTIONS), one_of(_JUDGES)
 
 
 class InferenceConfig(ConfigModel):
@@ -203,9 +212,12 @@ class EnvironmentConfig(Variant):
     video_cfg: VideoConfig = Field(
         default_factory=VideoConfig, description="Videos of episodes: save_video, video_base_dir, fps, episodes."
     )
-    judge: JudgeConfig = Field(
-        default_factory=JudgeConfig, description="Judge of episodes: source, options. Default: the environment."
+    judge: Judge = Field(
+        default_factory=_JUDGES[0], description="Judge of episodes: source, options. Default: the environment."
     )
+
+
+E = TypeVar("E", bound=EnvironmentConfig)
 
 
 class SteppedConfig(ConfigModel):
@@ -261,8 +273,8 @@ class _WithIdConfig(ConfigModel):
 class RecordedEnvironmentConfig(EnvironmentConfig):
     """Environments of one kind, in which people may take over."""
 
-    intervention: InterventionConfig = Field(
-        default_factory=InterventionConfig,
+    intervention: Intervention = Field(
+        default_factory=INTERVENTIONS[0],
         description="Human interventions during training: source, options. Evaluations have none.",
     )
 
@@ -294,54 +306,24 @@ class EvalEnvironmentConfig(EnvironmentConfig):
     )
 
 
-class _Kind(NamedTuple):
-    """Kinds of environments with the same keys.
-
-    Attributes:
-        name: what their sections are called.
-        named: the values of `env_type`.
-        mixins: the keys that they have besides.
-    """
-
-    name: str
-    named: tuple[str, ...]
-    mixins: tuple[type[ConfigModel], ...]
-
-
-def _kinds() -> Iterator[_Kind]:
-    """Yield the kinds: one for each model of options, with and without processes."""
+def kinds_of(section: type[E]) -> tuple[type[E], ...]:
+    """Return a section of environments for each kind, the default first: one for each model of options, with and
+    without processes."""
     by_keys: dict[tuple[str | None, bool], list[str]] = {}
     for name, known in ENV_TYPES.items():
         by_keys.setdefault((known.options, known.processes is not None), []).append(name)
-    for (_, stepped), names in by_keys.items():
-        mixins = (*((_WithIdConfig,) if GYMNASIUM in names else ()), *((SteppedConfig,) if stepped else ()))
-        yield _Kind("".join(part.title() for part in names[0].split("_")), tuple(names), mixins)
-
-
-def kinds_of(section: type[EnvironmentConfig]) -> tuple[type[EnvironmentConfig], ...]:
-    """Return a section of environments for each kind, the default first."""
-    return tuple(_member(section, kind) for kind in _kinds())
-
-
-def _member(section: type[EnvironmentConfig], kind: _Kind) -> type[EnvironmentConfig]:
-    model = ENV_TYPES[kind.named[0]].options
-    fields: dict[str, Any] = {"env_type": (EnvTypeName, kind.named[0])}
-    if model is not None:
-        options = options_of(cast("type[BaseModel]", import_target(model, "options")))
-        fields["options"] = (options, Field(default_factory=dict[str, Any]))
-    made = create_model(
-        f"{kind.name}{section.__name__}",
-        __base__=(*kind.mixins, section),
-        __doc__=section.__doc__,
-        __module__=__name__,
-        **fields,
+    return tuple(
+        _kind(section, tuple(names), options, stepped=stepped) for (options, stepped), names in by_keys.items()
     )
-    made.named = kind.named
-    globals()[made.__name__] = made  # where unpickling looks for it
-    if _WithIdConfig in kind.mixins:
-        made.form = rf"[^:]*:.*|{ID_FORM}"
-        made.others = ("package.module:Class", "NAME-v1")
-    return made
+
+
+def _kind(section: type[E], names: tuple[str, ...], options: str | None, *, stepped: bool) -> type[E]:
+    mixins: tuple[type[ConfigModel], ...] = (SteppedConfig,) if stepped else ()
+    model = None if options is None else cast("type[BaseModel]", import_target(options, "options"))
+    if GYMNASIUM not in names:
+        return kind_of_section(section, names, model, mixins=mixins)
+    mixins, others = (_WithIdConfig, *mixins), ("package.module:Class", "NAME-v1")
+    return kind_of_section(section, names, model, mixins=mixins, form=rf"[^:]*:.*|{ID_FORM}", others=others)
 
 
 _RECORDED: Final = kinds_of(RecordedEnvironmentConfig)

@@ -3,67 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from recipes.embodied.config.data_config import DemonstrationsConfig
-from recipes.embodied.config.embodied_no_effect import SMALL_MODELS
 from recipes.embodied.config.env_config import EnvSection
+from recipes.embodied.config.model_config import POLICY_MODELS, PolicyModel
 from recipes.sections.actor import (
     ActorConfig,
     FsdpConfig,
     MixedPrecisionConfig,
-    ModelConfig,
     OptimConfig,
     RolloutConfig,
 )
-from recipes.sections.values import KnownOrOwn
 from rlinf_core import Count, JobConfig, RunnerConfig
 from rlinf_core.config.sections.values import NonNegativeFloat, OptionalPath, PositiveFloat, Precision
-from rlinf_core.scalars import Bool, Data, Text
-
-MODEL_TYPES = (*SMALL_MODELS, "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "lerobot")
-_PI0 = "write `pi0` or `pi05`: they load folders of HuggingFace, lerobot and openpi's PyTorch (docs/models.md)"
-# Models of related projects, each with what there is in its place.
-OTHER_MODELS = {
-    "openvla-oft": "write `openvla_oft`",
-    **dict.fromkeys(("openpi", "pi0_5", "pi0.5"), _PI0),
-    "vlm_policy": "write `openvla`, or `openvla_oft`, which reads a chunk in one pass: both spell actions as tokens",
-    "gr00t": "write `pi0` or `smolvla`, which also use flow matching; its own weights cannot be loaded",
-}
-
-
-class EmbodiedModelConfig(ModelConfig):
-    """The policy."""
-
-    model_type: Annotated[Text, KnownOrOwn("model_type", MODEL_TYPES, instead=OTHER_MODELS)] = Field(
-        default="mlp_policy",
-        description="Policy: mlp_policy (states), cnn_policy (images), flow_policy (both, by flow matching),"
-        " squashed_policy (either, for SAC and TD3), steered_policy (a trained one by diffusion or flow, for DSRL),"
-        " openvla, openvla_oft, pi0, pi05 and smolvla (images and an instruction), lerobot (ACT,"
-        " diffusion and other policies of lerobot), or `package.module:Class`, a subclass of BasePolicy.",
-    )
-    options: dict[str, Data] = Field(
-        default_factory=dict[str, Any],
-        description="Additional parameters of the policy, by name (docs/models.md); the `options_model` of your own"
-        " policy, a pydantic model, validates them.",
-    )
-    trainable: tuple[Text, ...] = Field(
-        default=(),
-        description="Name patterns of the weights that are trained, such as `critic.*`; all others are frozen."
-        " Default: all.",
-    )
-    num_action_chunks: Count = Field(default=1, description="Actions that are carried out per observation.")
-    hidden_dim: Count = Field(
-        default=128, description="Width of the hidden layers of the model built without `model_path`."
-    )
-    add_value_head: Bool = Field(default=True, description="Add a value head, as GAE needs.")
-    compile: Bool = Field(
-        default=False,
-        description="Compile the training passes with torch.compile: the first step takes a minute or more, later ones"
-        " are faster. Needs a C++ compiler on the actor's node, and triton on GPUs.",
-    )
 
 
 class PolicyOptimConfig(OptimConfig):
@@ -126,8 +81,8 @@ class PolicyActorConfig(ActorConfig):
     fsdp_config: PolicyFsdpConfig = Field(
         default_factory=PolicyFsdpConfig, description="How the model is spread over ranks."
     )
-    model: EmbodiedModelConfig = Field(
-        default_factory=EmbodiedModelConfig, description="The policy: model_type, hidden_dim, precision."
+    model: PolicyModel = Field(
+        default_factory=POLICY_MODELS[0], description="The policy: model_type, hidden_dim, precision."
     )
     optim: PolicyOptimConfig = Field(default_factory=PolicyOptimConfig, description="Optimizer: lr, betas, clipping.")
 

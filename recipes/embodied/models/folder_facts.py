@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.embodied_no_effect import SMALL_MODELS
+from recipes.embodied.config.model_config import policy_model
 from recipes.sections.checks import Report
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import (
@@ -177,7 +178,7 @@ def frozen_section(model: EmbodiedModelConfig) -> EmbodiedModelConfig:
         "num_action_chunks": model.num_action_chunks,
     }
     try:
-        return EmbodiedModelConfig.model_validate(values)
+        return policy_model(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(

@@ -9,11 +9,8 @@ from recipes.embodied.config.intervention_types import ENVIRONMENT, JUDGES, NONE
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
-from recipes.sections.own_options import check_values
-from rlinf_core import ConfigError
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, missing_modules
-from rlinf_core.registry import import_target
 
 if TYPE_CHECKING:
     from recipes.embodied.config import EmbodiedConfig, PolicyJob
@@ -52,7 +49,6 @@ def check_intervention(config: EmbodiedConfig, workers: int | None, report: Repo
             about=[_SOURCE],
         )
     _check_package(config, report)
-    _check_options(config, report)
 
 
 def _check_package(config: EmbodiedConfig, report: Report) -> None:
@@ -67,15 +63,6 @@ def _check_package(config: EmbodiedConfig, report: Report) -> None:
         )
 
 
-def _check_options(config: EmbodiedConfig, report: Report) -> None:
-    intervention = config.env.train.intervention
-    try:
-        owner = import_target(SOURCES[intervention.source].options, "options")
-    except ConfigError:
-        return
-    check_values((*_AT, "options"), intervention.options, [_Source(intervention.source, owner)], report)
-
-
 def check_judge(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
     """Report a judge that cannot judge these environments, and options that it does not take."""
     judge, at = environments.judge, ("env", section, "judge")
@@ -88,12 +75,6 @@ def check_judge(config: PolicyJob, section: str, environments: EnvironmentConfig
     if known.module is not None and runs_in_this_interpreter(config, "env") and missing_modules([known.module]):
         message = f"`judge: {judge.source}` needs the package `{known.module}`, {absence(known.module)}"
         report((*at, "source"), "missing-extra", message, f"give the nodes of `env` an interpreter with {known.module}")
-    check_values(
-        (*at, "options"),
-        judge.options,
-        [_Source(judge.source, import_target(known.options, "options"))],
-        report,
-    )
     if judge.source == "keys" and environments.total_num_envs != 1 and not is_robot(environments.env_type):
         report(
             blame(config, ("env", section, "total_num_envs"), ("env", "train", "total_num_envs"), (*at, "source")),
@@ -102,10 +83,3 @@ def check_judge(config: PolicyJob, section: str, environments: EnvironmentConfig
             "write `total_num_envs: 1`",
             about=[(*at, "source")],
         )
-
-
-class _Source:
-    """A source or judge as the check of options takes it: its name, and the model of its options."""
-
-    def __init__(self, name: str, model: object) -> None:
-        self.__name__, self.options_model = f"source: {name}", model

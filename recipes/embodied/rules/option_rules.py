@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final
 
 from recipes.embodied.config import EmbodiedConfig, PolicyJob
@@ -11,8 +10,6 @@ from recipes.embodied.config.model_options import MODEL_OPTIONS, RANDOM_LEROBOT
 from recipes.embodied.models.folder_facts import lerobot_type, published_horizon
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
-from recipes.sections.own_options import check_options, check_values
-from rlinf_core import options_model
 from rlinf_core.config.tree import Path
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 
@@ -21,14 +18,8 @@ if TYPE_CHECKING:
 
 
 def check_model_options(config: PolicyJob, report: Report) -> None:
-    """Report options of the policy that nothing takes, or that its pydantic model refuses."""
-    model = config.actor.model
-    ours = MODEL_OPTIONS.get(model.model_type)
-    at: Path = ("actor", "model", "options")
-    if ours is None:
-        check_options(config, at, model.options, {"model_type": model.model_type}, report)
-    elif model.options:
-        check_values(at, model.options, [options_model(ours)(SimpleNamespace(__name__=model.model_type))], report)
+    """Report options of the policy that do not fit its other keys."""
+    ours = MODEL_OPTIONS.get(config.actor.model.model_type)
     if ours is not None and "action_horizon" in ours.model_fields:
         _check_horizon(config, report)
 

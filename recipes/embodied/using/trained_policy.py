@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from recipes.embodied.config import EmbodiedModelConfig, PolicyJob
+from recipes.embodied.config import PolicyJob
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import past_key
 from recipes.embodied.models.base_policy import BasePolicy
@@ -106,9 +107,9 @@ def load(folder: Path, config: PolicyJob | None, device: str = "cpu") -> Trained
     """
     data, spec = read_description(folder)
     if is_policy_folder(str(folder)):
-        model = EmbodiedModelConfig.model_validate({**data, "model_path": str(folder)})
+        model = policy_model({**data, "model_path": str(folder)})
         return TrainedPolicy(make_model(model, spec).to(device), spec)
-    model = EmbodiedModelConfig.model_validate(data) if config is None else config.actor.model
+    model = policy_model(data) if config is None else config.actor.model
     with torch.random.fork_rng(devices=[]):
         if config is not None:
             # What neither a folder nor the checkpoint has is made as the actor made it.

@@ -200,8 +200,13 @@ def missing_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
         f"{_holder(path[:-1])} needs `{name}`",
         naming(tree, path[:-1]),
         path,
-        f"add `{name}: {example}`" if example else f"add the section `{name}:`",
+        _addition(tree, path, example) if example else f"add the section `{name}:`",
     )
+
+
+def _addition(tree: MappingNode, path: Path, example: str) -> str:
+    entry = f"{path[-1]}: {example}"
+    return f"add `{entry}`" if find(tree, path[:-1]) is not None else f"add `{path[-2]}: {{{entry}}}`"
 
 
 def _fields(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, FieldInfo]:

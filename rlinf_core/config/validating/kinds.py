@@ -27,7 +27,8 @@ def meant_kind(model: type[BaseModel], tree: MappingNode, path: Path) -> str | N
     section, variants = find(tree, path[:-1]), variants_of(types_at(model, path[:-1]))
     if not isinstance(section, MappingNode) or len(variants) < 2 or path[-1] != variants[0].chosen_by:
         return None
-    return next(iter(kind_of(variants, section, find(tree, path[:-2])).names()), None)
+    kind = kind_of(variants, section, find(tree, path[:-2]))
+    return next(iter((*kind.names(), *kind.others)), None)
 
 
 def key_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
@@ -44,7 +45,7 @@ def key_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> str 
         above = find(tree, path[: size - 1])
         kind, choice = kind_of(variants, section, above), choice_of(variants, section, above)
         name = None if choice is None else to_data(choice.value)
-        here = name if isinstance(name, str) and kind.takes(name) else kind.names()[0]
+        here = name if isinstance(name, str) and kind.takes(name) else (*kind.names(), *kind.others)[0]
         others = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
         return f"it is a key of `{key}` {others}, not of `{here}`: remove it, or write `{key}: {names[0].strip('`')}`"
     return None

@@ -129,7 +129,8 @@ def _of_kind(types: list[object], section: MappingNode, above: Node | None) -> l
 
 def variants_of(types: Iterable[object]) -> list[type[Variant]]:
     """Return the kinds of a section among types."""
-    return [section for section in map(model_of, types) if section is not None and issubclass(section, Variant)]
+    kinds = [section for section in map(model_of, types) if section is not None and issubclass(section, Variant)]
+    return list(dict.fromkeys(kinds))
 
 
 def choice_of(variants: Sequence[type[Variant]], section: MappingNode, above: Node | None) -> Entry | None:

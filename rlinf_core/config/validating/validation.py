@@ -141,7 +141,7 @@ class _Rounds(Generic[M]):
         try:
             return self.model_type.model_validate(to_data(self.tree)), []
         except ValidationError as failure:
-            return None, [_locate(self.tree, error) for error in failure.errors(include_url=False)]
+            return None, [_locate(self.model_type, self.tree, error) for error in failure.errors(include_url=False)]
 
     def run(self) -> M | None:
         model, errors = self._attempt()
@@ -177,8 +177,10 @@ class _Rounds(Generic[M]):
         stand_in = None if full_path in self.pruned else self._stand_in(full_path)
         self.pruned.add(full_path)
         if stand_in is None and located.kind == "missing":
-            self.pruned.add(full_path[:-1])
             path = path[:-1]
+            while find(self.tree, path) is None:
+                path = path[:-1]
+            self.pruned.add(original(path, self.kept))
         cuts[path] = stand_in
 
     def _stand_in(self, path: Path) -> ScalarNode | None:
@@ -301,8 +303,11 @@ def _entry(tree: MappingNode, path: Path) -> Entry | None:
     return parent.entry(str(path[-1])) if isinstance(parent, MappingNode) else None
 
 
-def _locate(tree: MappingNode, error: ErrorDetails) -> _Located:
-    """Follow `loc` through the tree, skipping segments that are not children: members of unions, tags, validators."""
+def _locate(model: type[BaseModel], tree: MappingNode, error: ErrorDetails) -> _Located:
+    """Follow `loc` through the tree, skipping segments that are not children: members of unions, tags, validators.
+
+    A missing key may be that of a section that the file leaves out.
+    """
     loc = error["loc"]
     steps, last = (loc[:-1], loc[-1:]) if error["type"] == "missing" else (loc, ())
     path: Path = ()
@@ -313,9 +318,18 @@ def _locate(tree: MappingNode, error: ErrorDetails) -> _Located:
         if below is not None:
             node = below
             path = (*path, segment)
+        elif last and isinstance(segment, str) and _is_section(model, path, segment):
+            node = MappingNode(node.span, ())
+            path = (*path, segment)
         elif union is None and segment != "[key]":
             union = (path, str(segment))
     return _Located(error, (*path, *last), union, bool(loc) and loc[-1] == "[key]")
+
+
+def _is_section(model: type[BaseModel], path: Path, key: str) -> bool:
+    from rlinf_core.config.validating.model_fields import fields_at
+
+    return key in fields_at(model, path)
 
 
 def _by_union(errors: list[_Located]) -> list[list[_Located]]:

@@ -28,10 +28,6 @@ class SharedStarts(NamedTuple):
     remedy: str
 
 
-class NoOptions(ConfigModel):
-    """Options of environments that have none."""
-
-
 class FrankaVisionOptions(ConfigModel):
     """Options of `franka_vision`."""
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from pydantic import ValidationError
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.config.env_config import stepping
+from recipes.embodied.config.model_config import policy_model
 from recipes.sections.own_options import refuse_unknown_options
 from rlinf_core import ConfigError
 from rlinf_core.job.load import load_job
@@ -101,6 +103,58 @@ def test_an_evaluation_takes_what_its_kind_has(tmp_path: Path) -> None:
     config = cast("EmbodiedConfig", load_job(str(file), environ={}).config)
     assert (config.env.eval.env_type, config.env.eval.task) == ("metaworld", "reach-v3")
     assert (config.env.eval.options, stepping(config.env.eval).num_processes) == ({"goal_seed": 4}, 3)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "words"),
+    [
+        (
+            ("actor.model.is_lora=true",),
+            "unknown-key",
+            "`model_type` `openvla`, `openvla_oft`, `pi0`, `pi05` and `smol",
+        ),
+        (("actor.model.options.noisy_steps=one",), "unknown-key", "`flow_policy`, `pi0`, `pi05` and `smolvla`, not of"),
+        (("actor.model={model_type: flow_policy, options: {step: 3}}",), "unknown-key", "did you mean `steps`?"),
+        (("actor.model={model_type: flow_policy, options: {steps: 0}}",), "bad-value", "must be at least 1"),
+        (
+            ("actor.model={model_type: flow_polcy, options: {steps: 3}}",),
+            "unknown-choice",
+            "did you mean `flow_policy`?",
+        ),
+        # Whose keys these are is not known: the name is told alone.
+        (("actor.model={model_type: 4, options: {steps: 3}}",), "unknown-choice", "unknown model_type `4`"),
+        (("actor.model={model_type: qwerty, options: {x: 3}}",), "unknown-choice", "unknown model_type `qwerty`"),
+    ],
+)
+def test_a_policy_has_the_keys_of_its_kind(findings: Any, overrides: tuple[str, ...], code: str, words: str) -> None:
+    ((reported, _, *texts),) = findings(LAPTOP, *overrides, messages=True)
+    assert reported == code
+    assert words in " ".join(texts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{is_lora: false, lora: null, lora_rank: 32}",
+        "{model_type: null}",
+        "{model_type: 'planted_loss:Policy', options: {a: [1]}, is_lora: true}",
+    ],
+)
+def test_a_policy_takes_what_says_nothing(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{LAPTOP}actor:\n  model: {text}\n")
+    assert not [finding for finding in load_job(str(file), environ={}).diagnostics if finding.code == "unknown-key"]
+
+
+def test_the_section_of_a_saved_policy_is_read_whatever_wrote_it() -> None:
+    earlier = {"model_type": "flow_policy", "is_lora": False, "lora_rank": 32, "lora": None, "options": {"steps": 3}}
+    section = policy_model(earlier)
+    assert (section.model_type, section.options, section.adapter()) == ("flow_policy", {"steps": 3}, None)
+    adapted = policy_model({"model_type": "pi0", "lora": {"rank": 2}}).adapter()
+    assert adapted is not None
+    assert adapted.rank == 2
+    with pytest.raises(ValidationError, match="is_lora"):
+        policy_model({"model_type": "flow_policy", "is_lora": True})
 
 
 def test_a_configuration_survives_being_sent() -> None:
@@ -383,7 +437,6 @@ def test_a_weight_of_demonstrations_needs_some(findings: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("actor:\n  model:\n    is_lora: true\n", "true"),
         ("actor:\n  fsdp_config:\n    gradient_checkpointing: true\n", "true"),
         ("actor:\n  tokenizer:\n    tokenizer_model: /models/vla\n", "tokenizer"),
         ("env:\n  enable_offload: true\n", "enable_offload"),
@@ -687,8 +740,8 @@ class TestOptions:
         refuse_unknown_options(wrong, {"loss_type": f"{self.OWN}:plain"}, "algorithm.options")
 
     def test_without_an_owner_they_have_no_effect(self, findings: Any) -> None:
-        for options in ("actor.model.options.depth=3", "algorithm.options.x=1"):
-            assert [diagnostic[0] for diagnostic in findings(LAPTOP, options)] == ["not-available"]
+        assert [diagnostic[0] for diagnostic in findings(LAPTOP, "actor.model.options.depth=3")] == ["unknown-key"]
+        assert [diagnostic[0] for diagnostic in findings(LAPTOP, "algorithm.options.x=1")] == ["not-available"]
 
     def test_an_owner_that_is_not_there_is_told_once(self, findings: Any) -> None:
         text = self.text("{a: 1}").replace(self.OWN, "my_lab.elsewhere")

@@ -62,7 +62,7 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     (EMBODIED, "data.normalization=quantile"),
     (EMBODIED, "actor.optim.min_lr_ratio=0.1"),
     (EMBODIED, "actor.optim.total_training_steps=50"),
-    (EMBODIED, "actor.model.lora_rank=4"),
+    ((*EMBODIED, "actor.model.model_type=openvla"), "actor.model.lora_rank=4"),
     (EMBODIED, "actor.fsdp_config.sharding_strategy=no_shard"),
     ((*EMBODIED, "actor.model.model_type=openvla", "actor.model.model_path=."), "actor.model.hidden_dim=64"),
     ((*EMBODIED, "actor.model.model_type=openvla", "actor.model.model_path=."), "actor.model.options.num_layers=3"),

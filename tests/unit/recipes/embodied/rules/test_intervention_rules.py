@@ -43,7 +43,10 @@ def test_a_person_takes_over_in_training_and_not_in_evaluations() -> None:
             "exceeds",
         ),
         ((*SAC, "env.train.intervention.source=nowhere:Source"), "missing-extra", "nowhere"),
-        ((*SAC, "env.train.intervention.options.seed=1"), "no-effect", "there are no interventions"),
+        ((*SAC, "env.train.intervention.options.seed=1"), "unknown-key", "`seed` in `env.train.intervention.options`"),
+        (("env.train.judge.options.path=x",), "unknown-key", "`path` in `env.train.judge.options`"),
+        (("env.train.judge.source=classifier",), "missing-key", "`env.train.judge.options` needs `path`"),
+        (("env.train.judge={source: classifier, options: {in_a_row: 0}}",), "missing-key", "needs `path`"),
         ((*SAC, "algorithm.replay.interventions_share=0.5"), "no-effect", "there are no interventions"),
     ],
 )
