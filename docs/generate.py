@@ -293,9 +293,8 @@ def _options() -> str:
     for path, key, models in groups:
         parts.append(f"## {path}\n")
         for name, model in models.items():
-            if not model.model_fields:
-                continue
-            parts += [f"### {key}: {name}\n", _HEAD, *map(_row, describe(cast("type[BaseModel]", model)).children), ""]
+            rows = [_row(doc) for doc in describe(cast("type[BaseModel]", model)).children]
+            parts += [f"### {key}: {name}\n", _HEAD, *rows, ""] if rows else []
     return "\n".join(parts)
 
 

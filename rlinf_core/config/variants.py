@@ -10,9 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, ClassVar, Final, TypeVar, cast, get_args
+from typing import Annotated, Any, ClassVar, Final, TypeVar, Union, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -99,7 +97,7 @@ class OneOf:
 
 def one_of(members: tuple[type[Variant], ...]) -> Any:
     """Return the type of a section that is one of these, the default first."""
-    return Annotated[reduce(or_, members), OneOf(members[0].chosen_by)]
+    return Annotated[cast("Any", Union)[members], OneOf(members[0].chosen_by)]
 
 
 def _schema_of(member: type[Variant]) -> CoreSchema:
@@ -163,13 +161,14 @@ def kind_of_section(
         default: Any = Field(default_factory=dict[str, Any], validate_default=is_asked)
         fields["options"] = (options_of(options), default)
     title = "".join(part.title() for part in (names[0] if names else "own").split("_"))
-    made: type[V] = create_model(
+    created: Any = create_model(
         f"{title}{base.__name__}",
         __base__=(*mixins, base),
         __doc__=base.__doc__,
         __module__=base.__module__,
         **fields,
     )
+    made = cast("type[V]", created)
     made.named, made.form, made.others = names, form, others
     setattr(sys.modules[base.__module__], made.__name__, made)  # where unpickling looks for it
     return made

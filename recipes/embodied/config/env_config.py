@@ -387,9 +387,10 @@ class EnvSection(ConfigModel):
             return validate(written)
         section = cast("dict[str, Any]", written)
         evaluation: Any = {} if section.get("eval") is None else section["eval"]
-        follows = isinstance(evaluation, dict) and cast("dict[str, Any]", evaluation).get("env_type") is None
-        if follows:
-            evaluation = {**evaluation, "env_type": _kind_of(section.get("train")).names()[0]}
+        own = cast("dict[str, Any]", evaluation) if isinstance(evaluation, dict) else None
+        follows = own is not None and own.get("env_type") is None
+        if own is not None and follows:
+            evaluation = {**own, "env_type": _kind_of(section.get("train")).names()[0]}
         read = validate({**section, "eval": evaluation})
         if follows:
             read.eval.model_fields_set.discard("env_type")
