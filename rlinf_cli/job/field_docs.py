@@ -245,13 +245,13 @@ def _document(spot: _Spot, children: tuple[FieldDoc, ...] = ()) -> FieldDoc:
     if field is None:
         return FieldDoc(spot.path, type_text, not spot.path, None, _section_text(spot.annotations), children)
     bounds = _bounds(field.metadata)
-    text, more = _by_kind(spot)
+    text, differences = _by_kind(spot)
     return FieldDoc(
         spot.path,
         f"{type_text}, {bounds}" if bounds else type_text,
         field.is_required(),
         _default(field),
-        (text or _section_text(spot.annotations)) + more,
+        (text or _section_text(spot.annotations)) + differences,
         children,
     )
 
