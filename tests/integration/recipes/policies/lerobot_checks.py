@@ -18,6 +18,7 @@ from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.data_config import DemonstrationsConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.policy_folder import save_policy
@@ -46,9 +47,7 @@ PIXELS = {"act": 64, "diffusion": 96, "vqbet": 96}
 
 def config_of(kind: str, **model: Any) -> EmbodiedModelConfig:
     options = {"type": kind, "config": SIZES[kind], **model.pop("options", {})}
-    return EmbodiedModelConfig.model_validate(
-        {"model_type": "lerobot", "num_action_chunks": CHUNK, "options": options, **model}
-    )
+    return policy_model({"model_type": "lerobot", "num_action_chunks": CHUNK, "options": options, **model})
 
 
 def spec_of(kind: str, camera: str = "main") -> EnvSpec:
@@ -96,7 +95,7 @@ def check_steering(folder: Path) -> None:
     policy.normalization = policy.normalization_of(*rows())
     save_policy(policy, model, spec, folder)
     section = {"model_type": "steered_policy", "model_path": str(folder), "num_action_chunks": CHUNK}
-    steered: Any = make_model(EmbodiedModelConfig.model_validate(section), spec)
+    steered: Any = make_model(policy_model(section), spec)
     output = steered.act(steered.prepare(observed("diffusion")), greedy=True)
     noise = 1.5 * output.actions[:, 0, : steered.action_size].view(N, 8, ACTIONS)
 

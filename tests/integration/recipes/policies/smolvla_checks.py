@@ -15,6 +15,7 @@ from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 from safetensors.torch import load_file, save_file
 
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.models.policy_folder import save_policy
@@ -31,13 +32,11 @@ def make(spec: EnvSpec = ENV.spec, **model: Any) -> Any:
     torch.manual_seed(0)
     options = {"max_prompt_tokens": 8, **model.pop("options", {})}
     inputs = {"model_type": "smolvla", "hidden_dim": 64, "num_action_chunks": CHUNK, "options": options, **model}
-    return make_model(EmbodiedModelConfig.model_validate(inputs), spec)
+    return make_model(policy_model(inputs), spec)
 
 
 def config(**model: Any) -> EmbodiedModelConfig:
-    return EmbodiedModelConfig.model_validate(
-        {"model_type": "smolvla", "hidden_dim": 64, "num_action_chunks": CHUNK, **model}
-    )
+    return policy_model({"model_type": "smolvla", "hidden_dim": 64, "num_action_chunks": CHUNK, **model})
 
 
 def sampled(policy: Any, inputs: dict[str, torch.Tensor]) -> np.ndarray[Any, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
@@ -49,7 +49,7 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _checkpoint(run: RunFolder) -> None:
     store = CheckpointStore(run.path / "checkpoints")
-    folder, model = store.begin(1), EmbodiedModelConfig.model_validate({"hidden_dim": 8})
+    folder, model = store.begin(1), policy_model({"hidden_dim": 8})
     policy = make_model(model, SPEC)
     policy.normalization = normalization(SPEC)
     state_checkpoint.save(folder, policy, torch.optim.AdamW(policy.parameters()), 1)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.config import EmbodiedActorConfig, EmbodiedModelConfig
+from recipes.embodied.config import EmbodiedActorConfig
 from recipes.embodied.config.env_config import EnvironmentConfig, EnvSection
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.embodied_memory import env_forecast, environment_spec, forecast, policy_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.policy_folder import BACKBONE, WEIGHTS, save_policy
@@ -51,7 +52,7 @@ def test_weights_and_states_are_counted_by_hand() -> None:
 def test_parameters_equal_those_of_the_built_policy(kind: str, cameras: Any) -> None:
     spec = EnvSpec(STATES, ACTIONS, cameras=cameras, has_instructions=True)
     model = {"model_type": kind, "hidden_dim": 32}
-    built = make_model(EmbodiedModelConfig.model_validate(model), spec)
+    built = make_model(policy_model(model), spec)
     sizes = policy_sizes(EmbodiedActorConfig.model_validate({"model": model}), spec)
     assert sizes.weights == 4 * sum(weight.numel() for weight in built.parameters())
     assert sizes.trained == 4 * sum(weight.numel() for weight in built.parameters() if weight.requires_grad)
@@ -201,7 +202,7 @@ def test_an_environment_that_cannot_be_made_is_named() -> None:
 def test_a_folder_needs_no_weights(kind: str, tmp_path: Path) -> None:
     spec = EnvSpec(STATES, ACTIONS, cameras={"main": (32, 32, 3)}, has_instructions=True)
     model = {"model_type": kind, "hidden_dim": 32, "options": {"num_layers": 3}}
-    section = EmbodiedModelConfig.model_validate(model)
+    section = policy_model(model)
     save_policy(make_model(section, spec), section, spec, tmp_path)
     (tmp_path / WEIGHTS).unlink()
 

@@ -18,7 +18,7 @@ from original import CHUNK, N, demonstrated, first_seen, seen_in, spec_of
 from safetensors.torch import load_file
 from torch import Tensor
 
-from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.flow import flow_base
 from recipes.embodied.models.policy_folder import save_policy
@@ -31,7 +31,7 @@ def verdicts(about: dict[str, Any], arrays: dict[str, Any], saved: Path) -> dict
     """Return how a policy here compares with its original."""
     height, width, _ = about["camera"]
     spec = spec_of(height, width, instructions=about["instructions"])
-    config = EmbodiedModelConfig.model_validate(about["model"])
+    config = policy_model(about["model"])
     torch.manual_seed(0)
     policy: Any = make_model(config, spec)
     acted = chunk_of(policy, spec)

@@ -25,6 +25,7 @@ from original import (
 from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.models.vla.vision_language import built_tokenizer
 
 # openpi resizes by PIL, and lerobot's class, which stands for it, does not: its pictures have the right size.
@@ -148,13 +149,12 @@ def _as_openpi(folder: Path) -> None:
 
 def smolvla(folder: Path) -> Original:
     """Save a SmolVLA as lerobot does; return its own."""
-    from recipes.embodied.config import EmbodiedModelConfig
     from recipes.embodied.models.registry import make_model
 
     spec = spec_of(*SIZES["lerobot"])
     # lerobot's class reads the vision-language model's folder, which is made here.
     built = make_model(
-        EmbodiedModelConfig.model_validate(
+        policy_model(
             {
                 "model_type": "smolvla",
                 "hidden_dim": 64,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.policy_folder import write_description
 from recipes.embodied.models.registry import make_model
@@ -59,7 +59,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = load_job("laptop", ("actor.model.hidden_dim=8",), environ={})
     assert job.tree is not None
     run.write_config_text(resolved_text(job.tree, job.config))
-    model = EmbodiedModelConfig.model_validate({"hidden_dim": 8})
+    model = policy_model({"hidden_dim": 8})
     store = CheckpointStore(run.path / "checkpoints")
     for step in (1, 2):
         folder, policy = store.begin(step), make_model(model, SPEC)

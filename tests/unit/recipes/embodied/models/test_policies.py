@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
@@ -28,7 +29,7 @@ BLIND = EnvSpec(state_size=0, action_size=3, cameras={"main": (40, 48, 3)}, has_
 
 
 def config(**keys: Any) -> EmbodiedModelConfig:
-    return EmbodiedModelConfig.model_validate({"hidden_dim": 16, **keys})
+    return policy_model({"hidden_dim": 16, **keys})
 
 
 def observe(spec: EnvSpec, count: int = 6) -> Observation:

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.models.folder_facts import fault_of_policy
 from recipes.embodied.models.policy_folder import save_policy
@@ -86,7 +87,7 @@ def config_of(folder: Path | None, model_type: str, **model: Any) -> tuple[Embod
     spec = replace(SPEC, state_size=0, action_size=4) if "openvla" in model_type else SPEC
     if model_type == "mlp_policy":
         spec = replace(spec, cameras={}, has_instructions=False)
-    return EmbodiedModelConfig.model_validate(fields), spec
+    return policy_model(fields), spec
 
 
 @pytest.fixture(scope="module")

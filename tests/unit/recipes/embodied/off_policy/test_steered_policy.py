@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import save_policy
@@ -35,7 +36,7 @@ def observed() -> dict[str, Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     torch.manual_seed(0)
-    config = EmbodiedModelConfig.model_validate(FLOW)
+    config = policy_model(FLOW)
     policy = make_model(config, SPEC)
     rows = np.random.default_rng(1).normal(3, 2, (20, 6))
     policy.normalization = Normalization("mean_std", Statistics.of(rows), Statistics.of(rows[:, :ACTIONS]))
@@ -46,7 +47,7 @@ def folder(tmp_path: Path) -> str:
 def steered(folder: str, **options: Any) -> SteeredPolicy:
     torch.manual_seed(1)
     section = {"model_type": "steered_policy", "model_path": folder, "num_action_chunks": CHUNK, "hidden_dim": 16}
-    policy = make_model(EmbodiedModelConfig.model_validate({**section, "options": options}), SPEC)
+    policy = make_model(policy_model({**section, "options": options}), SPEC)
     assert isinstance(policy, SteeredPolicy)
     return policy
 
@@ -61,7 +62,7 @@ def test_actions_are_the_flow_from_the_chosen_noise(folder: str, repeats: bool) 
     noise = output.actions[:, 0, :size]
     assert noise.abs().max() < 1
     # The flow of the frozen policy by itself, step by step.
-    flow: Any = make_model(EmbodiedModelConfig.model_validate({**FLOW, "model_path": folder}), SPEC)
+    flow: Any = make_model(policy_model({**FLOW, "model_path": folder}), SPEC)
     seen = flow.prepare(observed())
     chunk = 2.5 * noise.view(N, -1, ACTIONS).expand(N, HORIZON, ACTIONS)
     with torch.no_grad():
@@ -97,7 +98,7 @@ def test_a_saved_policy_needs_no_other_folder(folder: str, tmp_path: Path) -> No
     policy = steered(folder, noise_bound=0.5)
     section = {"model_type": "steered_policy", "num_action_chunks": CHUNK, "hidden_dim": 16}
     options = {"options": {"noise_bound": 0.5}}
-    save_policy(policy, EmbodiedModelConfig.model_validate({**section, **options}), SPEC, tmp_path / "steered")
+    save_policy(policy, policy_model({**section, **options}), SPEC, tmp_path / "steered")
     (tmp_path / "flow").rename(tmp_path / "gone")
     again = steered(str(tmp_path / "steered"), noise_bound=0.5)
     outputs = [item.act(item.prepare(observed()), greedy=True).actions for item in (policy, again)]
@@ -118,9 +119,7 @@ def test_policies_without_noise_are_refused(tmp_path: Path) -> None:
 def test_lerobots_diffusion_takes_the_noise(scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_lerobot.install(monkeypatch)
     options = {"type": "diffusion", "action_horizon": HORIZON, "config": {"noise_scheduler_type": scheduler}}
-    config = EmbodiedModelConfig.model_validate(
-        {"model_type": "lerobot", "num_action_chunks": CHUNK, "options": options}
-    )
+    config = policy_model({"model_type": "lerobot", "num_action_chunks": CHUNK, "options": options})
     policy: Any = make_model(config, SPEC)
     save_policy(policy, config, SPEC, tmp_path / "diffusion")
     if scheduler == "DDPM":

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.env_config import InferenceConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.workers.temporal_ensembling import GreedyActing, TemporalEnsemble
@@ -39,7 +39,7 @@ def test_actions_are_weighted_means_of_all_predictions(executed: int, coefficien
 
 def test_a_flow_policy_acts_by_its_chunks_mean() -> None:
     model = {"model_type": "flow_policy", "hidden_dim": 16, "num_action_chunks": 4, "options": {"action_horizon": 9}}
-    policy: Any = make_model(EmbodiedModelConfig.model_validate(model), EnvSpec(5, 2))
+    policy: Any = make_model(policy_model(model), EnvSpec(5, 2))
     executed, generator = 4, np.random.default_rng(0)
     config = InferenceConfig.model_validate({"chunking": "ensemble", "ensemble_coefficient": 0.0})
     acting = GreedyActing(policy, config, executed)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import save_policy
@@ -30,9 +31,7 @@ def lerobot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config_of(kind: str = "act", **model: Any) -> EmbodiedModelConfig:
     options = {"type": kind, **model.pop("options", {})}
-    return EmbodiedModelConfig.model_validate(
-        {"model_type": "lerobot", "num_action_chunks": CHUNK, "options": options, **model}
-    )
+    return policy_model({"model_type": "lerobot", "num_action_chunks": CHUNK, "options": options, **model})
 
 
 def made(kind: str = "act", **model: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.openvla.openvla_folder import DINO, SIGLIP
 from recipes.embodied.models.policy_folder import BACKBONE, save_policy
@@ -41,7 +42,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]
 
 
 def config_of(kind: str, folder: Path | None, **model: Any) -> EmbodiedModelConfig:
-    return EmbodiedModelConfig.model_validate(
+    return policy_model(
         {
             "model_type": kind,
             "model_path": None if folder is None else str(folder),

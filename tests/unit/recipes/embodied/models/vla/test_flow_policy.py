@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.flow.flow_matching import FlowSde, OneStepSde
@@ -26,7 +27,7 @@ IMAGES = EnvSpec(6, ACTIONS, cameras={"main": (36, 36, 3)})
 
 def config(**model: Any) -> EmbodiedModelConfig:
     inputs = {"model_type": "flow_policy", "hidden_dim": 16, "num_action_chunks": CHUNK, "options": {"steps": STEPS}}
-    return EmbodiedModelConfig.model_validate({**inputs, **model})
+    return policy_model({**inputs, **model})
 
 
 def make(spec: EnvSpec = STATES, **model: Any) -> BasePolicy:

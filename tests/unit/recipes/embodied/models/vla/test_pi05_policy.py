@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from recipes.embodied.config import EmbodiedModelConfig, PolicyActorConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.embodied_memory import policy_sizes
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
@@ -45,7 +46,7 @@ def environment() -> tuple[EnvSpec, Observation]:
 def config(**model: Any) -> EmbodiedModelConfig:
     inputs = {"model_type": "pi05", "hidden_dim": 64, "num_action_chunks": CHUNK, **model}
     inputs["options"] = {"num_layers": 1, "max_prompt_tokens": 120, "steps": 3, **model.pop("options", {})}
-    return EmbodiedModelConfig.model_validate(inputs)
+    return policy_model(inputs)
 
 
 def make(**model: Any) -> Any:

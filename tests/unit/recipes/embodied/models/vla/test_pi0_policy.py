@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.models.normalization import Normalization, Statistics
@@ -38,7 +39,7 @@ def config(**model: Any) -> EmbodiedModelConfig:
     kept = {"num_layers": 1, "max_prompt_tokens": 7, "steps": STEPS, "statistics": "none"}
     options = {**kept, **model.pop("options", {})}
     inputs = {"model_type": "pi0", "hidden_dim": 64, "num_action_chunks": CHUNK, "options": options, **model}
-    return EmbodiedModelConfig.model_validate(inputs)
+    return policy_model(inputs)
 
 
 def make(**model: Any) -> Any:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.registry import make_model
 from rlinf_core.errors import ConfigError
@@ -14,6 +14,6 @@ from rlinf_core.errors import ConfigError
 
 def test_an_interpreter_without_lerobot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lerobot", None)
-    config = EmbodiedModelConfig.model_validate({"model_type": "smolvla"})
+    config = policy_model({"model_type": "smolvla"})
     with pytest.raises(ConfigError, match=r"(?s)needs the package lerobot.*python_interpreter_path"):
         make_model(config, EnvSpec(4, 2, cameras={"main": (32, 32, 3)}))
