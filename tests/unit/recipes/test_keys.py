@@ -18,7 +18,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, WorldSizes
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
-from rlinf_core.config.validating.model_fields import alternatives, model_of, sections, written_fields
+from rlinf_core.config.validating.model_fields import alternatives, sections, written_fields
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.job.recipe import Recipe
 
@@ -186,6 +186,8 @@ def contexts(name: str) -> list[Context]:
 def keys(name: str) -> list[Key]:
     """Return the keys of a recipe that hold a value rather than a section."""
     result: dict[tuple[KeyPath, str, str], Key] = {}
+    # What is a section to one kind, such as `options`, may be any keys to another.
+    nested = {place for place, _ in sections(find_recipe(name).config_model())}
     for place, section in sections(find_recipe(name).config_model()):
         # Options are checked here, and read by what they are handed to.
         if "[]" in place or "NAME" in place or place.startswith("cluster") or place.endswith(".options"):
@@ -193,7 +195,7 @@ def keys(name: str) -> list[Key]:
         for key, field in written_fields(section).items():
             path = (*place.split("."), key) if place else (key,)
             known = (path, str(field.annotation), str(field.metadata))
-            if not any(map(model_of, alternatives(field.annotation))) and key not in ("recipe", "cluster"):
+            if ".".join(path) not in nested and key not in ("recipe", "cluster"):
                 result.setdefault(known, Key(path, section))
     return [*result.values()]
 
