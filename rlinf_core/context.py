@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rlinf_core.address import WorkerAddress
 from rlinf_core.hardware.robots.unit import RobotUnit
 from rlinf_core.placement.strategy import Placement
+from rlinf_core.process.pacing import Pacing
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Session:
         log_folder: folder for each worker's log on its node, or None for Ray's log files only.
         log_names: folder names in it by group name; by default the group's name.
         trace: whether workers record spans (see `rlinf_core.process.tracing`).
+        pacing: what a rehearsal has workers do in place of their work, or None.
         secrets: values that workers mask in what they print and log.
         import_path: folders for imports of driver and workers before installed packages.
         working_folder: the folder for imports after those, the driver's working folder, or None.
@@ -36,6 +38,7 @@ class Session:
     log_folder: str | None = None
     log_names: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     trace: bool = False
+    pacing: Pacing | None = field(default=None, hash=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
     import_path: tuple[str, ...] = ()
     working_folder: str | None = None

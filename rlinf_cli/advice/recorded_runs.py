@@ -110,6 +110,8 @@ def _read_run(name: str, assume: Sequence[str]) -> tuple[RecordedRun, JobFlow]:
     folder = find_run_folder(name)
     if folder is None:
         raise RunError(f"there is no run `{name}`", help="`rlinf runs` lists them")
+    if folder.state.kind != "training":
+        raise RunError(f"run `{name}` is a rehearsal", why="it repeats what others recorded", help="give those")
     job = as_recorded(load(str(folder.config_file), None, assume))
     parts = sound(job)
     flow = flow_of(job)

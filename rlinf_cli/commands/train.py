@@ -16,7 +16,11 @@ from rlinf_cli.command import Result, command, opt
     "rlinf train embodied",
     "rlinf train math_laptop runner.max_steps=50 actor.seed=7",
     "rlinf train laptop actor.optim.lr=1e-4,3e-4 --seeds 3",
-    excludes={"--no-wait": "--share"},
+    "rlinf train laptop --rehearse",
+    excludes={
+        "--no-wait": "--share",
+        "--rehearse": "--seeds --parallel --folder --dry-run --detach --skip-checks --assume",
+    },
 )
 def train(
     arguments: Training = None,
@@ -46,6 +50,10 @@ def train(
     skip_checks: Annotated[
         bool, opt("--skip-checks", "Skip the slow comparisons before the first step: `runner.skip_checks`.")
     ] = False,
+    rehearse: Annotated[
+        bool,
+        opt("--rehearse", "Train nothing: stand-ins take as long as the RUNs after FILE recorded, by default the last."),
+    ] = False,
     # Set by `rlinf train` on another machine, which has already shown the warnings of the file.
     remote_driver: Annotated[bool, opt("--remote-driver", hidden=True)] = False,
     assume: Assume = None,
@@ -64,6 +72,7 @@ def train(
     a folder within that of the sweep. A failed run does not end the sweep. Ctrl-C does, cleanly; the same command with
     --folder continues from the checkpoints.
     """
+    from rlinf_cli.job.job_file import split_files
     from rlinf_cli.run.runnable import recipes_result
     from rlinf_cli.run.starting import chosen, start
     from rlinf_cli.sweep.plan import several
@@ -72,6 +81,12 @@ def train(
     if not arguments:
         return recipes_result()
     choose_claims(no_wait=no_wait, share=share)
+    if rehearse:
+        from rlinf_cli.advice.rehearsing import rehearse as rehearsed
+
+        names, words = split_files(arguments)
+        file, overrides = chosen([*names[:1], *words])
+        return rehearsed(file, overrides, names[1:])
     file, overrides = chosen(arguments)
     if assume and not dry_run:
         raise typer.BadParameter("a real run probes the machines; use it with --dry-run", param_hint="'--assume'")

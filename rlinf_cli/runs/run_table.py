@@ -19,7 +19,7 @@ from rlinf_cli.runs.run_lookup import all_runs, damaged_checkpoints, runs_folder
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import outside, why_not_own
+from rlinf_core.runners.storage.run_state import RunState, outside, why_not_own
 from rlinf_core.runners.storage.run_status import RunStatus
 
 SCHEMA: Final = "rlinf.runs/1"
@@ -75,6 +75,7 @@ class RunRow:
             "name": self.run.path.name,
             "folder": str(self.run.path),
             "recipe": state.recipe,
+            "kind": state.kind,
             "experiment": state.experiment,
             "status": str(self.status),
             "reason": self.reason,
@@ -172,13 +173,17 @@ def runs_text(rows: Sequence[RunRow]) -> str:
     now = time.time()
     states = [(row, row.run.state) for row in rows]
     cells = [
-        (row.run.path.name, state.recipe, row.status, str(state.step), row.result, age_text(now - state.created),
+        (row.run.path.name, _what(state), row.status, str(state.step), row.result, age_text(now - state.created),
          size_text(row.size))
         for row, state in states
     ]  # fmt: skip
     return console.table(
         ("run", "recipe", "status", "step", "result", "age", "size"), cells, right=(3, 5, 6), keep=(0, 2)
     )
+
+
+def _what(state: RunState) -> str:
+    return state.recipe if state.kind == "training" else f"{state.recipe}, {state.kind}"
 
 
 def age_text(seconds: float) -> str:

@@ -115,3 +115,11 @@ class JobFlow(Protocol):
     def trial(self, size: int, now: Arrangement) -> Mapping[str, Any]:
         """Return the values besides the placement that a file needs for a trial, by key."""
         ...
+
+    def rehearsal(self) -> Sequence[str]:
+        """Return the overrides with which a file's job has stand-ins that do nothing in the place of its work.
+
+        Raises:
+            RLinfError: the job cannot be rehearsed.
+        """
+        ...

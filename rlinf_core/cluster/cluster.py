@@ -28,7 +28,7 @@ from rlinf_core.node import attach
 from rlinf_core.node.own_process import name_user
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.placement.strategy import Placement
-from rlinf_core.process import tracing
+from rlinf_core.process import pacing, tracing
 from rlinf_core.process.known_secrets import known
 from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.supervision.client import ManagerClient
@@ -142,7 +142,8 @@ class Cluster:
         # This process is a part of the run, too.
         (tracing.start if trace else tracing.stop)()
         names = dict(log_names or {})
-        self.session = replace(self.session, log_folder=folder, log_names=names, trace=trace, secrets=known())
+        told = replace(self.session, log_folder=folder, log_names=names, trace=trace, pacing=pacing.wanted)
+        self.session = replace(told, secrets=known())
         enter_session(self.session)
 
     def claim(self, placements: Iterable[Placement]) -> None:

@@ -30,7 +30,7 @@ from rlinf_core.errors import CancelledOperationError, MismatchError, PayloadErr
 from rlinf_core.failures import PackedError
 from rlinf_core.hardware.accelerators import get_accelerator
 from rlinf_core.node import device_claims, stacks
-from rlinf_core.process import tracing
+from rlinf_core.process import pacing, tracing
 from rlinf_core.process.import_path import add_user_folders, add_working_folder
 from rlinf_core.process.proc import Peak, PeakMeter
 from rlinf_core.supervision.client import ManagerClient, enter_job
@@ -129,6 +129,11 @@ class WorkerProcess:
         set_up_logging(context)
         if context.session.trace:
             tracing.start()
+        if context.session.pacing is not None:
+            place, job = context.placement, context.session.job
+            held = place.local_accelerator_rank is not None
+            device = f"{job}-{place.cluster_node_rank}-{place.local_accelerator_rank}" if held else ""
+            pacing.start(context.session.pacing, device)
         self._join(context, manager)
         self._worker = self._published("__init__", lambda _: _make(context, pickled))
         return self.birth()

@@ -18,10 +18,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from types import FrameType, TracebackType
-from typing import Literal, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
-from rlinf_core.process import tracing
+from rlinf_core.process import pacing, tracing
 from rlinf_core.worker.calls import add_call
+
+if TYPE_CHECKING:
+    import socket
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,20 +63,25 @@ class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(ta
         rows: the size of what is done, such as environments or tokens: durations are also kept by it (`call_record`).
     """
 
-    __slots__ = ("_began", "_named", "rows", "tag")
+    __slots__ = ("_began", "_holder", "_named", "rows", "tag")
 
     def __init__(self, tag: str | None = None, rows: int = 0) -> None:
         self.rows = rows
         self._named = tag is not None
         self.tag = tag if tag is not None else caller_of(inspect.currentframe())
         self._began = 0.0
+        self._holder: socket.socket | None = None
 
     def __enter__(self) -> None:
+        if pacing.active is not None:
+            self._holder = pacing.active.begin(self.tag)
         self._began = time.perf_counter()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if pacing.active is not None:
+            pacing.active.end(self.tag, self.rows, self._began, self._holder)
         ended = time.perf_counter()
         _add(self.tag, ended - self._began)
         add_call(self.tag, self.rows, ended - self._began)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from math import gcd, inf
 from types import MappingProxyType
@@ -38,6 +40,7 @@ _WINDOW: Final = 0.003
 # Of a trial: the fewest actions of a pass, and the updates of a step off-policy.
 _TRIAL_CHUNKS: Final = 8
 _TRIAL_UPDATES: Final = 20
+_STAND_INS: Final = "recipes.embodied.advice.stand_ins"
 
 
 def flow_of(config: EmbodiedConfig) -> EmbodiedFlow:
@@ -183,6 +186,33 @@ class EmbodiedFlow:
             batches = [batch for batch in divisors(size * chunks) if batch % unit == 0]
             values["actor.global_batch_size"] = batches[-1] if batches else None
         return {**TRIAL, **values}
+
+    def rehearsal(self) -> Sequence[str]:
+        """See `JobFlow`: environments and policy are those of `stand_ins`; off-policy the networks stay, which are
+        small.
+        """
+        from recipes.embodied.embodied_memory import environment_spec, policy_sizes
+        from recipes.embodied.learning.policy_precision import acting_type
+
+        actor, train = self._config.actor, self._config.env.train
+        spec, _ = environment_spec(train)
+        words = [
+            *(["~env.train.options"] if train.options else []),
+            *(["env.train.task="] if train.task is not None else []),
+            f"env.train.env_type={_STAND_INS}:StandInEnv",
+            f"env.train.options={json.dumps({'spec': asdict(spec)})}",
+            f"env.train.max_episode_steps={train.max_episode_steps or train.max_steps_per_rollout_epoch}",
+        ]
+        if not self.off_policy:
+            numbers = policy_sizes(actor, spec).acting // acting_type(actor).itemsize
+            words += [
+                *(["~actor.model.options"] if actor.model.options else []),
+                *(["actor.model.model_path="] if actor.model.model_path is not None else []),
+                *(["actor.checkpoint_load_path="] if actor.checkpoint_load_path is not None else []),
+                f"actor.model.model_type={_STAND_INS}:StandInPolicy",
+                f"actor.model.options={json.dumps({'numbers': numbers})}",
+            ]
+        return words
 
     def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes = MappingProxyType({})) -> Flow:
         """See `JobFlow`."""

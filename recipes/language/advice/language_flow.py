@@ -110,6 +110,10 @@ class LanguageFlow:
             values["actor.global_batch_size"] = max(1, size * self.answers // self.updates)
         return {**TRIAL, **values}
 
+    def rehearsal(self) -> Sequence[str]:
+        """See `JobFlow`."""
+        raise RLinfError("jobs of language models cannot be rehearsed yet", help="`--advise` predicts their steps")
+
     def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes) -> Flow:
         """See `JobFlow`.
 

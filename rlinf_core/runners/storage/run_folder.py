@@ -36,6 +36,7 @@ from rlinf_core.errors import RunError
 from rlinf_core.foreign.file_models import FileModel, Step
 from rlinf_core.foreign.files import read_text, write_fault
 from rlinf_core.node.process_identity import Presence, own_identity
+from rlinf_core.process import pacing
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.checkpoint import Checkpoint, config_hash
@@ -165,7 +166,12 @@ class RunFolder:
             mark(elsewhere, path, run_id)
         checkpoints = "checkpoints" if elsewhere is None else str(elsewhere)
         state = RunState(
-            recipe=recipe, experiment=experiment, run_id=run_id, created=time.time(), checkpoints=checkpoints
+            recipe=recipe,
+            experiment=experiment,
+            kind="training" if pacing.wanted is None else "rehearsal",
+            run_id=run_id,
+            created=time.time(),
+            checkpoints=checkpoints,
         )
         folder = cls(path, state)
         folder.logs.mkdir()

@@ -65,6 +65,7 @@ class RunState(Attempt):
     Attributes:
         recipe: the recipe's name.
         experiment: the prefix of its folder's name.
+        kind: `rehearsal` where stand-ins did its work, and it trained nothing.
         config_id: digest of its configuration except length and logging, see `resuming`; empty if unknown.
         run_id: random, drawn when the folder was created, equal in all copies; empty for runs of an earlier rlinf.
         created, updated: when the folder was created, and when this was written.
@@ -74,6 +75,7 @@ class RunState(Attempt):
 
     recipe: Name
     experiment: Name
+    kind: Literal["training", "rehearsal"] = "training"
     run_id: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
     config_id: Annotated[str, Field(pattern=r"^([0-9a-f]{16})?$")] = ""
     created: Moment = 0.0

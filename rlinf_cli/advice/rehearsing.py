@@ -1,0 +1,156 @@
+"""`rlinf train --rehearse`: a job with stand-ins that take as long as its work was recorded to."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, Any, Final
+
+from rlinf_cli.advice.job_devices import devices_of
+from rlinf_cli.advice.recorded_runs import flow_of, read_runs
+from rlinf_cli.command import Result
+from rlinf_cli.live.run_summary import shown
+from rlinf_core.advice.durations import Durations
+from rlinf_core.advice.job_flow import TRIAL
+from rlinf_core.errors import ConfigError, RLinfError, RunError
+from rlinf_core.process import pacing
+from rlinf_core.process.pacing import Pace, Pacing
+from rlinf_core.runners.metrics import read_metrics
+from rlinf_core.runners.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rlinf_cli.advice.job_devices import JobDevices
+    from rlinf_cli.advice.recorded_runs import RecordedRun
+    from rlinf_core.advice.job_flow import JobFlow
+
+_STEPS: Final = 8
+# Keys of a trial that a rehearsal has as the file does, or sets itself.
+_OWN: Final = frozenset(("runner.max_steps", "runner.max_staleness"))
+
+
+def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Result | int:
+    """Run a job with stand-ins, and return the seconds of a step: predicted, and as they were.
+
+    Args:
+        file, overrides: the arguments of the command line.
+        names: the runs or measurements that tell how long work takes; none: the newest that fits.
+
+    Raises:
+        RLinfError: the job cannot be rehearsed.
+    """
+    from rlinf_cli.job.job_file import load, sound
+    from rlinf_cli.placement.job_layout import lay_out
+    from rlinf_cli.run.remote_driver import cluster_elsewhere
+    from rlinf_cli.run.starting import start
+
+    job = load(file, overrides)
+    parts = sound(job)
+    flow = flow_of(job)
+    if cluster_elsewhere(parts, file) is not None:
+        raise ConfigError(
+            "the head of this file's cluster is another machine, where the record is not",
+            where=parts.name,
+            help="log in to the head, and rehearse there",
+        )
+    layout = lay_out(parts, "placement", file, arguments=overrides)
+    devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
+    recorded = read_runs(names or [_newest(parts.name, job.recipe.name if job.recipe else "")], ())
+    rows = [row for run, _ in recorded for row in run.rows]
+    calls = Durations.of(rows)
+    constants = [row for run, its_flow in recorded for row in its_flow.constants(run, calls)]
+    durations = Durations.of([*rows, *constants])
+    sizes: dict[str, list[tuple[float, int]]] = {}
+    for run, _ in recorded:
+        for phase, listed in run.sizes.items():
+            sizes.setdefault(phase, []).extend(listed)
+    paced = _pacing(flow, devices, recorded, durations, sizes)
+    config: Any = job.config
+    now = devices.now(flow.components, flow.stages_now, config.runner.staleness)
+    predicted = flow.flow(durations, devices.models, sizes).simulate(now).seconds
+    logger = config.runner.logger
+    experiment = f"rehearsal-{logger.experiment_name or config.recipe}"
+    steps = next((word for word in overrides if word.startswith("runner.max_steps=")), f"runner.max_steps={_STEPS}")
+    trial = {key: value for key, value in TRIAL.items() if key not in _OWN}
+    replaced = {*trial, "runner.max_steps"}
+    words = [*(word for word in overrides if word.partition("=")[0].lstrip("+~") not in replaced), steps]
+    words += [f"{key}={json.dumps(value)}" for key, value in trial.items()]
+    words += [*flow.rehearsal(), f"runner.logger.experiment_name={experiment}"]
+    pacing.want(paced)
+    try:
+        ended = start(file, words, None, dry_run=False, detach=False)
+    finally:
+        pacing.want(None)
+    folder = RunFolder.latest(logger.log_path, experiment)
+    if ended or folder is None:
+        return ended
+    return _result(folder, predicted, config.runner.staleness, [run.name for run, _ in recorded])
+
+
+def _newest(file: str, recipe: str) -> str:
+    """Return the folder of the newest run of a recipe that has a record.
+
+    Raises:
+        RunError: there is none.
+    """
+    from rlinf_cli.runs.run_lookup import all_runs
+
+    runs = [
+        run
+        for run in all_runs()
+        if run.state.recipe == recipe and run.state.kind == "training" and run.profile_file.exists()
+    ]
+    if not runs:
+        measure = shlex.join(["rlinf", "inspect", "placement", file, "--measure"])
+        help = f"name one, or measure: `{measure}`"
+        raise RunError(f"no run of recipe `{recipe}` tells how long its work takes", help=help)
+    return str(max(runs, key=lambda run: run.state.created).path)
+
+
+def _pacing(
+    flow: JobFlow,
+    devices: JobDevices,
+    recorded: Sequence[tuple[RecordedRun, JobFlow]],
+    durations: Durations,
+    sizes: dict[str, list[tuple[float, int]]],
+) -> Pacing:
+    """Return how long the calls of a job take where they are.
+
+    Raises:
+        RLinfError: a component was never seen where it is.
+    """
+    owners = {row.phase: row.component for run, _ in recorded for row in run.rows if row.component != "driver"}
+    paces: dict[str, Pace] = {}
+    for phase, owner in owners.items():
+        needed = any(phase in phases for phases in flow.phases.values())
+        seats = devices.seats.get(owner)
+        model = "" if seats is None or seats.kind is None else devices.models[seats.kind]
+        line = durations.of_phase(phase, model)
+        if line is None and needed:
+            where = f"`{owner}` on {model}" if model else f"`{owner}` without an accelerator"
+            raise RLinfError(f"{where} was never seen by these runs", help="give a run in which it was there")
+        # What only contains others, or waits, has no rows.
+        if line is not None and (line.rows[1] or phase.endswith("/move")):
+            paces[phase] = Pace(line.fix, line.slope, line.spread)
+    return Pacing(paces, {phase: tuple(listed) for phase, listed in sizes.items()})
+
+
+def _result(folder: RunFolder, predicted: float, staleness: int, runs: Sequence[str]) -> Result:
+    seconds = [line.metrics["time/step"] for line in read_metrics(folder.metrics_file) if "time/step" in line.metrics]
+    kept = seconds[1 : len(seconds) - staleness]
+    if not kept:
+        help = "give a larger `runner.max_steps`"
+        raise RunError("the rehearsal had too few steps", where=str(folder.path), help=help)
+    measured = mean(kept)
+    record = {
+        "schema": "rlinf.rehearsal/1",
+        "folder": str(folder.path),
+        "runs": list(runs),
+        "predicted": round(predicted, 4),
+        "rehearsed": round(measured, 4),
+        "steps": len(kept),
+    }
+    text = f"{predicted:.3g} s a step predicted, {measured:.3g} s rehearsed, over {len(kept)} steps of "
+    text += shown(folder.path)
+    return Result(text, record, notes=("stand-ins did the work: nothing was trained, and nothing saved",))

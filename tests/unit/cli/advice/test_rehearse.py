@@ -1,0 +1,106 @@
+"""`rlinf train --rehearse`: what it runs, what it says, and that nobody takes it for a training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rlinf_core.job.load import load_job
+from rlinf_core.process import pacing
+from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.unit.cli.advice.test_advice import JOB, both, record_run
+from tests.unit.cli.conftest import Cli
+
+
+class Started:
+    """A run in the place of the job's: of three steps that take 7 seconds."""
+
+    jobs: ClassVar[list[Any]] = []
+    paced: ClassVar[list[Any]] = []
+
+    @classmethod
+    def start(cls, file: str, overrides: Sequence[str], assume: Any, **_: Any) -> int:
+        job = load_job(file, list(overrides))
+        job.raise_if_bad()
+        cls.jobs.append(job)
+        cls.paced.append(pacing.wanted)
+        config: Any = job.config
+        folder = RunFolder.create(config.runner, "embodied")
+        folder.write_config(job)
+        lines = [{"step": step, "time": 0.0, "metrics": {"time/step": 7.0 + 2 * (step == 1)}} for step in range(1, 5)]
+        folder.metrics_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        folder.end("finished")
+        return 0
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Started, "jobs", [])
+    monkeypatch.setattr(Started, "paced", [])
+    monkeypatch.setattr("rlinf_cli.run.starting.start", Started.start)
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB.format(model="A800", memory=""))
+    return file
+
+
+def test_stand_ins_take_the_place_of_the_work_and_nothing_is_saved(cli: Cli, job: Path) -> None:
+    runs = both(job).split(",")
+    words = ["runner.save_interval=5", "runner.max_staleness=1", "runner.max_steps=4"]
+    ended = cli("train", job, *runs, "--rehearse", *words)
+    assert ended.code == 0, ended.err
+    (rehearsed,) = Started.jobs
+    config = rehearsed.config
+    assert config.env.train.env_type.endswith("stand_ins:StandInEnv")
+    assert config.actor.model.model_type.endswith("stand_ins:StandInPolicy")
+    # As many numbers as the policy that it stands for: two networks of 128, from 18 states.
+    assert config.actor.model.options["numbers"] > 30_000
+    assert (config.runner.max_staleness, config.runner.max_steps) == (1, 4)
+    assert (config.runner.save_interval, config.runner.val_check_interval) == (-1, -1)
+    assert not config.runner.save_on_interrupt
+    assert rehearsed.world_sizes == load_job(str(job)).world_sizes
+    paces = Started.paced[0].paces
+    assert paces["env/step"].fix == pytest.approx(0.07, rel=0.01)
+    assert set(paces) == {"env/step", "rollout/policy", "rollout/values", "training/update"}
+    # Of the present process nothing is left.
+    assert pacing.wanted is None
+    assert "nothing was trained, and nothing saved" in ended.err
+    assert "s a step predicted, 7 s rehearsed, over 2 steps" in ended.out
+
+
+def test_no_one_takes_it_for_a_training(cli: Cli, job: Path) -> None:
+    run, _ = both(job).split(",")
+    assert cli("train", job, run, "--rehearse").code == 0
+    listed = json.loads(cli("runs", "--json").out)["runs"]
+    assert {row["kind"] for row in listed if row["name"].startswith("rehearsal-")} == {"rehearsal"}
+    assert {row["kind"] for row in listed if not row["name"].startswith("rehearsal-")} == {"training"}
+    assert "embodied, rehearsal" in cli("runs").out
+    name = next(row["name"] for row in listed if row["kind"] == "rehearsal")
+    assert f"run `{name}` is a rehearsal" in cli("inspect", "placement", job, "--advise", name).err
+
+
+def test_the_last_run_is_taken_where_none_is_named(cli: Cli, job: Path) -> None:
+    assert "no run of recipe `embodied` tells how long its work takes" in cli("train", job, "--rehearse").err
+    for name in ("first", "last"):
+        run = record_run(job, name, "0", processes=1)
+        state = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**state, "status": "finished"}))
+    assert json.loads(cli("train", job, "--rehearse", "--json").out)["runs"][0].startswith("last-")
+    # A rehearsal is newer now, and has no record of work.
+    assert json.loads(cli("train", job, "--rehearse", "--json").out)["runs"][0].startswith("last-")
+
+
+def test_what_was_never_seen_is_not_rehearsed(cli: Cli, job: Path) -> None:
+    run = record_run(job, "one", "0", processes=1)
+    job.write_text(JOB.format(model="H20", memory=""))
+    ended = cli("train", job, str(run), "--rehearse")
+    assert "on H20 was never seen by these runs" in ended.err
+    assert Started.jobs == []
+
+
+def test_options_of_other_trainings_are_refused(cli: Cli, job: Path) -> None:
+    assert "cannot be used with --rehearse" in cli("train", job, "--rehearse", "--seeds", "2").err
