@@ -52,7 +52,9 @@ def train(
     ] = False,
     rehearse: Annotated[
         bool,
-        opt("--rehearse", "Train nothing: stand-ins take as long as the RUNs after FILE recorded, by default the last."),
+        opt(
+            "--rehearse", "Train nothing: stand-ins take as long as the RUNs after FILE recorded, by default the last."
+        ),
     ] = False,
     # Set by `rlinf train` on another machine, which has already shown the warnings of the file.
     remote_driver: Annotated[bool, opt("--remote-driver", hidden=True)] = False,

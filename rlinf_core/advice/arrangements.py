@@ -138,10 +138,14 @@ def candidates(
             if signature in seen:
                 continue
             seen.add(signature)
+        named = tuple(zip(names, seats, strict=True))
+        in_turns = large and _trainer_shares(seats)
         for stage in stages:
             for ahead in staleness:
-                arrangement = Arrangement(tuple(zip(names, seats, strict=True)), stage, ahead)
-                if not (large and ahead and _trainer_shares(seats)) and legal(arrangement):
+                if in_turns and ahead:
+                    continue
+                arrangement = Arrangement(named, stage, ahead)
+                if legal(arrangement):
                     yield arrangement
 
 

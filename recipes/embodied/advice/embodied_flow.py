@@ -7,7 +7,7 @@ import random
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import gcd, inf
 from types import MappingProxyType
 from typing import Any, Final
@@ -62,6 +62,10 @@ class EmbodiedFlow:
         self.chunks = -(-train.max_steps_per_rollout_epoch // config.actor.model.num_action_chunks)
         self.samples = samples_of_a_step(config)
         self.stages_now = config.rollout.pipeline_stage_num
+        # What env workers and stages must divide: environments that are not of one group.
+        sections = [train, *([config.env.eval] if evaluates(config) else [])]
+        self._divided = [section.total_num_envs / group_size(config, section) for section in sections]
+        self._takes_actors = cache(self._actors_divide)
         self.off_policy = is_off_policy(config.algorithm.loss_type)
         self.phases: Mapping[str, tuple[str, ...]] = {
             ENV: (STEP,),
@@ -87,7 +91,7 @@ class EmbodiedFlow:
         whole = set(_whole_nodes(kind))
         return [count for count in counts if count in whole]
 
-    def _takes_actors(self, actors: int) -> bool:
+    def _actors_divide(self, actors: int) -> bool:
         total, micro = self._config.actor.global_batch_size, self._config.actor.micro_batch_size
         if total is None:
             return True
@@ -96,10 +100,7 @@ class EmbodiedFlow:
     def legal(self, arrangement: Arrangement) -> bool:
         """See `JobFlow`."""
         shares = arrangement.of(ENV).size * arrangement.stages
-        config = self._config
-        sections = [config.env.train, *([config.env.eval] if evaluates(config) else [])]
-        divides = all(section.total_num_envs % (shares * group_size(config, section)) == 0 for section in sections)
-        return divides and self._takes_actors(arrangement.of(ACTOR).size)
+        return all(total % shares == 0 for total in self._divided) and self._takes_actors(arrangement.of(ACTOR).size)
 
     def training(self, actors: int) -> list[tuple[str, float, int]]:
         """Return the calls of one actor in a step: phase, rows of a call, number of calls."""
@@ -235,6 +236,7 @@ class TimedFlow:
 
     def __init__(self, job: EmbodiedFlow, durations: Durations, models: Mapping[str, str]) -> None:
         self._job, self._durations, self._models = job, durations, models
+        self._offloads = job.offloads
         self._exchange = lru_cache(maxsize=None)(Exchange.of)
         self._trained = lru_cache(maxsize=None)(self._training)
         self._stepping = lru_cache(maxsize=None)(self._step)
@@ -285,7 +287,8 @@ class TimedFlow:
 
     def bound(self, arrangement: Arrangement) -> float:
         """See `Flow`."""
-        env, rollout, actor = (arrangement.of(name) for name in (ENV, ROLLOUT, ACTOR))
+        # In the order of `EmbodiedFlow.components`; of hundreds of thousands each is looked at once.
+        (_, env), (_, rollout), (_, actor) = arrangement.seats
         job, stages, ahead = self._job, arrangement.stages, arrangement.staleness
         size = job.environments // stages
         moved = 2 * self._move(MOVE_ROLLOUT, 0, arrangement)
@@ -357,8 +360,9 @@ class TimedFlow:
         return exchange, (env.devices[:1], rollout.devices[:1], actors[:1])
 
     def _move(self, phase: str, which: int, arrangement: Arrangement) -> float:
-        seats = arrangement.of((ROLLOUT, ACTOR)[which])
-        return self._duration(phase, seats).mean(0) if self._job.offloads[which] else 0.0
+        if not self._offloads[which]:
+            return 0.0
+        return self._duration(phase, arrangement.of((ROLLOUT, ACTOR)[which])).mean(0)
 
 
 _NOTHING: Final = Duration(0.0)
