@@ -1,4 +1,4 @@
-"""How long it takes to find the best placement of an embodied job, and what the recording of its calls costs.
+"""The time to find the best placement of an embodied job, and the cost of recording its calls.
 
     python benchmarks/embodied/bench_advice.py
 

@@ -142,8 +142,8 @@ class Cluster:
         # This process is a part of the run, too.
         (tracing.start if trace else tracing.stop)()
         names = dict(log_names or {})
-        told = replace(self.session, log_folder=folder, log_names=names, trace=trace, pacing=pacing.wanted)
-        self.session = replace(told, secrets=known())
+        session = replace(self.session, log_folder=folder, log_names=names, trace=trace, pacing=pacing.wanted)
+        self.session = replace(session, secrets=known())
         enter_session(self.session)
 
     def claim(self, placements: Iterable[Placement]) -> None:

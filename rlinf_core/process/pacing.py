@@ -30,7 +30,7 @@ class Pace(NamedTuple):
 
 
 class Pacing(NamedTuple):
-    """What a rehearsal needs of its record.
+    """The part of a record that a rehearsal needs.
 
     Attributes:
         paces: the duration of calls, by the tag of their timer.

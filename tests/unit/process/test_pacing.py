@@ -68,9 +68,7 @@ def test_one_accelerator_serves_one_call_at_a_time(device: str) -> None:
     assert (max(most), len(most)) == (1, 30)
 
 
-def test_a_holder_that_dies_lets_go_and_others_wait_no_longer_than_allowed(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_wait_until_the_holder_ends_or_time_is_up(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = PacedCalls(Pacing({"work": Pace(0.0)}), device)
     holder = calls.begin("work")
     assert holder is not None

@@ -48,7 +48,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_stand_ins_take_the_place_of_the_work_and_nothing_is_saved(cli: Cli, job: Path) -> None:
+def test_stand_ins_take_the_place_of_work_and_save_nothing(cli: Cli, job: Path) -> None:
     runs = both(job).split(",")
     words = ["runner.save_interval=5", "runner.max_staleness=1", "runner.max_steps=4"]
     ended = cli("train", job, *runs, "--rehearse", *words)
