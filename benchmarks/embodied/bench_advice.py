@@ -20,7 +20,7 @@ from rlinf_core.advice.arrangements import DeviceGroup, candidates
 from rlinf_core.advice.durations import Duration, Durations
 from rlinf_core.advice.search import search
 from rlinf_core.job.load import load_job
-from rlinf_core.worker.call_record import forget_calls
+from rlinf_core.worker.calls import forget_calls
 from rlinf_core.worker.timer import recording, timer
 
 PER_NODE: Final = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import zlib
 from typing import Any
@@ -10,10 +9,6 @@ from typing import Any
 import numpy as np
 from stand_in_devices import work
 
-from recipes.agent.conversation.agents import AgentTask
-from recipes.agent.conversation.chat_model import LanguageModel
-from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.tools.toolbox import Toolbox
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSpec, Transition
 from recipes.embodied.models.small.feature_policy import MlpPolicy
@@ -63,19 +58,3 @@ def reward(text: str) -> float:
     """Score an answer slowly, and by its text alone."""
     time.sleep(0.005)
     return float(zlib.crc32(text.encode()) % 2)
-
-
-async def look(argument: str) -> str:
-    """Look, which takes its time."""
-    await asyncio.sleep(0.15)
-    return "1"
-
-
-async def look_twice(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
-    """Run an agent of three turns, with a look between each two."""
-    chat = llm.conversation(*task.messages)
-    for _ in range(2):
-        await chat.reply()
-        chat.add(ChatMessage("tool", tools.written(await tools.call("look", "1"))))
-    reply = await chat.reply()
-    return reply.text
