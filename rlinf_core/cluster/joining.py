@@ -31,7 +31,7 @@ from rlinf_core.cluster.seats import ABSENT, Seats, take_seats
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError
-from rlinf_core.node import node_facts
+from rlinf_core.node import node_env
 from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER
 from rlinf_core.placement.environment import PATH_LISTS
 from rlinf_core.waiting import contact_seconds, stretched
@@ -199,7 +199,7 @@ def has_returned(absent: frozenset[int]) -> bool:
 #
 # Ray waits forever for an interpreter that does not exist or lacks ray, and for an environment that does not fit in one
 # process argument. It also expands `$NAME` in variables, and inherits those of a launching worker. So the whole
-# environment is written to a file on the node, which `node/node_facts.py` reads there.
+# environment is written to a file on the node, which `node/node_env.py` reads there.
 
 
 # Linux rejects a string of more than 128 KiB; this leaves room for everything else.
@@ -255,8 +255,8 @@ def prepare(command: ProcessCommand) -> Prepared:
     if command.variables:
         variables = dict(command.variables)
         lists = [name for name in variables if name in PATH_LISTS]
-        path = node_facts.write(session_folder(), {"interpreter": interpreter, "env": variables, "prepended": lists})
-        words = node_facts.command(sys.executable, path)
+        path = node_env.write(session_folder(), {"interpreter": interpreter, "env": variables, "prepended": lists})
+        words = node_env.command(sys.executable, path)
     fault = _fault_of(words) if command.interpreter is not None else None
     return Prepared(shlex.join(words), fault)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rlinf_cli.cluster.node import node_probe
 from rlinf_cli.cluster.node.node_probe import ask_interpreter
-from rlinf_core.node.node_facts import merged
+from rlinf_core.node.node_env import merged
 
 _ROBOT_SECONDS = 3.0
 

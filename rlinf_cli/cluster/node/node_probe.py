@@ -18,7 +18,8 @@ from typing import Any
 from rlinf_cli.cluster.node import questions
 from rlinf_cli.cluster.node.node_holdings import cluster_of, described, listeners
 from rlinf_core.node.device_claims import listing
-from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER, folder_of, machine, merged, running
+from rlinf_core.node.node_env import merged
+from rlinf_core.node.node_facts import WITHOUT_WORKING_FOLDER, folder_of, machine, running
 from rlinf_core.process.proc import processes_of
 
 _QUESTION_SECONDS = 20.0

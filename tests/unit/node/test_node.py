@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.errors import ClusterError, ConfigError, RLinfError
-from rlinf_core.node import attach, cluster_records, node_facts
+from rlinf_core.node import attach, cluster_records, node_env, node_facts
 from rlinf_core.node.attach import Known
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 from rlinf_core.node.ports import NodePorts
@@ -201,7 +201,7 @@ def test_a_missing_token_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_a_value_arrives_as_it_is_written(tmp_path: Path, value: str) -> None:
     request = {"interpreter": sys.executable, "env": {"A": value, "HOME": "/elsewhere"}, "prepended": []}
-    command = node_facts.command(sys.executable, node_facts.write(str(tmp_path), request))
+    command = node_env.command(sys.executable, node_env.write(str(tmp_path), request))
     asked = "import json, os, sys; print(json.dumps([os.environ['A'], os.environ['HOME'], sys.argv[1:]]))"
     said = subprocess.run([*command, "-c", asked, "$HOME"], capture_output=True, check=True, timeout=60).stdout
     assert json.loads(said) == [value, "/elsewhere", ["$HOME"]]
@@ -209,7 +209,7 @@ def test_a_value_arrives_as_it_is_written(tmp_path: Path, value: str) -> None:
 
 def test_lists_of_directories_go_before_the_own_ones_once() -> None:
     def path(own: str | None, inputs: str) -> str:
-        return node_facts.merged({} if own is None else {"PATH": own}, {"PATH": inputs}, ["PATH"])["PATH"]
+        return node_env.merged({} if own is None else {"PATH": own}, {"PATH": inputs}, ["PATH"])["PATH"]
 
     assert path("/usr/bin", "/opt/bin") == "/opt/bin:/usr/bin"
     assert path("/opt/bin:/usr/bin", "/opt/bin") == "/opt/bin:/usr/bin"
@@ -220,11 +220,11 @@ def test_lists_of_directories_go_before_the_own_ones_once() -> None:
 
 
 def test_other_variables_replace_the_own_ones() -> None:
-    assert node_facts.merged({"A": "1", "B": "2"}, {"B": "3"}, ["PATH"]) == {"A": "1", "B": "3"}
+    assert node_env.merged({"A": "1", "B": "2"}, {"B": "3"}, ["PATH"]) == {"A": "1", "B": "3"}
 
 
 def test_only_the_user_reads_what_may_be_secret(tmp_path: Path) -> None:
-    path = node_facts.write(str(tmp_path), {"interpreter": "/x", "env": {"TOKEN": "hunter2"}, "prepended": []})
+    path = node_env.write(str(tmp_path), {"interpreter": "/x", "env": {"TOKEN": "hunter2"}, "prepended": []})
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert "hunter2" not in path
     assert [path.name for path in tmp_path.iterdir()] == [Path(path).name]

@@ -131,8 +131,8 @@ def test_child_that_is_asked_for_itself_is_left_out(start: Start) -> None:
 
 def test_program_that_is_not_python_is_named() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as program:
-        stacks = read_stacks(StackRequest(own_identity(), own=False, native=False), 20)
-        assert [(one.command, one.reason) for one in stacks if one.pid == program.pid] == [("cat", stacks.NOT_PYTHON)]
+        read = read_stacks(StackRequest(own_identity(), own=False, native=False), 20)
+        assert [(one.command, one.reason) for one in read if one.pid == program.pid] == [("cat", stacks.NOT_PYTHON)]
 
 
 def test_end_of_the_process_is_told() -> None:
