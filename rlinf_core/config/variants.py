@@ -111,7 +111,7 @@ def _schema_of(member: type[Variant]) -> CoreSchema:
     return cast("CoreSchema", schema)
 
 
-def chosen(members: Sequence[type[Variant]], written: Mapping[str, Any]) -> type[Variant]:
+def chosen(members: Sequence[type[V]], written: Mapping[str, Any]) -> type[V]:
     """Return the member that a section chooses.
 
     Without the key, that is the first one. Of a value that no member has, it is the one that was probably meant: that
