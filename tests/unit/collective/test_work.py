@@ -236,3 +236,11 @@ def test_chained_wait_goes_on_while_a_peer_is_debugged() -> None:
     work = new_work(0.01, board)
     one_pause(board, work)
     assert work.then(lambda value: value + 1).wait() == 4
+
+
+def test_wait_for_an_acknowledgement_is_announced() -> None:
+    waits, asked = WaitTable(), list[str]()
+    waits.acknowledged_by = asked.append
+    for kind in (OperationKind.RECV, OperationKind.SEND_TENSOR):
+        assert not Work(kind, "peer:0", 5.0, waits).wait_until(0.0)
+    assert asked == ["peer:0"]
