@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rlinf_cli.advice.free_devices import FreeDevices
 from rlinf_cli.advice.job_devices import JobDevices, devices_of, kinds_for
 from rlinf_cli.advice.recorded_runs import RecordedRun, flow_of
 from rlinf_cli.runs.memory_record import node_memory, node_needs
@@ -63,6 +64,7 @@ class Advice:
         result: the result of the search.
         refused: what could not be judged, in sentences.
         faults: what the rules of the job say against placements that are among the fastest, one finding each.
+        free: the accelerators that were free, where only these were asked for.
     """
 
     flow: JobFlow
@@ -74,12 +76,18 @@ class Advice:
     result: SearchResult
     refused: Sequence[str]
     faults: Sequence[Diagnostic] = ()
+    free: FreeDevices | None = None
+
+    @property
+    def blocked(self) -> bool:
+        """Whether another job holds an accelerator of today's placement."""
+        return self.free is not None and self.free.blocks(self.now.ranked.arrangement)
 
     @property
     def change(self) -> Judged | None:
-        """The placement that is surely faster than today's; None: there is none."""
+        """The placement that is surely faster than today's, or the fastest where today's is blocked; None: none is."""
         best = self.best[0] if self.best else None
-        return best if best is not None and best.high < self.now.low else None
+        return best if best is not None and (self.blocked or best.high < self.now.low) else None
 
     @property
     def leaner(self) -> Judged | None:
@@ -99,6 +107,7 @@ def advise(
     layout: JobLayout,
     recorded: Sequence[tuple[RecordedRun, JobFlow]],
     staleness: int | None,
+    free: Callable[[JobDevices], FreeDevices] | None = None,
 ) -> Advice:
     """Return the advice on a job.
 
@@ -106,6 +115,7 @@ def advise(
         job, parts, layout: the file, and where its processes are.
         recorded: what runs recorded, each with the flow of its job.
         staleness: the most steps that rollouts may run ahead; None: as many as the file says.
+        free: returns the accelerators that may be used; None: all.
 
     Raises:
         RLinfError: the recipe gives no advice, or a phase was never seen.
@@ -126,7 +136,10 @@ def advise(
     timed = flow.flow(durations, devices.models, sizes)
     today = devices.now(flow.components, flow.stages_now, config.runner.staleness)
     fits = _fitting(job, parts, layout, devices)
-    arrangements = candidates(timed, choices, flow.stages, range(limit + 1), flow.legal)
+    usable = None if free is None else free(devices)
+    arrangements = candidates(timed, _on_free(choices, usable), flow.stages, range(limit + 1), flow.legal)
+    if usable is not None:
+        arrangements = (_moved(arrangement, usable) for arrangement in arrangements)
     result = search(timed, arrangements, top=_TOP, fits=fits)
     low, high = (flow.flow(extreme, devices.models, sizes) for extreme in durations.extremes())
 
@@ -140,7 +153,9 @@ def advise(
 
     now = judged(Ranked(today, timed.bound(today), timed.simulate(today)))
     runs_read = [run for run, _ in recorded]
-    return Advice(flow, devices, runs_read, durations, now, list(map(judged, result.best)), result, refused)
+    return Advice(
+        flow, devices, runs_read, durations, now, list(map(judged, result.best)), result, refused, free=usable
+    )
 
 
 def _choices(
@@ -172,6 +187,29 @@ def _choices(
             refused.append(f"{where} was never seen: give a run in which it was there, or `--measure` it")
         choices[name] = own if own.kind is None else kinds
     return choices, refused
+
+
+def _on_free(
+    choices: Mapping[str, list[DeviceGroup] | DeviceSpan], free: FreeDevices | None
+) -> Mapping[str, list[DeviceGroup] | DeviceSpan]:
+    """Return the kinds with as many accelerators as are free in a row."""
+    if free is None:
+        return choices
+    return {
+        name: kinds
+        if isinstance(kinds, DeviceSpan)
+        else [kind._replace(units=len(free.ranges[kind.label])) for kind in kinds if free.ranges[kind.label]]
+        for name, kinds in choices.items()
+    }
+
+
+def _moved(arrangement: Arrangement, free: FreeDevices) -> Arrangement:
+    """Return an arrangement on the free accelerators, which were counted from 0."""
+    seats = tuple(
+        (name, own if own.kind is None else own._replace(first=own.first + free.ranges[own.kind].start))
+        for name, own in arrangement.seats
+    )
+    return replace(arrangement, seats=seats)
 
 
 def _unseen(flow: JobFlow, where: Arrangement, devices: JobDevices, durations: Durations) -> list[str]:

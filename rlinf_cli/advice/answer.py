@@ -7,17 +7,20 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import typer
 
 from rlinf_cli.advice.advising import Advice, Judged, advise
+from rlinf_cli.advice.free_devices import free_of, holders_of
 from rlinf_cli.advice.recorded_runs import read_runs
 from rlinf_cli.arguments.options import assumed
 from rlinf_cli.command import Result
 from rlinf_cli.console.outfile import write_whole
 from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.shipped import shipped_config
 from rlinf_core.errors import RLinfError
 
@@ -144,6 +147,7 @@ def advice_text(advice: Advice, words: Sequence[str], patch: str | None) -> str:
             for number, judged in enumerate(advice.best[:_SHOWN], 1)
         ),
         *fixed,
+        *_free(advice),
         *advice.refused,
         *dict.fromkeys(f"refused: {finding.message} [{finding.code}]" for finding in advice.faults),
         *_verdict(advice),
@@ -156,6 +160,10 @@ def advice_text(advice: Advice, words: Sequence[str], patch: str | None) -> str:
 
 def _verdict(advice: Advice) -> list[str]:
     change, leaner = advice.change, advice.leaner
+    if change is not None and advice.blocked:
+        return [
+            f"another job holds accelerators of this placement: 1 is the fastest on free ones, {change.seconds:.3g} s"
+        ]
     if change is not None:
         return [f"1 is {advice.now.seconds / change.seconds:.2f}x as fast as now"]
     best = advice.best[0] if advice.best else None
@@ -169,6 +177,14 @@ def _verdict(advice: Advice) -> list[str]:
     if best.seconds >= advice.now.seconds * 0.999:
         return ["nothing to change: no legal placement is faster"]
     return ["1 is not surely better than now: no change advised"]
+
+
+def _free(advice: Advice) -> list[str]:
+    """Return which accelerators were free, and who holds the others."""
+    if advice.free is None:
+        return []
+    ranges = [f"{format_ranks(numbers)} of {label}" for label, numbers in advice.free.ranges.items() if numbers]
+    return [f"free now, in a row: {', '.join(ranges)}", *(f"held: {words}" for words in advice.free.holders)]
 
 
 def _doubts(advice: Advice, words: Sequence[str]) -> list[str]:
@@ -238,6 +254,10 @@ def advice_record(advice: Advice, patch: str | None) -> dict[str, Any]:
         "faults": [{"code": finding.code, "message": finding.message} for finding in advice.faults],
         "one_size": advice.durations.one_sized(),
         "refused": list(advice.refused),
+        "free": None
+        if advice.free is None
+        else {label: list(numbers) for label, numbers in advice.free.ranges.items()},
+        "blocked": advice.blocked,
         "patch": patch,
     }
 
@@ -271,6 +291,8 @@ def placement_advice(
     runs: str,
     staleness: int | None,
     patch: Path | None,
+    *,
+    free: bool = False,
 ) -> Result:
     """Return the advice on a file, and write the placement that is surely better into `patch`.
 
@@ -280,6 +302,7 @@ def placement_advice(
         runs: names or folders of runs, separated by commas.
         staleness: the most steps that rollouts may run ahead; None: as many as the file says.
         patch: where a file that extends `file` is written, if a change is advised; None: `advice.yaml`.
+        free: whether only accelerators count that no job holds now.
 
     Raises:
         typer.BadParameter: the name of a run is empty.
@@ -297,7 +320,9 @@ def placement_advice(
     parts = sound(job)
     check_apart(patch, parts.files, "--patch")
     layout = lay_out(parts, "placement", file, arguments=(*overrides, *assumed(assume)))
-    advice = advise(job, parts, layout, read_runs(names, assume or ()), staleness)
+    holders = holders_of(parts, name) if free else {}
+    usable = partial(free_of, topology=parts.topology, by_node=holders) if free else None
+    advice = advise(job, parts, layout, read_runs(names, assume or ()), staleness, usable)
     words = [file, *overrides]
     advice = _checked(advice, name, overrides, assume)
     chosen: Judged | None = advice.change or advice.leaner

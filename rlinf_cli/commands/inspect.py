@@ -43,7 +43,7 @@ inspect = group("Show what a file means: placement, values, memory, hardware.", 
     "rlinf inspect placement hetero18",
     "rlinf inspect placement job.yaml --assume a800=8 -o job.html",
     app=inspect,
-    needs={"--advise": "--staleness --patch"},
+    needs={"--advise": "--staleness --patch --free"},
     excludes={"--advise": "--live --all -o", "--measure": "--advise --assume --live --all -o"},
 )
 def placement(
@@ -64,6 +64,7 @@ def placement(
         int | None,
         opt("--staleness N", "With --advise, the largest `runner.max_staleness`; by default FILE's.", min=0),
     ] = None,
+    free: Annotated[bool, opt("--free", "With --advise, only on accelerators that no job of yours holds now.")] = False,
     patch: Annotated[
         Path | None, opt("--patch FILE", "With --advise, where a better placement is written; default: advice.yaml.")
     ] = None,
@@ -83,7 +84,7 @@ def placement(
     if advise is not None:
         from rlinf_cli.advice.answer import placement_advice
 
-        return placement_advice(file, overrides or (), assume, advise, staleness, patch)
+        return placement_advice(file, overrides or (), assume, advise, staleness, patch, free=free)
     from rlinf_cli.cluster.probing import prober
     from rlinf_cli.job.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.advice import free_devices
 from rlinf_core.advice.arrangements import DeviceSpan
 from rlinf_core.config.rules.groups import Site
 from rlinf_core.config.sections.runner import RunnerConfig
@@ -304,3 +306,42 @@ def test_seats_are_written_as_ranks() -> None:
     from rlinf_cli.advice.answer import ranks_of
 
     assert [ranks_of(DeviceSpan("gpu", 2, size)) for size in (1, 3)] == ["2", "2-4"]
+
+
+def hold(monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
+    """Let another job hold devices of this machine."""
+    about = {"run": "/runs/other", "step": 12, "total": 30}
+    claims = [{"device": device, "pid": 7, "user": os.getuid(), "about": about} for device in devices]
+    monkeypatch.setattr(free_devices, "listing", lambda: {"claims": claims, "waiting": []})
+
+
+@pytest.mark.parametrize(("held", "free"), [((0,), (1, 2, 3)), ((1,), (2, 3)), ((0, 3), (1, 2)), ((), (0, 1, 2, 3))])
+def test_advice_on_free_accelerators_leaves_held_ones(
+    cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, held: tuple[int, ...], free: tuple[int, ...]
+) -> None:
+    hold(monkeypatch, "SO-101:/dev/arm", *(f"NVIDIA:{number}" for number in held))
+    made = advice(cli, job, both(job), "--free")
+    assert made["free"] == {"cluster": list(free)}
+    assert made["blocked"] == (0 in held)
+    assert made["change_advised"]
+    used = {
+        ranks for judged in made["best"] for own in judged["components"].values() for ranks in own["ranks"].split("-")
+    }
+    assert {int(rank) for rank in used} <= set(free)
+    assert load_job("advice.yaml").ok
+
+
+def test_nothing_free_is_an_error_that_names_the_holder(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, *(f"NVIDIA:{number}" for number in range(4)))
+    ended = cli("inspect", "placement", job, "--advise", both(job), "--free")
+    assert ended.code == 2
+    assert "no accelerator of the file is free" in ended.err
+    assert "NVIDIA 3 of node 0: /runs/other, step 12 of 30" in ended.err
+
+
+def test_what_is_free_is_in_the_text(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold(monkeypatch, "NVIDIA:0")
+    text = cli("inspect", "placement", job, "--advise", both(job), "--free").out
+    assert "free now, in a row: 1-3 of cluster" in text
+    assert "held: NVIDIA 0 of node 0: /runs/other, step 12 of 30" in text
+    assert "1 is the fastest on free ones" in text
