@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_core.errors import ClusterError, PlacementError
-from rlinf_core.hardware.accelerators.vendors import accelerator_names
+from rlinf_core.hardware.accelerators import accelerator_names
 from rlinf_core.node.device_claims import HolderInfo, listing
 from rlinf_core.node.holder_words import device_words, job_words, progress_words
 
