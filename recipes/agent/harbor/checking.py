@@ -168,6 +168,19 @@ def read_checks(path: Path) -> dict[str, CheckedTask]:
         ) from None
 
 
+def find_check(task: TaskFolder) -> CheckedTask | None:
+    """Return the result of a check of a task, which is in it or in a folder of tasks above it; see `find_tasks`.
+
+    Raises:
+        ConfigError: a file of results cannot be read.
+    """
+    path = task.path.absolute()
+    for folder in (path, path.parent, path.parent.parent):
+        if (checked := read_checks(folder).get(task.digest)) is not None:
+            return checked
+    return None
+
+
 def load_checked(path: Path) -> list[tuple[TaskFolder, CheckedTask]]:
     """Return the tasks of a folder with the results of their checks.
 

@@ -8,6 +8,7 @@ Imported where Harbor is installed.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import shlex
@@ -15,13 +16,13 @@ import tarfile
 import time
 from contextlib import AsyncExitStack
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from recipes.agent.boxes.admission import half_of_memory
 from recipes.agent.boxes.box import BoxEnded
 from recipes.agent.boxes.boxes import DEFAULT_FOLDER, MIB, BoxHost
-from recipes.agent.harbor.checking import read_checks
+from recipes.agent.harbor.checking import find_check
 from recipes.agent.harbor.grading import Expected, finish, grade, task_box
 from recipes.agent.harbor.task_folder import TaskFolder, read_task
 from recipes.agent.harbor.trials import TrialBox, trial_boxes
@@ -36,6 +37,8 @@ _results: Any = import_module("harbor.models.verifier.result")
 
 # Of what is taken out of a box at once.
 _MOST_BYTES: Final = 64 * MIB
+# Files and folders that are taken out of a box at once; an archive of that size could make millions.
+_MOST_FILES: Final = 50_000
 _TAKE_SECONDS: Final = 120.0
 _TIMED_OUT: Final = 124
 # Of the time that Harbor gives to a verifier, for one run of the tests: there may be two.
@@ -143,19 +146,14 @@ class BoxEnvironment(_environments.BaseEnvironment):
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """See Harbor."""
         data = await self._taken(f"cat -- {shlex.quote(source_path)}", source_path)
-        Path(target_path).parent.mkdir(parents=True, exist_ok=True)
-        Path(target_path).write_bytes(data)
+        target = Path(target_path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(target.write_bytes, data)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
         """See Harbor; of what is there, plain files and folders alone."""
         data = await self._taken(f"tar -C {shlex.quote(source_dir)} -cf - .", source_dir)
-        target = Path(target_dir)
-        target.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            for member in archive:
-                # A sparse file of a few bytes could fill the disk.
-                if member.isdir() or (member.isreg() and not member.issparse()):
-                    archive.extract(member, target, filter="data")
+        await asyncio.to_thread(_extract, data, Path(target_dir))
 
     async def _taken(self, command: str, path: str) -> bytes:
         try:
@@ -180,12 +178,13 @@ class BoxEnvironment(_environments.BaseEnvironment):
                 help='for a task with `environment_mode = "separate"`, leave `--verifier` out',
             )
         store, task, image = self._made
-        checked = read_checks(task.path.parent).get(task.digest)
+        checked = find_check(task)
         expected = checked.expected if checked is not None else Expected()
         left = await finish(task, image, self._box.box, expected.mode)
         kept, seconds = store.boxes.kept(self._box.box), _ONE_RUN * task.verifier_seconds
         result = await grade(store, task, image, kept, expected, seconds=seconds)
         record = {
+            "checked": checked is not None,
             "why": result.why,
             "tries": result.tries,
             "tampered": result.tampered,
@@ -212,3 +211,22 @@ class FreshVerifier(_verifiers.BaseVerifier):
         (folder / "grading.json").write_text(json.dumps({**record, "seconds": time.time() - began}, indent=1))
         (folder / "test-stdout.txt").write_text(output)
         return _results.VerifierResult(rewards={"reward": reward})
+
+
+def _extract(data: bytes, target: Path) -> None:
+    """Write the plain files and folders of an archive that a policy may have made.
+
+    Raises:
+        OSError: there are too many, or they cannot be written.
+        TarError: it is no archive, is compressed, or leads out of the folder.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    made = 0
+    # A compressed one of a few bytes could fill the disk, and so could a sparse file.
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        for member in archive:
+            made += len(PurePosixPath(member.name).parts)
+            if made > _MOST_FILES:
+                raise OSError(f"an archive has more than {_MOST_FILES} files and folders")
+            if member.isdir() or (member.isreg() and not member.issparse()):
+                archive.extract(member, target, filter="data")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import os
@@ -184,6 +185,23 @@ def test_harbor_alone_runs_and_grades_in_boxes(box_folder: Path, tmp_path: Path,
     assert BoxHost(box_folder, 1024).admission.free() == 1024
 
 
+@pytest.mark.parametrize("up", [0, 1, 2, 3])
+def test_what_a_check_saw_is_looked_for_above_the_task(
+    up: int, box_folder: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    install(monkeypatch, _breaks)
+    task = greeting_task(tmp_path / "b/c")
+    checked = fit(read_task(task)).model_copy(update={"mode": "files"})
+    write_checks([task, *task.parents][up], [checked])
+
+    async def act(environment: Any, config: Any) -> None:
+        await environment.exec("mkdir /data; touch /data/x")
+
+    _, record = _alone(box_folder, task, act, tmp_path)
+    # The mode that a task needs is in the record; further up, no command looks for tasks.
+    assert (record["checked"], record["dropped"]) == ((True, []) if up < 3 else (False, ["/data/x"]))
+
+
 def test_tests_that_hang_are_0_before_harbor_gives_up(box_folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     install(monkeypatch, _breaks)
 
@@ -219,6 +237,14 @@ def test_an_archive_of_a_policy_writes_nowhere_else(tmp_path: Path, monkeypatch:
     for name, archive in (("sparse", sparse.getvalue()), ("links", links)):
         asyncio.run(take(_Out(archive), "/app", tmp_path / name))
     assert (os.listdir(tmp_path / "sparse"), os.listdir(tmp_path / "links")) == (["plain"], ["fine"])
+    packed = gzip.compress(archive_of(("zeros", "file", "0" * (1 << 20))))
+    with pytest.raises(tarfile.ReadError):
+        asyncio.run(take(_Out(packed), "/app", tmp_path / "packed"))
+    assert os.listdir(tmp_path / "packed") == []
+    monkeypatch.setattr("recipes.agent.harbor.plugin._MOST_FILES", 10)
+    with pytest.raises(OSError, match="more than 10 files and folders"):
+        asyncio.run(take(_Out(archive_of(("a/" * 20, "file", ""))), "/app", tmp_path / "many"))
+    assert os.listdir(tmp_path / "many") == []
     with pytest.raises(tarfile.OutsideDestinationError):
         asyncio.run(take(_Out(archive_of(("../out", "file", "text"))), "/app", tmp_path / "out/in"))
     assert os.listdir(tmp_path / "out") == ["in"]
