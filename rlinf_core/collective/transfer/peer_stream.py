@@ -18,7 +18,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool, UnreachableError
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver
-from rlinf_core.collective.transfer.received_message import Backlog, Claim, PostedReceive, ReceivedMessage, fits
+from rlinf_core.collective.transfer.received_message import Backlog, BufferClaim, PostedReceive, ReceivedMessage, fits
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotFoundError, WorkerDiedError
 
@@ -65,7 +65,7 @@ class PeerStream:
         self._inbox_lock = threading.Lock()
         self._arrived: deque[ReceivedMessage] = deque()
         self._posted: deque[PostedReceive] = deque()
-        self._claims: list[Claim] = []
+        self._claims: list[BufferClaim] = []
         self._order = threading.Lock()
         self._jobs_lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], object], Work[object]]] = deque()
@@ -115,7 +115,7 @@ class PeerStream:
             self._posted.append(posted)
             return None
 
-    def claim(self, size: int, dtype_and_shape: str, incarnation: str) -> Claim | None:
+    def claim(self, size: int, dtype_and_shape: str, incarnation: str) -> BufferClaim | None:
         """Take the next receive, if the body can be read straight into its buffer; `let_go` must follow.
 
         Args:
@@ -132,11 +132,11 @@ class PeerStream:
             if memory is None:
                 return None
             posted = self._posted.popleft()
-            posted.claim = Claim(posted, memory)
+            posted.claim = BufferClaim(posted, memory)
             self._claims.append(posted.claim)
             return posted.claim
 
-    def let_go(self, claim: Claim) -> None:
+    def let_go(self, claim: BufferClaim) -> None:
         """Forget a claim: nothing more is read into it."""
         with self._inbox_lock:
             self._claims.remove(claim)

@@ -139,7 +139,7 @@ class PostedReceive(Work[object]):
 
         super().__init__(kind, source, seconds, waits, detached=detached, decode=decode)
         self.buffer = target
-        self.claim: Claim | None = None
+        self.claim: BufferClaim | None = None
 
     def fail(self, error: BaseException) -> bool:
         claim = self.claim
@@ -147,7 +147,7 @@ class PostedReceive(Work[object]):
         return (claim is None or claim.give_up()) and super().fail(error)
 
 
-class Claim:
+class BufferClaim:
     """The buffer of a receive, while a body is read straight into it.
 
     The receive may be given up meanwhile. From then on the buffer is its owner's alone: what it holds of the body is

@@ -16,7 +16,7 @@ from rlinf_core.collective.messages.payload import private_memory
 from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, StaleMessageError
 from rlinf_core.collective.transfer.received_message import (
     Backlog,
-    Claim,
+    BufferClaim,
     PostedReceive,
     ReceivedMessage,
     find_mismatch,
@@ -128,7 +128,7 @@ class Receiver:
             raise
         return _Body(memory, lease)
 
-    def _read_into(self, claim: Claim, stream: PeerStream, connection: Connection) -> _Body:
+    def _read_into(self, claim: BufferClaim, stream: PeerStream, connection: Connection) -> _Body:
         """Read a body into the buffer of the receive that claims it, for as long as that is not given up."""
         reader, posted = connection.reader, claim.posted
         try:
