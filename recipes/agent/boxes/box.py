@@ -102,6 +102,7 @@ class LiveBox:
 
     Attributes:
         over: why it was ended by what ran in it; "": it was not.
+        finished: whether all that ran in it has ended, as its owner asked; its files are still there.
         began: when it was asked for, by the monotonic clock.
         commands: those that run now, by number.
     """
@@ -117,6 +118,7 @@ class LiveBox:
         group: BoxGroup | None,
     ) -> None:
         self.name, self.over, self.began = name, "", time.monotonic()
+        self.finished = False
         self.commands: dict[int, str] = {}
         self._lease, self._env, self._workdir, self._group = lease, dict(env), workdir, group
         self._output_limit = output_limit
@@ -245,6 +247,7 @@ class LiveBox:
         keeping = None if keep is None else list(keep)
         _, done = self._ask((), do="finish", keep=keeping, never=list(never), grace=grace)
         said = await self._reply(done, _FILES_SECONDS)
+        self.finished = True
         if "error" in said:
             raise BoxError(f"what the box left could not be kept: {said['error']}")
         peak = max(said["peak"], self._group.peak if self._group is not None else 0)

@@ -168,8 +168,9 @@ class BoxHost:
                 del self._live[box]
 
     def shown(self) -> list[str]:
-        """Return the boxes of this process and what runs in them, a line each after one of all."""
-        live, waiting = list(self._live.items()), self.admission.waiting
+        """Return the boxes of this process in which something may run, and what does, a line each after one of all."""
+        live = [(box, title) for box, title in self._live.items() if not box.finished]
+        waiting = self.admission.waiting
         if not live and not waiting:
             return []
         memory = f"{self.admission.free()} of {self.admission.memory} MiB for boxes are free"

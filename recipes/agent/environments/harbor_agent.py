@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +34,11 @@ from rlinf_core.process.holdings import show_holdings
 _PATIENCE_SECONDS: Final = 120.0
 _SHOWN: Final = 2000
 _MOST_DROPPED: Final = 20
+# Commands of an agent of Harbor that a sample shows: the first, and the last of the others.
+_FIRST, _LAST = 100, 20
+# Of agents of Harbor that broke; all are counted.
+_MOST_WARNINGS: Final = 3
+LOGGER = logging.getLogger("rlinf")
 
 
 class TaskAgent:
@@ -61,6 +68,8 @@ class TaskAgent:
         self._memory = environment.box_memory_mib or half_of_memory()
         self._store: ImageStore | None = None
         self._images: dict[str, asyncio.Task[Image]] = {}
+        self._context = config.runner.seq_length
+        self._broken = 0
 
     async def __call__(self, task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
         """Do a task, and return the outcome; an agent as `Agent` says.
@@ -93,13 +102,19 @@ class TaskAgent:
         began, figures = time.perf_counter(), tools.figures
         async with task_box(store, folder, image) as box:
             figures["agent/box_seconds/start"] += time.perf_counter() - began
-            user = folder.agent_user or image.user
+            user, parts = folder.agent_user or image.user, dict[str, float]()
             if self._config.environment.harness is None:
                 bash = Bash(box, self._config.tool_timeout, user)
-                time_up = await self._play(folder, bash, task, llm, tools)
+                parts["time_up"] = float(await self._play(folder, bash, task, llm, tools))
             else:
-                bash = TrialBox(box, folder, user, _noting(tools))
-                time_up = await self._play_trial(bash, self._config.environment.harness, llm)
+                shown = _Commands(tools)
+                bash = TrialBox(box, folder, user, shown.note)
+                kind, why = await self._play_trial(bash, self._config.environment.harness, llm)
+                shown.end()
+                parts["time_up"] = float(time_was_up(kind))
+                parts["harness_error"] = float(bool(kind) and not time_was_up(kind))
+                if parts["harness_error"]:
+                    self._warn(folder, f"{kind}: {why}", tools)
             ended = box.over
             left = await finish(folder, image, box, checked.mode)
             began = time.perf_counter()
@@ -111,7 +126,7 @@ class TaskAgent:
         figures["agent/grades/tampered"] = float(result.tampered)
         figures["agent/grades/timeout"] = float(result.timed_out)
         tools.note(ToolCall("tests", "bash /tests/test.sh"), _shown(result, left.dropped, left.dropped_count))
-        parts = {"time_up": float(time_up), "box_ended": float(bool(ended))}
+        parts["box_ended"] = float(bool(ended))
         return AgentOutcome(answer=result.why, reward=result.reward, parts=parts)
 
     async def _play(self, folder: TaskFolder, bash: Bash, task: AgentTask, llm: LanguageModel, tools: Toolbox) -> bool:
@@ -134,22 +149,33 @@ class TaskAgent:
             return True
         return False
 
-    async def _play_trial(self, shared: TrialBox, harness: str, llm: LanguageModel) -> bool:
-        """Let an agent of Harbor do the task; return whether its time was up.
+    async def _play_trial(self, shared: TrialBox, harness: str, llm: LanguageModel) -> tuple[str, str]:
+        """Let an agent of Harbor do the task; return what ended it, as `run_trial` does.
 
         Raises:
             BoxError: the box failed.
-            HarnessError: the agent failed before the model had spoken.
+            HarnessError: the agent failed before the model had spoken, or its time was up before.
         """
         from recipes.agent.endpoint import serve
 
         seconds = min(shared.task.agent_seconds, self._config.timeout)
         options = self._config.environment.options
         async with serve(llm) as endpoint:
-            kind, why = await run_trial(shared, harness, options, endpoint, seconds, lambda: bool(llm.limit))
-        if kind and not llm.turns and not time_was_up(kind):
+            kind, why = await run_trial(
+                shared, harness, options, endpoint, seconds, lambda: bool(llm.limit), self._context
+            )
+        if kind and not llm.turns:
             raise HarnessError(f"`{harness}` of Harbor: {kind}: {why}")
-        return time_was_up(kind)
+        return kind, why
+
+    def _warn(self, folder: TaskFolder, why: str, tools: Toolbox) -> None:
+        """Show that an agent of Harbor broke, though what it left is graded."""
+        harness = self._config.environment.harness or ""
+        tools.note(ToolCall("harness", harness), Observation(why[:_SHOWN], "error", 0.0))
+        self._broken += 1
+        if self._broken <= _MOST_WARNINGS:
+            rest = "; further ones are only counted, in `harness_error`" if self._broken == _MOST_WARNINGS else ""
+            LOGGER.warning("`%s` of Harbor broke at `%s`, and is graded: %s%s", harness, folder.name, why, rest)
 
     async def _image(self, store: ImageStore, folder: TaskFolder) -> Image:
         """Return the image of a task, made once in this process."""
@@ -172,15 +198,33 @@ class TaskAgent:
         return self._tasks[self._held + seed % (len(self._tasks) - self._held)]
 
 
-def _noting(tools: Toolbox) -> Callable[[str, Done | str, float], None]:
-    """Return what shows the commands of an agent of Harbor as those of a model."""
+class _Commands:
+    """Shows the commands of an agent of Harbor as those of a model: the first as they come, and the last at the end."""
 
-    def note(command: str, done: Done | str, seconds: float) -> None:
+    def __init__(self, tools: Toolbox) -> None:
+        self._tools = tools
+        self._count = 0
+        self._last: deque[tuple[ToolCall, Observation]] = deque(maxlen=_LAST)
+
+    def note(self, command: str, done: Done | str, seconds: float) -> None:
+        """Take one; see `TrialBox.note`."""
         text = done if isinstance(done, str) else (done.output + done.errors).decode(errors="replace").rstrip("\n")
         failure = "timeout" if isinstance(done, Done) and done.timed_out else ""
-        tools.note(ToolCall("bash", command[:_SHOWN]), Observation(text[-_SHOWN:], failure, seconds))
+        shown = ToolCall("bash", command[:_SHOWN]), Observation(text[-_SHOWN:], failure, seconds)
+        self._count += 1
+        if self._count <= _FIRST:
+            self._tools.note(*shown)
+        else:
+            self._last.append(shown)
 
-    return note
+    def end(self) -> None:
+        """Show the last ones, and how many were left out."""
+        left_out = self._count - _FIRST - len(self._last)
+        if left_out > 0:
+            text = f"{left_out} commands are not shown; these are the last"
+            self._tools.note(ToolCall("bash", "..."), Observation(text, "", 0.0))
+        for shown in self._last:
+            self._tools.note(*shown)
 
 
 def _shown(result: Grade, dropped: Sequence[str], count: int) -> Observation:

@@ -26,16 +26,28 @@ PLUGIN: Final = "recipes.agent.harbor.plugin:BoxEnvironment"
 _KEY: Final = "RLINF_ENDPOINT_KEY_"
 # What an agent needs to run without the internet.
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {"terminus-2": {"record_terminal_session": False}}
+# Agents that shorten a conversation in time, where they know how long it may be.
+_COUNTING: Final = ("terminus-2",)
+# Free tokens at which they do so, where a conversation may have many.
+_ROOM: Final = 8000
 _POLL_SECONDS: Final = 0.2
 # What a trial does besides the agent's own time: it sets the agent up, and reads its logs.
-_REST_SECONDS: Final = 900.0
+REST_SECONDS: Final = 900.0
+# What a cancelled trial may still do: it takes logs out of the box.
+_END_SECONDS: Final = 30.0
 _TIME_UP: Final = "AgentTimeoutError"
+# The kind of what ends a trial that neither ends nor fails.
+HUNG: Final = "TrialHung"
 # Agents that are installed in the container, and reach the model from there: a box has no network.
 _INSTALLED: Final = "harbor.agents.installed"
 # Nothing is asked of the internet, and nothing is told to it.
 _QUIET: Final = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "off"}
+# The endpoint of the run, whose token goes to no proxy.
+_LOCAL: Final = "127.0.0.1"
 # By name: the boxes of trials that run in this process.
 trial_boxes: dict[str, TrialBox] = {}
+# Trials that go on although they were cancelled, until their boxes have ended.
+_late: set[asyncio.Future[Any]] = set()
 
 
 class HarnessError(Exception):
@@ -91,6 +103,7 @@ def check_harness(harness: str) -> None:
         ConfigError: Harbor is not installed, it has no such agent, or the agent would be installed in the box.
     """
     os.environ.update(_QUIET)
+    _bypass_proxies()
     if missing_modules(["harbor"]):
         raise ConfigError(
             "`agent.environment.harness` needs the package harbor, which is not installed", help=HARBOR_HELP
@@ -111,6 +124,15 @@ def check_harness(harness: str) -> None:
         )
 
 
+def _bypass_proxies() -> None:
+    """Have libraries ask the endpoint of a run directly, also where this process has a proxy."""
+    # Of the two, libraries read one or the other.
+    hosts = os.environ.get("no_proxy") or os.environ.get("NO_PROXY", "")
+    if hosts != "*" and _LOCAL not in hosts.split(","):
+        hosts = f"{hosts},{_LOCAL}".removeprefix(",")
+    os.environ.update(NO_PROXY=hosts, no_proxy=hosts)
+
+
 def _named(harness: str) -> dict[str, str]:
     return {"import_path" if ":" in harness else "name": harness}
 
@@ -122,6 +144,7 @@ async def run_trial(
     endpoint: tuple[str, str],
     seconds: float,
     spent: Callable[[], bool],
+    context: int,
 ) -> tuple[str, str]:
     """Have an agent of Harbor do a task in a box, without grading it.
 
@@ -131,9 +154,10 @@ async def run_trial(
         endpoint: where the model is: a URL, and a token.
         seconds: the agent's time.
         spent: says whether the model may say no more.
+        context: tokens of a conversation.
 
     Returns:
-        The kind of the exception that ended it, and what it says; "" if it ended well.
+        The kind of the exception that ended it, and what it says; "" if it ended well, or as the model may say no more.
 
     Raises:
         BoxError: the box failed.
@@ -143,14 +167,14 @@ async def run_trial(
     url, token = endpoint
     name = f"rlinf-{uuid.uuid4().hex[:12]}"
     # In this process's environment and not in the agent's, which boxes get.
-    with token_variable(_KEY, token) as key, tempfile.TemporaryDirectory(prefix="rlinf-trial-") as folder:
+    with token_variable(_KEY, token) as key, _folder() as folder:
         agent = configs.AgentConfig(
             **_named(harness),
             model_name="openai/policy",
             base_url=url,
             model_api_key_name=key,
             override_timeout_sec=seconds,
-            kwargs={**_OPTIONS.get(harness, {}), **options},
+            kwargs=_arguments(harness, options, context),
         )
         config = configs.TrialConfig(
             task=configs.TaskConfig(path=shared.task.path.absolute()),
@@ -163,13 +187,30 @@ async def run_trial(
         trial_boxes[name] = shared
         try:
             running = asyncio.ensure_future((await trials.create(config)).run())
-            result = await _until_spent(running, seconds + _REST_SECONDS, spent)
+            result = await _until_spent(running, seconds + REST_SECONDS, spent)
         finally:
             del trial_boxes[name]
     if shared.failure:
         raise BoxError(shared.failure)
-    ended = None if result is None else result.exception_info
+    if result is None:
+        return ("", "") if spent() else (HUNG, f"it had not ended after {seconds + REST_SECONDS:g} s")
+    ended = result.exception_info
     return ("", "") if ended is None else (ended.exception_type, ended.exception_message)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Return the folder of a trial's logs. A trial that is late may still write there."""
+    return tempfile.TemporaryDirectory(prefix="rlinf-trial-", ignore_cleanup_errors=True)
+
+
+def _arguments(harness: str, options: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """Return the arguments of an agent: those of the file, over what it needs to know here."""
+    size: dict[str, Any] = {}
+    if harness in _COUNTING:
+        # litellm does not know the model, and would take it for one of a million tokens.
+        size["model_info"] = {"max_input_tokens": context}
+        size["proactive_summarization_threshold"] = min(_ROOM, context // 4)
+    return {**_OPTIONS.get(harness, {}), **size, **options}
 
 
 async def _until_spent(running: asyncio.Future[Any], seconds: float, spent: Callable[[], bool]) -> Any:
@@ -181,8 +222,20 @@ async def _until_spent(running: asyncio.Future[Any], seconds: float, spent: Call
     finally:
         if not running.done():
             running.cancel()
-            await asyncio.wait({running})
+            await asyncio.wait({running}, timeout=_END_SECONDS)
+    if not running.done():
+        # What hinders it is in the box, and ends with that.
+        _late.add(running)
+        running.add_done_callback(_forget)
+        return None
     return None if running.cancelled() else running.result()
+
+
+def _forget(trial: asyncio.Future[Any]) -> None:
+    _late.discard(trial)
+    if not trial.cancelled():
+        # Nobody waits for it any more.
+        trial.exception()
 
 
 def time_was_up(kind: str) -> bool:

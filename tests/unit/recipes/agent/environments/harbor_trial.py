@@ -33,6 +33,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     config: Any = SimpleNamespace(
         agent=SimpleNamespace(tool_timeout=10.0, timeout=120.0, environment=environment),
         data=SimpleNamespace(val_size=1, apply_chat_template=True, system_prompt=""),
+        runner=SimpleNamespace(seq_length=60_000),
     )
     script = Script(*asked["turns"])
     limits = {"max_tokens": 60_000, "max_new_tokens": 4000, "max_turns": len(asked["turns"])}

@@ -45,7 +45,9 @@ def config_of(path: Path, folder: Path, **agent: float) -> Any:
     environment = TextEnvironmentConfig(type="harbor", path=str(path), box_folder=str(folder), box_memory_mib=1024)
     settings = {"tool_timeout": 10.0, "timeout": 60.0, **agent, "environment": environment}
     return SimpleNamespace(
-        agent=SimpleNamespace(**settings), data=SimpleNamespace(val_size=1, apply_chat_template=True, system_prompt="")
+        agent=SimpleNamespace(**settings),
+        data=SimpleNamespace(val_size=1, apply_chat_template=True, system_prompt=""),
+        runner=SimpleNamespace(seq_length=2000),
     )
 
 

@@ -49,9 +49,9 @@ Installed.__module__ = "harbor.agents.installed.one"
 class Factory:
     @staticmethod
     def get_agent_class_from_config(config: Any) -> type:
-        if config.name not in ("outside", "installed"):
+        if config.name not in ("outside", "terminus-2", "installed"):
             raise ValueError(f"unknown agent {config.name}")
-        return Outside if config.name == "outside" else Installed
+        return Installed if config.name == "installed" else Outside
 
 
 def install(monkeypatch: pytest.MonkeyPatch, agent: Callable[[Any, Any], Awaitable[None]]) -> list[Any]:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import io
 import json
+import logging
 import os
 import subprocess
 import tarfile
@@ -24,6 +26,8 @@ import pytest
 
 from recipes.agent.boxes.boxes import BoxHost
 from recipes.agent.config.tool_config import TextEnvironmentConfig
+from recipes.agent.environments import harbor_agent
+from recipes.agent.harbor import trials
 from recipes.agent.harbor.checking import write_checks
 from recipes.agent.harbor.task_folder import find_tasks, read_task
 from recipes.agent.harbor.trials import HarnessError, check_harness
@@ -51,9 +55,9 @@ def tasks(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def harnessed(path: Path, folder: Path, **options: Any) -> Any:
+def harnessed(path: Path, folder: Path, *, harness: str = "outside", **options: Any) -> Any:
     config = config_of(path, folder)
-    environment = config.agent.environment.model_copy(update={"harness": "outside", "options": options})
+    environment = config.agent.environment.model_copy(update={"harness": harness, "options": options})
     config.agent.environment = TextEnvironmentConfig.model_validate(environment.model_dump())
     return config
 
@@ -77,7 +81,8 @@ def test_an_agent_of_harbor_is_graded_as_our_own(tasks: Path, box_folder: Path, 
 
     configs = install(monkeypatch, agent)
     outcome, figures, seen, _ = played(harnessed(tasks, box_folder, turns=3), SOLVE)
-    assert (outcome.reward, outcome.parts) == (1.0, {"time_up": 0.0, "box_ended": 0.0})
+    parts = {"time_up": 0.0, "harness_error": 0.0, "box_ended": 0.0}
+    assert (outcome.reward, outcome.parts) == (1.0, parts)
     assert [call.argument for call, _ in seen] == [SOLVE, "exit 3; true", "sleep 600", "bash /tests/test.sh"]
     assert [observation.failure for _, observation in seen] == ["", "", "timeout", ""]
     assert figures["agent/box_seconds/commands"] > 0
@@ -96,13 +101,104 @@ async def _breaks_late(environment: Any, config: Any) -> None:
     raise ValueError("the answer makes no sense")
 
 
-def test_what_fails_before_the_model_speaks_is_no_sample(tasks: Path, box_folder: Path, monkeypatch: Any) -> None:
-    install(monkeypatch, _breaks)
-    with pytest.raises(HarnessError, match="`outside` of Harbor: ValueError: no such model"):
+class AgentTimeoutError(Exception):
+    """What Harbor raises when an agent's time is up."""
+
+
+async def _is_slow(environment: Any, config: Any) -> None:
+    raise AgentTimeoutError("timed out after 30 seconds")
+
+
+async def _hangs(environment: Any, config: Any) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("agent", "why"),
+    [
+        (_breaks, "ValueError: no such model"),
+        (_is_slow, "AgentTimeoutError: timed out after 30 seconds"),
+        (_hangs, "TrialHung: it had not ended after 0.1 s"),
+    ],
+)
+def test_what_ends_before_the_model_speaks_is_no_sample(
+    agent: Act, why: str, tasks: Path, box_folder: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(trials, "REST_SECONDS", 0.1 - 30.0)
+    install(monkeypatch, agent)
+    with pytest.raises(HarnessError, match=f"`outside` of Harbor: {why}"):
         played(harnessed(tasks, box_folder))
-    # What it makes of the model's words is graded.
+
+
+def test_what_breaks_on_the_models_words_is_graded_and_shown(
+    tasks: Path, box_folder: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     install(monkeypatch, _breaks_late)
-    assert played(harnessed(tasks, box_folder), SOLVE)[0].reward == 1.0
+    with caplog.at_level(logging.WARNING, "rlinf"):
+        outcome, _, seen, _ = played(harnessed(tasks, box_folder), SOLVE)
+    assert (outcome.reward, outcome.parts["harness_error"]) == (1.0, 1.0)
+    assert [(call.name, observation.text) for call, observation in seen if observation.failure == "error"] == [
+        ("harness", "ValueError: the answer makes no sense")
+    ]
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith("`outside` of Harbor broke at `made/greeting`, and is graded: ValueError: the answer")
+
+
+def test_a_trial_that_does_not_end_holds_nobody_up(tasks: Path, box_folder: Path, monkeypatch: Any) -> None:
+    ended: list[int] = []
+
+    async def agent(environment: Any, config: Any) -> None:
+        for _ in range(5):
+            with contextlib.suppress(urllib.error.HTTPError):
+                await ask(config)
+        while not ended:
+            with contextlib.suppress(asyncio.CancelledError):
+                ended.append((await environment.exec("sleep 600")).return_code)
+
+    monkeypatch.setattr(trials, "_END_SECONDS", 0.1)
+    install(monkeypatch, agent)
+    config = harnessed(tasks, box_folder)
+    assert played(config, *["again"] * 4)[0].reward == 0.0
+    # The end of its box was the end of the trial.
+    assert ended == [-9]
+
+
+def test_a_sample_shows_the_first_and_the_last_commands(tasks: Path, box_folder: Path, monkeypatch: Any) -> None:
+    async def agent(environment: Any, config: Any) -> None:
+        for number in range(9):
+            await environment.exec(f"true {number}")
+
+    monkeypatch.setattr(harbor_agent, "_FIRST", 2)
+    monkeypatch.setattr(harbor_agent, "_LAST", 3)
+    install(monkeypatch, agent)
+    *seen, _ = played(harnessed(tasks, box_folder))[2]
+    assert [call.argument for call, _ in seen] == ["true 0", "true 1", "...", "true 6", "true 7", "true 8"]
+    assert seen[2][1].text == "4 commands are not shown; these are the last"
+
+
+def test_terminus_knows_how_long_a_conversation_may_be(tasks: Path, box_folder: Path, monkeypatch: Any) -> None:
+    async def agent(environment: Any, config: Any) -> None:
+        await environment.exec("true")
+
+    configs = install(monkeypatch, agent)
+    played(harnessed(tasks, box_folder, harness="terminus-2", parser_name="xml"))
+    assert configs[0].agent.kwargs == {
+        "record_terminal_session": False,
+        "model_info": {"max_input_tokens": 2000},
+        "proactive_summarization_threshold": 500,
+        "parser_name": "xml",
+    }
+
+
+def test_the_token_of_a_run_goes_to_no_proxy(monkeypatch: Any) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    monkeypatch.setenv("no_proxy", "")
+    install(monkeypatch, _breaks)
+    check_harness("outside")
+    check_harness("outside")
+    assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == ("example.org,127.0.0.1",) * 2
+    assert urllib.request.proxy_bypass("127.0.0.1")
 
 
 def test_a_trial_ends_when_the_model_may_say_no_more(tasks: Path, box_folder: Path, monkeypatch: Any) -> None:
