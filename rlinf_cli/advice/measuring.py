@@ -21,8 +21,10 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
 from rlinf_cli.sweep.queue import LOGS, RunQueue
-from rlinf_core.advice.durations import Durations
-from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core import env_vars
+from rlinf_core.advice.durations import CallRow, Durations
+from rlinf_core.config.machines.cluster import RESERVED_LABELS
+from rlinf_core.errors import ConfigError, RLinfError, RunError
 from rlinf_core.foreign.files import write_fault
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -51,16 +53,15 @@ class _Trial(NamedTuple):
         return Point(self.name, {"on": self.kind, "size": str(self.size)}, overrides)
 
 
-def measured(file: str, overrides: Sequence[str], assume: Sequence[str] | None) -> Result:
+def measured(file: str, overrides: Sequence[str]) -> Result:
     """Run the trials of a job, and return how long its calls took.
 
     Args:
         file: a file, or a run whose file is meant.
         overrides: the arguments of the command line: changes of the file, and sizes, as `env=160`.
-        assume: assumptions on accelerators.
 
     Raises:
-        typer.BadParameter: a size is for no component of which it can be chosen.
+        typer.BadParameter: a size is for no component of which it can be chosen, or the file is standard input.
         RLinfError: the job cannot be measured, or no trial finished.
     """
     from rlinf_cli.job.job_file import load, sound
@@ -69,6 +70,8 @@ def measured(file: str, overrides: Sequence[str], assume: Sequence[str] | None) 
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
     from rlinf_cli.run.runnable import check_installed
 
+    if file == "-":
+        raise typer.BadParameter("each trial reads the file again: give a path, not `-`", param_hint="'--measure'")
     name = config_of(file)
     sizes, kept = _sizes_among(overrides)
     job = load(name, kept)
@@ -90,8 +93,9 @@ def measured(file: str, overrides: Sequence[str], assume: Sequence[str] | None) 
     place = Path(config.runner.logger.log_path).absolute() / f"measurement-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = SweepPlan(name, tuple(shared), (), tuple(trial.point for trial in trials), place.parent, parts)
     plan, left_out = _valid(plan, place)
-    ended = _run(plan, place)
-    return _result(file, overrides, assume or (), place, ended, left_out)
+    left_out += [f"`{label}` was not measured: no component is placed there" for label in _unused(parts, devices)]
+    ended, stalled = _run(plan, place)
+    return _result(file, kept, place, ended, stalled, left_out)
 
 
 def _sizes_among(overrides: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
@@ -100,7 +104,7 @@ def _sizes_among(overrides: Sequence[str]) -> tuple[dict[str, list[int]], list[s
     kept: list[str] = []
     for override in overrides:
         key, _, text = override.partition("=")
-        if "." in key or key.startswith(("~", "+")) or key == "recipe":
+        if "." in key or key.startswith(("~", "+")) or key == "recipe" or text.startswith("{"):
             kept.append(override)
             continue
         for part in f"{key}={text}".split(","):
@@ -173,6 +177,18 @@ def _group_of(parts: SoundJob, name: str) -> str:
     return next(iter(parts.cluster.component_placement[name].node_group), CLUSTER_LABEL)
 
 
+def _unused(parts: SoundJob, devices: JobDevices) -> list[str]:
+    """Return the groups with accelerators on whose nodes no component is placed: advice has no placement there."""
+    used = {rank for label in devices.kinds for rank in parts.topology.group(label).node_ranks}
+    return [
+        label
+        for label, group in parts.topology.groups.items()
+        if label not in RESERVED_LABELS
+        and used.isdisjoint(group.node_ranks)
+        and any(parts.topology.nodes[rank].num_accelerators for rank in group.node_ranks)
+    ]
+
+
 def _not_alone(name: str, why: str) -> RLinfError:
     return RLinfError(
         f"`{name}` cannot be measured alone: {why}", help="give a run in which it was there: `--advise RUN`"
@@ -202,7 +218,8 @@ def _valid(plan: SweepPlan, place: Path) -> tuple[SweepPlan, list[str]]:
     return plan._replace(points=tuple(points)), refused
 
 
-def _run(plan: SweepPlan, place: Path) -> Mapping[str, PointState]:
+def _run(plan: SweepPlan, place: Path) -> tuple[Mapping[str, PointState], set[str]]:
+    """Run the trials one after the other; return how they ended, and those that were ended as they stood still."""
     content = {"schema": SCHEMA, "trials": [point.name for point in plan.points]}
     try:
         place.mkdir(parents=True)
@@ -219,27 +236,37 @@ def _run(plan: SweepPlan, place: Path) -> Mapping[str, PointState]:
                 console.message(f"{name}: {state.status}")
             before[name] = state.status
 
-    return RunQueue(plan, place, 1, tell).work()
+    # Who waits for advice does not wait for another job: that is said instead, and what is free is measured.
+    queue = RunQueue(plan, place, 1, tell, waits=False, patience=env_vars.TIMEOUT.get())
+    return queue.work(), queue.stalled
 
 
 def _result(
     file: str,
-    overrides: Sequence[str],
-    assume: Sequence[str],
+    kept: Sequence[str],
     place: Path,
     ended: Mapping[str, PointState],
+    stalled: set[str],
     left_out: Sequence[str],
 ) -> Result:
+    ask = shlex.join(["rlinf", "inspect", "placement", file, *kept, "--advise", shown(place)])
+    done = [name for name, state in ended.items() if state.status == RunStatus.FINISHED]
     if command_signals.code is not None:
-        return Result(code=command_signals.code)
-    failed = [
-        f"{name} {state.status}: {state.reason or 'see its log'} ({shown(place / LOGS / name)}.log)"
-        for name, state in ended.items()
-        if state.status != RunStatus.FINISHED
-    ]
+        what = f"{len(done)} of {len(ended)} trials are in {shown(place)}"
+        return Result(code=command_signals.code, notes=(f"{what}; advice by them: `{ask}`" if done else what,))
+    rows: list[CallRow] = []
+    failed: list[str] = []
+    for name, state in ended.items():
+        try:
+            if state.status != RunStatus.FINISHED or state.run is None:
+                still = f"no step ended for {env_vars.TIMEOUT.get():g} s" if name in stalled else ""
+                raise RunError(f"{name} {state.status}: {still or state.reason or 'see its log'}")
+            ((recorded, _),) = read_runs([str(state.run.path)], ())
+            rows += [row for row in recorded.rows if row.component != "driver"]
+        except RLinfError as error:
+            failed.append(f"{error.message} ({shown(place / LOGS / name)}.log)")
     if len(failed) == len(ended):
         raise RLinfError("no trial finished", where=str(place), why=failed[0])
-    rows = [row for run, _ in read_runs([str(place)], assume) for row in run.rows if row.component != "driver"]
     durations = Durations.of(rows)
     cells = [
         (phase, model or "-", _listed(_sizes(rows, phase, model)), f"{line.fix:.4g}",
@@ -248,7 +275,6 @@ def _result(
         for model, line in models.items()
         if line.rows[1]
     ]  # fmt: skip
-    ask = ["rlinf", "inspect", "placement", file, *_sizes_among(overrides)[1], "--advise", shown(place)]
     record = {
         "schema": SCHEMA,
         "folder": str(place),
@@ -266,7 +292,7 @@ def _result(
         return "\n".join([table, *left_out, *failed])
 
     code = ExitCode.FAILED if failed else ExitCode.OK
-    return Result(text, record, code, (f"advice by it: `{shlex.join(ask)}`",))
+    return Result(text, record, code, (f"advice by it: `{ask}`",))
 
 
 def _sizes(rows: Sequence[Any], phase: str, model: str) -> list[float]:

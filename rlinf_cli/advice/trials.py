@@ -21,7 +21,7 @@ class _MeasurementFile(FileModel):
 
 
 def trials_of(folder: Path) -> list[Path] | None:
-    """Return the runs of a measurement that finished; None: it is no folder of one.
+    """Return the runs of a measurement that finished and have a record; None: it is no folder of one.
 
     Raises:
         RLinfError: none of them finished.
@@ -33,7 +33,9 @@ def trials_of(folder: Path) -> list[Path] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     runs = [
-        run.path for run in all_runs(folder) if run.state.experiment in names and run.state.status == RunStatus.FINISHED
+        run.path
+        for run in all_runs(folder)
+        if run.state.experiment in names and run.state.status == RunStatus.FINISHED and run.profile_file.exists()
     ]
     if not runs:
         raise RLinfError("no trial of the measurement finished", where=str(folder), help="measure again")

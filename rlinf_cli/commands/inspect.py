@@ -74,13 +74,13 @@ def placement(
     Connects to no machine: give accelerators that FILE does not declare with --assume, or probe the nodes with --live.
     KEY=VALUE replaces a value of FILE, ~KEY deletes one. -o also writes a picture, an HTML page. --advise writes a file
     that extends FILE where another placement is surely faster, or as fast on fewer accelerators. --measure runs the job
-    for a few steps in three sizes, on one accelerator a component, and on one of each other node group; COMPONENT=N
-    adds a size, as in `env=160`. --advise takes the folder that it writes as it takes a run.
+    for a few steps in three sizes, on one accelerator a component, and on one of each other node group that has a
+    component; COMPONENT=N adds a size, as in `env=160`. --advise takes the folder that it writes as it takes a run.
     """
     if measure:
         from rlinf_cli.advice.measuring import measured
 
-        return measured(file, overrides or (), assume)
+        return measured(file, overrides or ())
     if advise is not None:
         from rlinf_cli.advice.answer import placement_advice
 

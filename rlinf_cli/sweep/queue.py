@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from rlinf_cli.console.interrupts import command_signals
+from rlinf_cli.console.interrupts import GRACE_SECONDS, command_signals
 from rlinf_cli.console.subcommands import COMMAND
 from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
@@ -167,9 +167,10 @@ _PAUSE: Final = 0.5
 OnChange = Callable[[Mapping[str, PointState]], None]
 
 
-def _environment(parallel: int) -> dict[str, str]:
+def _environment(parallel: int, *, waits: bool) -> dict[str, str]:
     """Return the environment of a run: those at the same time share their devices with each other alone."""
-    own = {env_vars.CLAIMS.name: "siblings"} if parallel > 1 and env_vars.CLAIMS.get() == "wait" else {}
+    other = "siblings" if parallel > 1 else "wait" if waits else "no-wait"
+    own = {env_vars.CLAIMS.name: other} if env_vars.CLAIMS.get() == "wait" else {}
     return {**os.environ, **own}
 
 
@@ -183,12 +184,30 @@ class RunQueue:
         folder: the folder of the sweep.
         parallel: the maximum number of concurrent runs.
         on_change: called with the state of all runs at each look.
+        waits: whether a run waits while another job holds its devices; else it fails.
+        patience: seconds without a new step after which a run is ended; None: no limit.
+
+    Attributes:
+        stalled: the runs that were ended so.
     """
 
-    def __init__(self, plan: SweepPlan, folder: Path, parallel: int, on_change: OnChange) -> None:
+    def __init__(
+        self,
+        plan: SweepPlan,
+        folder: Path,
+        parallel: int,
+        on_change: OnChange,
+        *,
+        waits: bool = True,
+        patience: float | None = None,
+    ) -> None:
         self._plan, self._folder, self._parallel, self._on_change = plan, folder, parallel, on_change
+        self._waits, self._patience = waits, patience
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._interrupted = False
+        # The last step of each run, and until when it may take for the next one.
+        self._limits: dict[str, tuple[int, float]] = {}
+        self.stalled: set[str] = set()
 
     def work(self) -> dict[str, PointState]:
         """Run everything that is not finished, and return how each run ended.
@@ -217,6 +236,7 @@ class RunQueue:
                 point = pending.pop(0)
                 self._children[point.name] = self._start(point, current[point.name])
             current = self._shown(states(self._folder, self._plan))
+            self._end_stalled(current)
             if not self._children and (self._interrupted or not (outlived or pending)):
                 return current
             time.sleep(_PAUSE)
@@ -244,10 +264,24 @@ class RunQueue:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C is forwarded by this process alone.
                 start_new_session=True,
-                env=_environment(self._parallel),
+                env=_environment(self._parallel, waits=self._waits),
             )
         finally:
             os.close(log)
+
+    def _end_stalled(self, current: Mapping[str, PointState]) -> None:
+        """End runs without a new step for too long: cleanly, and at once where that takes long, too."""
+        if self._patience is None:
+            return
+        now = time.monotonic()
+        for name, child in self._children.items():
+            step, limit = self._limits.get(name, (-1, 0.0))
+            if name not in self.stalled and step != current[name].step:
+                self._limits[name] = (current[name].step, now + self._patience)
+            elif now > limit:
+                self.stalled.add(name)
+                self._limits[name] = (step, now + GRACE_SECONDS)
+                child.send_signal(signal.SIGINT)
 
     def _interrupt(self) -> None:
         self._interrupted = True

@@ -26,6 +26,7 @@ TRIAL: Mapping[str, Any] = MappingProxyType(
         "runner.logger.logger_backends": [],
         "runner.profiler": None,
         "runner.metrics_port": None,
+        "actor.checkpoint_save_path": None,
     }
 )
 

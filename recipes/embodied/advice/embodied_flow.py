@@ -182,6 +182,8 @@ class EmbodiedFlow:
         if self.off_policy:
             values["actor.global_batch_size"] = max(1, share * size // self.trial_sizes(now)[-1])
             values |= {"algorithm.learning_starts": 1, "algorithm.update_to_data": _TRIAL_UPDATES / (steps * size)}
+            # A recording is trained on by later runs. Files of `replay.storage` have no name, and end with the trial.
+            values["algorithm.replay.recording_path"] = None
         else:
             unit = config.actor.micro_batch_size or 1
             batches = [batch for batch in divisors(size * chunks) if batch % unit == 0]

@@ -95,7 +95,14 @@ class LanguageFlow:
         return {} if ahead == self._config.runner.staleness else {"runner.max_staleness": ahead}
 
     def trial_sizes(self, now: Arrangement) -> Sequence[int]:
-        """See `JobFlow`: prompts."""
+        """See `JobFlow`: prompts.
+
+        Raises:
+            RLinfError: their server is another one's, who would get the weights of a trial.
+        """
+        if self._config.rollout.backend == "server":
+            why = "trials would send their weights to the server of `rollout.server`"
+            raise RLinfError("`rollout` cannot be measured alone", why=why, help="give a run: `--advise RUN`")
         return halves(min(self.prompts, 2 * -(-self.prompts // now.of(ROLLOUT).size)))
 
     def trial_size(self, component: str, rows: int, now: Arrangement) -> int:

@@ -9,11 +9,13 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rlinf_cli.console.interrupts import command_signals
+from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.sweep.plan import SweepPlan, overrides_of
 from rlinf_cli.sweep.queue import PointState, states
 from rlinf_core.config.rules.groups import Site
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 from tests.unit.cli.advice.test_advice import LINES
 from tests.unit.cli.conftest import Cli
 
@@ -40,9 +42,13 @@ class Recorded:
     """A queue whose runs have ended as soon as they are asked for: each with the calls that its file makes."""
 
     jobs: ClassVar[list[Any]] = []
+    rules: ClassVar[list[dict[str, Any]]] = []
+    without: ClassVar[tuple[str, ...]] = ()
     fails: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, plan: SweepPlan, folder: Path, parallel: int, on_change: Any) -> None:
+    def __init__(self, plan: SweepPlan, folder: Path, parallel: int, on_change: Any, **rules: Any) -> None:
+        self.stalled: set[str] = set()
+        self.rules.append(rules)
         self._plan, self._folder, self._on_change = plan, folder, on_change
 
     def work(self) -> Mapping[str, PointState]:
@@ -50,19 +56,21 @@ class Recorded:
             job = load_job(self._plan.file, overrides_of(self._plan, point, self._folder))
             job.raise_if_bad()
             self.jobs.append(job)
-            record(job, fails=point.name in self.fails)
+            folder = record(job, fails=point.name in self.fails)
+            if point.name in self.without:
+                folder.profile_file.unlink()
         ended = states(self._folder, self._plan)
         self._on_change(ended)
         return ended
 
 
-def record(job: Any, *, fails: bool) -> None:
+def record(job: Any, *, fails: bool) -> RunFolder:
     config = job.config
     folder = RunFolder.create(config.runner, "embodied")
     folder.write_config(job)
     if fails:
         folder.end("failed", "out of memory")
-        return
+        return folder
     rows: list[dict[str, Any]] = []
     step: dict[str, float] = {"time/sync_weights": 0.01, "time/generate_rollouts": 0.0, "time/actor_training": 0.0}
     for phase, (component, fix, slope) in LINES.items():
@@ -79,6 +87,7 @@ def record(job: Any, *, fails: bool) -> None:
     profile = {"schema": "rlinf.profile/1", "cpus": 4, "load": 0.5, "rows": rows}
     folder.profile_file.write_text(json.dumps(profile))
     folder.end("finished")
+    return folder
 
 
 def joins_none(*_: object, **__: object) -> None:
@@ -94,6 +103,7 @@ def another(_: str) -> str:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Recorded, "jobs", [])
+    monkeypatch.setattr(Recorded, "rules", [])
     monkeypatch.setattr("rlinf_cli.advice.measuring.RunQueue", Recorded)
     for joins in ("cluster_elsewhere", "choose_cluster"):
         monkeypatch.setattr(f"rlinf_cli.run.remote_driver.{joins}", joins_none)
@@ -152,6 +162,7 @@ def test_sizes_can_be_added(cli: Cli, job: Path) -> None:
         (("env=0",), "`env=0` is no size"),
         (("reward=8",), "sizes can be chosen for env, rollout, actor"),
         (("env=8", "--advise", "run"), "cannot be used with --measure"),
+        (("env={train: {max_episode_steps: 4, total_num_envs: many}}",), "total_num_envs"),
     ],
 )
 def test_what_cannot_be_measured_is_said(cli: Cli, job: Path, words: tuple[str, ...], message: str) -> None:
@@ -194,3 +205,76 @@ def test_trials_that_the_rules_refuse_are_left_out_by_name(
     made = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)
     assert list(made["trials"]) == ["01-now-16", "02-now-32", "03-now-64", "04-fast-32"]
     assert made["left_out"] == ["05-slow-32 was left out: all on slow ones [too-slow]"]
+
+
+OFF_POLICY = """
+recipe: embodied
+cluster: {num_nodes: 1, component_placement: {"actor,rollout,env": {node_group: node, placement: 0}}}
+env: {train: {env_type: franka_kin, max_episode_steps: 8, total_num_envs: 16, max_steps_per_rollout_epoch: 8}}
+actor:
+  checkpoint_save_path: THEIRS/checkpoints
+  global_batch_size: 64
+  model: {model_type: squashed_policy}
+algorithm: {loss_type: sac, replay: {recording_path: THEIRS/steps, storage: THEIRS/observations}}
+runner:
+  max_steps: 50
+  metrics_port: 9400
+  logger: {log_path: runs, logger_backends: [tensorboard]}
+"""
+
+
+def test_a_trial_writes_into_no_other_folder(cli: Cli, job: Path) -> None:
+    theirs = job.parent / "theirs"
+    job.write_text(OFF_POLICY.replace("THEIRS", str(theirs)))
+    ended = cli("inspect", "placement", job, "--measure")
+    assert Recorded.jobs, ended.err
+    for trial in Recorded.jobs:
+        # Its files have no name, and end with their process.
+        (storage,) = (line for line in config_text_of(trial).splitlines() if str(theirs) in line)
+        assert storage.split() == ["storage:", str(theirs / "observations")]
+        runner = trial.config.runner
+        assert runner.logger.log_path.startswith(str(job.parent / "runs/measurement-"))
+        assert (runner.logger.logger_backends, runner.metrics_port) == ((), None)
+
+
+def test_a_trial_neither_waits_nor_stands_still(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLINF_TIMEOUT", "90")
+    cli("inspect", "placement", job, "--measure")
+    assert Recorded.rules == [{"waits": False, "patience": 90.0}]
+
+
+def test_a_group_without_components_is_named(cli: Cli, job: Path) -> None:
+    spare = "    - {label: spare, node_ranks: 2, accelerators: {model: H200, per_node: 4}}\n"
+    lines = JOB.replace("num_nodes: 2", "num_nodes: 3").replace("env: {train", f"{spare}env: {{train")
+    job.write_text(lines)
+    made = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)
+    assert made["left_out"] == ["`spare` was not measured: no component is placed there"]
+
+
+def test_standard_input_is_refused(cli: Cli, job: Path) -> None:
+    assert "each trial reads the file again" in cli("inspect", "placement", "-", "--measure").err
+    assert Recorded.jobs == []
+
+
+def test_a_trial_without_record_does_not_hide_the_others(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorded, "without", ("03-now-64",))
+    made = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)
+    (lacking,) = made["left_out"]
+    assert "has no record of its calls" in lacking
+    assert {phase["phase"] for phase in made["phases"]} == set(LINES)
+    advised = json.loads(cli("inspect", "placement", job, "--advise", made["folder"], "--json").out)
+    assert len(advised["runs"]) == 4
+
+
+def test_after_ctrl_c_the_folder_is_named(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Recorded.work
+
+    def ended_early(self: Recorded) -> Any:
+        command_signals.code = ExitCode.INTERRUPTED
+        return work(self)
+
+    monkeypatch.setattr(Recorded, "work", ended_early)
+    ended = cli("inspect", "placement", job, "--measure")
+    assert ended.code == 130
+    assert "5 of 5 trials are in runs/measurement-" in ended.err
+    assert "--advise runs/measurement-" in ended.err

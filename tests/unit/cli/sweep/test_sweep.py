@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_cli.sweep.plan import plan_of, several
+from rlinf_cli.sweep.queue import RunQueue
 from tests.waiting import until
 
 Cli = Callable[..., Any]
@@ -194,3 +195,36 @@ def test_a_dry_run_writes_nothing(cli: Cli) -> None:
     assert ended.code == 0
     assert ended.out.split() == ["run", "seconds", "01-seconds-0", "0", "02-seconds-1", "1"]
     assert os.listdir() == []
+
+
+class StandsStill:
+    """A run in the place of a process: it makes no step, and ends at the second signal."""
+
+    environments: ClassVar[list[dict[str, str]]] = []
+    signals: ClassVar[list[int]] = []
+
+    def __init__(self, argv: list[str], *, env: dict[str, str], **_: Any) -> None:
+        self.environments.append(env)
+
+    def poll(self) -> int | None:
+        return 130 if len(self.signals) > 1 else None
+
+    def wait(self) -> int:
+        return 130
+
+    def send_signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+def test_a_run_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_cli.sweep.queue.subprocess.Popen", StandsStill)
+    monkeypatch.setattr("rlinf_cli.sweep.queue.GRACE_SECONDS", 0.0)
+    monkeypatch.delenv("RLINF_CLAIMS", raising=False)
+    plan = plan_of("recipe=fake", ["fake.end=0,1"], ["fake.end=0,1"], 0)
+    plan = plan._replace(points=plan.points[:1])
+    Path("swept").mkdir()
+    queue = RunQueue(plan, Path("swept"), 1, lambda _: None, waits=False, patience=0.0)
+    assert queue.work()["01-end-0"].status == "waiting"
+    assert queue.stalled == {"01-end-0"}
+    assert StandsStill.signals == [signal.SIGINT, signal.SIGINT]
+    assert StandsStill.environments[0]["RLINF_CLAIMS"] == "no-wait"
