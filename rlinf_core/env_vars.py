@@ -106,13 +106,10 @@ def _level(text: str) -> str:
     return text.upper()
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError
+def _claims(text: str) -> str:
+    if text in ("wait", "no-wait", "share") or (text.startswith("group:") and 6 < len(text) <= 100):
         return text
-
-    return parse
+    raise ValueError
 
 
 def parse_ports(text: str) -> range:
@@ -217,9 +214,9 @@ CLAIMS = EnvVar(
     "RLINF_CLAIMS",
     "wait",
     "What a job does whose accelerators or robots another job of this user holds: `wait` until they are free, end with"
-    " an error (`no-wait`), `share` them, or share them only with `siblings`, the processes that its parent started.",
-    "one of wait, no-wait, share, siblings",
-    _one_of("wait", "no-wait", "share", "siblings"),
+    " an error (`no-wait`), `share` them, or share them only with jobs of the same group (`group:NAME`).",
+    "one of wait, no-wait, share, group:NAME",
+    _claims,
 )
 REPORT = EnvVar(
     "RLINF_REPORT",

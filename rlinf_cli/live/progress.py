@@ -97,7 +97,8 @@ class RunProgress:
             case PhaseProgress():
                 self.done = event.text
             case Waiting():
-                self.waiting, self._waiting_since = event, now
+                self._waiting_since = self._waiting_since if event.again else now
+                self.waiting = event
             case StepFinished():
                 self.step = event.step
                 self.metrics.update(event.metrics)

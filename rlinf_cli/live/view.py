@@ -65,6 +65,8 @@ def line_of(event: Event, progress: RunProgress) -> str | None:
         case RunStarted():
             return _start_line(event, progress)
         case Waiting():
+            if event.again:
+                return None
             limit = f", at most {labels.duration(event.seconds)}" if event.seconds is not None else ""
             return f"waiting for {event.what}{limit}"
         case StepFinished():

@@ -59,7 +59,7 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
     from rlinf_core.config.composing.origins import resolved_text
     from rlinf_core.placement.environment import forwarded_values
 
-    forwarded = forwarded_values(job.cluster.forward_env, os.environ)
+    forwarded = forwarded_values(job.cluster.forward_env, os.environ) | {env_vars.CLAIMS.name: env_vars.CLAIMS.get()}
     head = record.nodes[0].host
     console.message(f"the driver and the run folder are on {head}")
     flags = [
@@ -68,7 +68,6 @@ def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
         *(["--quiet"] if console.verbosity.quiet else []),
         *(["--verbose"] if console.verbosity.verbose else []),
         *(["--json"] if console.verbosity.json else []),
-        *([f"--{claims}"] if (claims := env_vars.CLAIMS.get()) in ("no-wait", "share") else []),
     ]
     # -P keeps the login's home off `sys.path`: a `random.py` there would shadow the standard library's.
     arguments = ["-P", "-m", "rlinf_cli", "train", "-", *flags]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -167,11 +168,13 @@ _PAUSE: Final = 0.5
 OnChange = Callable[[Mapping[str, PointState]], None]
 
 
-def _environment(parallel: int, *, waits: bool) -> dict[str, str]:
+def _environment(folder: Path, parallel: int, *, waits: bool) -> dict[str, str]:
     """Return the environment of a run: those at the same time share their devices with each other alone."""
-    other = "siblings" if parallel > 1 else "wait" if waits else "no-wait"
-    own = {env_vars.CLAIMS.name: other} if env_vars.CLAIMS.get() == "wait" else {}
-    return {**os.environ, **own}
+    if env_vars.CLAIMS.get() != "wait":
+        return dict(os.environ)
+    # The same for runs that outlive this queue, and on the head that a driver is sent to.
+    group = f"group:{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]}"
+    return {**os.environ, env_vars.CLAIMS.name: group if parallel > 1 else "wait" if waits else "no-wait"}
 
 
 class RunQueue:
@@ -264,7 +267,7 @@ class RunQueue:
                 stderr=subprocess.STDOUT,
                 # Ctrl-C is forwarded by this process alone.
                 start_new_session=True,
-                env=_environment(self._parallel, waits=self._waits),
+                env=_environment(self._folder, self._parallel, waits=self._waits),
             )
         finally:
             os.close(log)

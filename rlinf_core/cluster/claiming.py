@@ -1,10 +1,10 @@
 """The claims of this process's job on accelerators and robots, taken on all nodes or none before anything starts there.
 
-Nodes are asked one call each, in the order of their ranks, and each takes all of its devices or none, in the order of
-their names; who does not get all gives back what it has before it tries again. So no job holds one device while it
-waits for another, and of jobs that start at once one always gets through. On its own node the driver itself is the
-holder; on others it is an actor that ends with the job. Workers keep copies of the claims of their devices, so that
-these end with the last process of the job there, however it ends.
+All nodes are looked at first, and nothing is taken unless all looks free: a job that waits holds nothing. Then nodes
+take in the order of their ranks, each all of its devices or none, and a job that comes too late somewhere gives back
+what it took. So no job holds one device while it waits for another, and of jobs that start at once one always gets
+through. On its own node the driver itself is the holder; on others it is an actor that ends with the job. Workers keep
+copies of the claims of their devices, so that these end with the last process of the job there, however it ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from rlinf_core import env_vars
 from rlinf_core.cluster import engine
@@ -29,7 +29,7 @@ from rlinf_core.failures import WorkerGroupError
 from rlinf_core.hardware.accelerators import find_accelerators
 from rlinf_core.hardware.robots.unit import variable_of
 from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
-from rlinf_core.node.holder_words import job_words, progress_words
+from rlinf_core.node.holder_words import job_words, progress_words, waits_for
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
@@ -39,9 +39,11 @@ _PAUSE_SECONDS: Final = 1.0
 # A job that has just ended keeps its devices until its last process is gone.
 _SILENT_SECONDS: Final = 10.0
 # Between two words on a wait, unless the holder changes.
-_WORD_SECONDS: Final = 10.0
+_WORD_SECONDS: Final = 60.0
 _TELL_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 180.0
+# `RLINF_CLAIMS=group:NAME`.
+_GROUP: Final = "group:"
 
 Devices = Mapping[str, str]
 """Devices of a node, as in `NVIDIA:0`, each with its words for people, as in `accelerator 0`."""
@@ -53,9 +55,9 @@ class ClaimsOn(Protocol):
     @property
     def topology(self) -> ClusterTopology: ...
     @property
-    def driver_rank(self) -> int: ...
+    def own_rank(self) -> int | None: ...
     def allocate(self, actor_class: type, *, node_rank: int) -> Any: ...
-    def announce_wait(self, what: str) -> None: ...
+    def announce_wait(self, what: str, *, again: bool = False) -> None: ...
 
 
 class NodeHolder:
@@ -64,9 +66,13 @@ class NodeHolder:
     def __init__(self) -> None:
         self._holder = DeviceHolder()
 
-    def take(self, devices: Sequence[str], *, share: bool) -> ClaimResult:
+    def look(self, devices: Sequence[str], group: str) -> Sequence[HolderInfo]:
         """See `DeviceHolder`."""
-        return self._holder.take(devices, share=share)
+        return self._holder.look(devices, group=group)
+
+    def take(self, devices: Sequence[str], group: str, *, share: bool) -> ClaimResult:
+        """See `DeviceHolder`."""
+        return self._holder.take(devices, share=share, group=group)
 
     def tell(self, about: Mapping[str, Any]) -> None:
         """See `DeviceHolder`."""
@@ -87,10 +93,30 @@ class _Claims:
         # The name of each claim, by rank and device.
         self.names: dict[tuple[int, str], str] = {}
         self._words: dict[tuple[int, str], str] = {}
+        # Those who use each claim: tokens of launches. A claim that nobody used is given back with the cluster.
+        self._uses: dict[object, set[tuple[int, str]]] = {}
         self._about: dict[str, Any] = {}
-        self._told = 0.0
+        self._described = 0.0
+        # The rank of the driver's node in this cluster; None: the job has no process there.
+        self._own_rank: int | None = None
+        self._entered = False
         # Whether they last longer than the cluster, and whether they are those of an earlier one.
         self.kept, self._from_before = False, False
+        # Whether the run has had its devices: it is to go on with them then, and waits in any case.
+        self.had = False
+
+    def enter(self, cluster: ClaimsOn) -> None:
+        """Name what was kept by the node's rank in this cluster; give it back where the job has left the node."""
+        if self._entered:
+            return
+        self._entered, rank = True, cluster.own_rank
+        self._own_rank = rank
+        if rank is None:
+            self._own.drop()
+            self.names.clear()
+            return
+        self._words = {(rank, device): self._words[before, device] for before, device in self.names}
+        self.names = {(rank, device): name for (_, device), name in self.names.items()}
 
     def take(self, cluster: ClaimsOn, wanted: Mapping[int, Devices]) -> None:
         """Take devices of nodes, all or none; wait while others have them, as `RLINF_CLAIMS` says.
@@ -99,12 +125,11 @@ class _Claims:
             DeviceHeldError: another job has one, and this one does not wait, or holds others meanwhile.
             ClusterError: a node does not answer.
         """
-        mode = env_vars.CLAIMS.get()
         engine.on_disconnect(_on_disconnect)
         if not self.names:
             self.tell(since=time.time())
         try:
-            self._take(cluster, wanted, mode)
+            self._take(cluster, wanted, env_vars.CLAIMS.get())
         finally:
             if "waits_for" in self._about:
                 self._own.stop_waiting()
@@ -112,25 +137,34 @@ class _Claims:
                 self.tell(since=time.time())
 
     def _take(self, cluster: ClaimsOn, wanted: Mapping[int, Devices], mode: str) -> None:
+        waits = mode != "no-wait" or (self.kept and self.had)
         began, last_word, last_holders = time.monotonic(), 0.0, ""
         while (refused := self._try(cluster, wanted, mode)) is not None:
             rank, others = refused
-            words, holders = held_words(rank, wanted[rank], others), ", ".join(map(job_words, others))
             now = time.monotonic()
-            if others and (now - began > _SILENT_SECONDS or any(one.about for one in others)):
-                if mode == "no-wait" or (self.names and not self._from_before):
-                    raise _refusal(words, waits=mode != "no-wait")
+            # One that waits itself takes nothing for long, and processes of an attempt before are about to end.
+            standing = [one for one in others if one.about and not waits_for(one) and not self._is_own(one)]
+            if standing or now - began > _SILENT_SECONDS:
+                words = held_words(rank, wanted[rank], standing or others)
+                holders = ", ".join(map(job_words, standing or others))
+                if not waits or (self.names and not self._from_before):
+                    raise _refusal(words, wanted[rank], waits=waits)
                 wanted = self._with_the_kept(wanted)
-                if holders != last_holders or now - last_word > _WORD_SECONDS:
+                again = holders == last_holders and "waits_for" in self._about
+                if not again or now - last_word > _WORD_SECONDS:
                     last_word, last_holders = now, holders
                     if "waits_for" not in self._about:
                         self._own.wait()
                     self.tell(waits_for=words)
-                    cluster.announce_wait(words)
+                    cluster.announce_wait(words, again=again)
             time.sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.0))
 
+    def _is_own(self, one: HolderInfo) -> bool:
+        about = one.about or {}
+        return all(about.get(key) == self._about[key] for key in ("pid", "host", "run") if key in self._about)
+
     def _with_the_kept(self, wanted: Mapping[int, Devices]) -> Mapping[int, Devices]:
-        """Give back what was kept since the cluster before, and return all that is wanted: who holds does not wait."""
+        """Give back what was kept since the cluster before, and return all that is wanted: who waits holds nothing."""
         merged = {rank: dict(devices) for rank, devices in wanted.items()}
         for rank, device in self.names:
             merged.setdefault(rank, {})[device] = self._words[rank, device]
@@ -142,19 +176,29 @@ class _Claims:
         self, cluster: ClaimsOn, wanted: Mapping[int, Devices], mode: str
     ) -> tuple[int, Sequence[HolderInfo]] | None:
         """Try once; return the first node that refused, and who holds its devices, or None once all are taken."""
+        for rank in sorted(wanted):
+            if rank != self._own_rank and rank not in self._actors:
+                # All at once: each starts a process.
+                self._actors[rank] = cluster.allocate(NodeHolder, node_rank=rank)
+                self._actors[rank].tell.remote(self._about)
+        group = mode.removeprefix(_GROUP) if mode.startswith(_GROUP) else ""
+        if mode != "share":
+            for rank, others in self._look(wanted, group).items():
+                if others:
+                    return rank, others
         got: dict[int, ClaimResult] = {}
         asked: list[int] = []
         try:
             for rank in sorted(wanted):
                 asked.append(rank)
-                got[rank] = self._take_on(cluster, rank, sorted(wanted[rank]), mode)
+                got[rank] = self._take_on(rank, sorted(wanted[rank]), group, share=mode == "share")
                 if not got[rank].ok:
                     self._drop_all(asked, wanted)
                     return rank, got[rank].others
         except BaseException:
             self._drop_all(asked, wanted)
             raise
-        self._from_before = False
+        self._from_before, self.had = False, True
         for rank, taken in got.items():
             self.names |= {(rank, device): name for device, name in taken.names.items()}
             self._words |= {(rank, device): words for device, words in wanted[rank].items()}
@@ -162,22 +206,42 @@ class _Claims:
                 LOGGER.warning("shared with other jobs: %s", held_words(rank, wanted[rank], taken.others))
         return None
 
+    def _look(self, wanted: Mapping[int, Devices], group: str) -> dict[int, Sequence[HolderInfo]]:
+        """Return who else holds devices of each node, which are asked together."""
+        pending = {
+            rank: self._actors[rank].look.remote(sorted(devices), group)
+            for rank, devices in sorted(wanted.items())
+            if rank != self._own_rank
+        }
+        seen: dict[int, Sequence[HolderInfo]] = {}
+        for rank, devices in wanted.items():
+            if rank == self._own_rank:
+                seen[rank] = self._own.look(devices, group=group)
+        return seen | {rank: self._answer(rank, reference) for rank, reference in pending.items()}
+
     def _drop_all(self, ranks: Iterable[int], wanted: Mapping[int, Devices]) -> None:
         for rank in ranks:
             self._drop_on(rank, list(wanted[rank]))
 
-    def _take_on(self, cluster: ClaimsOn, rank: int, devices: Sequence[str], mode: str) -> ClaimResult:
-        if rank == cluster.driver_rank:
-            return self._own.take(devices, share=mode == "share", siblings=mode == "siblings")
-        if rank not in self._actors:
-            self._actors[rank] = cluster.allocate(NodeHolder, node_rank=rank)
-            self._actors[rank].tell.remote(self._about)
+    def _take_on(self, rank: int, devices: Sequence[str], group: str, *, share: bool) -> ClaimResult:
+        if rank != self._own_rank:
+            return self._answer(rank, self._actors[rank].take.remote(devices, group, share=share))
+        try:
+            return self._own.take(devices, share=share, group=group)
+        except OSError as error:
+            raise ClusterError(
+                "this machine makes no claims on devices",
+                why=str(error),
+                help=f"a sandbox must allow abstract Unix sockets, and `{env_vars.CLAIMS.name}` cannot do without",
+            ) from None
+
+    def _answer(self, rank: int, reference: Any) -> Any:
+        """Return the answer of the holder on a node; one that does not answer is started anew the next time."""
         ray = ray_api()
-        # The parent of an actor is its node's Ray: siblings are known on the driver's own node alone.
-        reference = self._actors[rank].take.remote(devices, share=mode in ("share", "siblings"))
         try:
             return ray.get(reference, timeout=_ANSWER_SECONDS)
         except (ray.exceptions.RayError, TimeoutError) as error:
+            self._actors.pop(rank, None)
             raise ClusterError(
                 f"node {rank} does not say who holds its devices",
                 why=(str(error).strip().splitlines() or [type(error).__name__])[-1],
@@ -185,10 +249,21 @@ class _Claims:
             ) from None
 
     def _drop_on(self, rank: int, devices: Sequence[str]) -> None:
-        if rank in self._actors:
-            self._actors[rank].drop.remote(devices)
-        else:
+        if rank == self._own_rank:
             self._own.drop(devices)
+        elif rank in self._actors:
+            self._actors[rank].drop.remote(devices)
+
+    def use(self, use: object, keys: Iterable[tuple[int, str]]) -> None:
+        """Note for what claims are used: they last until all of their uses have ended."""
+        self._uses.setdefault(use, set()).update(keys)
+
+    def end_use(self, use: object) -> None:
+        """Give back what was claimed for this use alone."""
+        ended = self._uses.pop(use, set[tuple[int, str]]())
+        for rank, device in ended.difference(*self._uses.values()):
+            if self.names.pop((rank, device), None) is not None:
+                self._drop_on(rank, [device])
 
     def tell(self, *, often: bool = False, **changes: object) -> None:
         """Change what askers are told; on other nodes, where it changes `often`, only now and then."""
@@ -197,8 +272,8 @@ class _Claims:
         self._about |= changes
         self._own.tell(self._about)
         now = time.monotonic()
-        if self._actors and not (often and now - self._told < _TELL_SECONDS):
-            self._told = now
+        if self._actors and not (often and now - self._described < _TELL_SECONDS):
+            self._described = now
             for actor in self._actors.values():
                 with suppress(ray_api().exceptions.RayError):
                     actor.tell.remote(self._about)
@@ -210,8 +285,9 @@ class _Claims:
     def release(self) -> None:
         """Give everything back; what is kept stays on the driver's node, where the next cluster has it."""
         # The actors end with the job.
-        self.names = {key: name for key, name in self.names.items() if self.kept and key[0] not in self._actors}
-        self._actors, self._from_before = {}, bool(self.names)
+        self.names = {key: name for key, name in self.names.items() if self.kept and key[0] == self._own_rank}
+        self._actors, self._from_before, self._entered = {}, bool(self.names), False
+        self._uses.clear()
         if not self.kept:
             self._own.drop()
 
@@ -225,10 +301,19 @@ def _of_this_process() -> _Claims:
     return _claims
 
 
-def claim(cluster: ClaimsOn, placements: Iterable[Placement]) -> None:
+# The use of what `Cluster.claim` claims, which ends with the cluster.
+_THE_CLUSTER: Final = object()
+
+
+def claim(cluster: ClaimsOn, placements: Iterable[Placement], use: object = _THE_CLUSTER) -> None:
     """Claim the accelerators and robots of processes before they start; those that this job has stay.
 
     A process without such devices is none of its business. Nor is one that a worker starts: its job has claims already.
+
+    Args:
+        cluster: the cluster.
+        placements: where the processes will be.
+        use: the use that `give_back` ends. By default the claims last as long as the cluster.
 
     Raises:
         DeviceHeldError: another job holds one, and this one does not wait.
@@ -237,29 +322,41 @@ def claim(cluster: ClaimsOn, placements: Iterable[Placement]) -> None:
     session = current_session()
     if session is not None and session.member is not None:
         return
-    claims = _claims
+    devices = devices_of(cluster.topology, placements)
+    if not devices and _claims is None:
+        return
+    claims = _of_this_process()
+    claims.enter(cluster)
     wanted = {
         rank: new
-        for rank, devices in devices_of(cluster.topology, placements).items()
-        if (new := {d: words for d, words in devices.items() if claims is None or (rank, d) not in claims.names})
+        for rank, named in devices.items()
+        if (new := {device: words for device, words in named.items() if (rank, device) not in claims.names})
     }
     if wanted:
-        _of_this_process().take(cluster, wanted)
-    elif claims is not None:
+        claims.take(cluster, wanted)
+    else:
         claims.renew()
+    claims.use(use, [(rank, device) for rank, named in devices.items() for device in named])
+
+
+def give_back(use: object) -> None:
+    """Give back what was claimed for this use alone. Nothing happens where that is nothing."""
+    if _claims is not None:
+        _claims.end_use(use)
 
 
 class _Here:
     """This machine, for a process that computes on it without a cluster."""
 
     topology = ClusterTopology.from_nodes([NodeInfo(0)])
-    driver_rank = 0
+    own_rank = 0
 
     def allocate(self, actor_class: type, *, node_rank: int) -> Any:
         raise RuntimeError("there is no other node")
 
-    def announce_wait(self, what: str) -> None:
-        LOGGER.warning("waiting for %s", what)
+    def announce_wait(self, what: str, *, again: bool = False) -> None:
+        if not again:
+            LOGGER.warning("waiting for %s", what)
 
 
 def claim_here() -> None:
@@ -271,7 +368,9 @@ def claim_here() -> None:
     accelerator, devices = find_accelerators()
     if devices:
         wanted = {0: {f"{accelerator.name}:{devices[0].visible_id}": "accelerator 0"}}
-        _of_this_process().take(_Here(), wanted)
+        claims = _of_this_process()
+        claims.enter(_Here())
+        claims.take(_Here(), wanted)
 
 
 def claim_names(topology: ClusterTopology, placement: Placement) -> tuple[str, ...]:
@@ -291,10 +390,13 @@ def describe(*, often: bool = False, **about: object) -> None:
 
 @contextmanager
 def kept(run: str) -> Generator[None, None, None]:
-    """Keep claims on the driver's node over several clusters, one after the other, of the run in this folder."""
+    """Keep claims on the driver's node over several clusters, one after the other, of the run in this folder.
+
+    Those on other nodes end with each cluster: the next one waits there if another job is quicker.
+    """
     claims = _of_this_process()
     claims.tell(run=run)
-    claims.kept = True
+    claims.kept, claims.had = True, False
     try:
         yield
     finally:
@@ -313,8 +415,7 @@ def devices_of(topology: ClusterTopology, placements: Iterable[Placement]) -> di
     devices: dict[int, dict[str, str]] = {}
     for placement in placements:
         node = topology.nodes[placement.cluster_node_rank]
-        named = _devices(node, placement)
-        if named:
+        if named := dict(_devices(node, placement)):
             devices.setdefault(node.rank, {}).update(named)
     return devices
 
@@ -328,10 +429,15 @@ def _devices(node: NodeInfo, placement: Placement) -> Iterable[tuple[str, str]]:
     robots = [robot for robot in node.robots if robot.type == placement.hardware_type]
     for unit in placement.local_hardware_ranks if robots else ():
         config = robots[unit].config
-        values = [str(value) for field in type(config).exclusive if (value := getattr(config, field))]
-        # What a variable of the node stands for is not known here: the robot's own claim guards it.
-        if values and variable_of(values[0]) is None:
-            yield f"{placement.hardware_type}:{values[0]}", f"{placement.hardware_type} {values[0]}"
+        for field in type(config).exclusive:
+            value: Any = getattr(config, field)
+            several = isinstance(value, tuple | list)
+            for single in map(str, cast("Sequence[object]", value) if several else [value] if value else ()):
+                # What a variable of the node stands for is not known here: the robot's own claim guards it.
+                if variable_of(single) is None:
+                    # A camera is the same whatever robot has it.
+                    kind = "camera" if field.endswith("camera_serials") else placement.hardware_type
+                    yield f"{kind}:{single}", f"{kind} {single}"
 
 
 def held_words(rank: int, devices: Devices, others: Sequence[HolderInfo]) -> str:
@@ -344,7 +450,7 @@ def held_words(rank: int, devices: Devices, others: Sequence[HolderInfo]) -> str
         what = _together([devices.get(one.device, one.device) for one in holdings])
         parts = [job_words(holdings[0]), progress_words(holdings[0])]
         texts.append(f"{what} of node {rank}: {', '.join(part for part in parts if part)}")
-    return "; ".join(texts) or f"{_together(list(devices.values()))} of node {rank}: a job that has just ended"
+    return "; ".join(texts) or f"{_together(list(devices.values()))} of node {rank}: processes that end or start"
 
 
 def _command() -> str:
@@ -361,10 +467,12 @@ def _together(names: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _refusal(words: str, *, waits: bool) -> DeviceHeldError:
-    share = f"set `{env_vars.CLAIMS.name}=share` (`--share`) to run beside it"
+def _refusal(words: str, devices: Devices, *, waits: bool) -> DeviceHeldError:
+    # A robot's driver does not share.
+    all_share = all(name.startswith("accelerator ") for name in devices.values())
+    share = f", or set `{env_vars.CLAIMS.name}=share` (`--share`) to run beside it" if all_share else ""
     why, instead = None, "start it later"
     if waits:
         why = "this job holds other devices already, and two jobs that wait so could wait for each other"
         instead = "claim all devices at once by `cluster.claim(...)`"
-    return DeviceHeldError(f"another job holds {words}", why=why, help=f"{instead}, or {share}")
+    return DeviceHeldError(f"another job holds {words}", why=why, help=f"{instead}{share}")

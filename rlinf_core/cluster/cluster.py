@@ -92,7 +92,7 @@ class Cluster:
             self.session = replace(self.session, nodes=tuple(member.ray_id for member in self._members))
         self._prepared: dict[tuple[int, ProcessCommand], Prepared] = {}
         self._on_launch: Callable[[str, int, int], None] | None = None
-        self._on_wait: Callable[[str], None] | None = None
+        self._on_wait: Callable[[str, bool], None] | None = None
         enter_session(self.session)
         if self.session.member is None:
             driver = self._members[self.driver_rank]
@@ -122,7 +122,7 @@ class Cluster:
         log_names: Mapping[str, str] | None = None,
         trace: bool = False,
         on_launch: Callable[[str, int, int], None] | None = None,
-        on_wait: Callable[[str], None] | None = None,
+        on_wait: Callable[[str, bool], None] | None = None,
     ) -> None:
         """Set up logs and traces for workers of groups launched from now on.
 
@@ -131,7 +131,8 @@ class Cluster:
             log_names: folder names by group name.
             trace: whether they record spans; `WorkerGroup.take_spans` collects them.
             on_launch: called with a group's name, its number of workers, and how many of them have been started.
-            on_wait: called with what the job waits for while another one holds devices; by default that is logged.
+            on_wait: called with what the job waits for while another one holds devices, and whether that is news of
+                the same wait; by default the first is logged.
 
         Raises:
             ClusterError: the cluster was shut down.
@@ -162,12 +163,12 @@ class Cluster:
         self._check_open()
         claiming.claim(self, placements)
 
-    def announce_wait(self, what: str) -> None:
-        """Say what the job waits for before it launches anything."""
-        if self._on_wait is None:
+    def announce_wait(self, what: str, *, again: bool = False) -> None:
+        """Say what the job waits for before it launches anything; `again`: news of the same wait."""
+        if self._on_wait is not None:
+            self._on_wait(what, again)
+        elif not again:
             _log.warning("waiting for %s", what)
-        else:
-            self._on_wait(what)
 
     def announce_launch(self, group: str, workers: int, started: int) -> None:
         if self._on_launch is not None:
@@ -187,9 +188,13 @@ class Cluster:
 
     @property
     def driver_rank(self) -> int:
-        """The rank of this process's own node."""
-        own = ray_api().get_runtime_context().get_node_id()
-        return self.node_ranks.get(own, 0)
+        """The rank of this process's own node; 0 where it is none of the job's, as a spare."""
+        return self.own_rank or 0
+
+    @property
+    def own_rank(self) -> int | None:
+        """The rank of this process's own node; None: it is none of the job's, as a spare."""
+        return self.node_ranks.get(ray_api().get_runtime_context().get_node_id())
 
     def run_on(self, member: NodeMember, function: Any, *args: Any) -> Any:
         """Run `function(*args)` on a node, in the environment of its Ray; return a reference to its result."""

@@ -5,7 +5,9 @@ free once all processes have ended that have the socket, however they end: the p
 workers on the device, which ask it for a copy. Who connects is told what the holder says of itself, for display alone;
 the kernel says which process of which user it is.
 
-Those who share a device bind a name with a suffix. A network namespace has its own names.
+Anybody can bind any name: a socket counts only if the kernel says that this user made it. Those who share a device bind
+a name with a suffix, and so does a job whose name another user has bound. Who binds looks for others only then: of two
+that do so at once, one sees the other. A network namespace has its own names.
 
 Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -13,6 +15,7 @@ Sent to nodes: standard library only, and no syntax or function later than Pytho
 from __future__ import annotations
 
 import array
+import errno
 import hashlib
 import json
 import os
@@ -27,16 +30,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
-from rlinf_core.process.proc import fields
-
 _ASK_SECONDS = 1.0
 # For all holders of a node together.
 _LIST_SECONDS = 10.0
+# Many workers may ask a busy driver for their copies at once.
+_KEEP_SECONDS = 30.0
+_PAUSE_SECONDS = 0.1
+_WAITING_ASKERS = 1024
 _MAX_BYTES = 4096
 _MAX_NAME = 60
 _WHO, _COPY = b"?", b"c"
 _PLAIN = re.compile(r"[^A-Za-z0-9.:-]")
 _CREDENTIALS = struct.Struct("3i")
+# A question about a socket, and the answer (sock_diag(7)): a header, then the request or attributes.
+_HEADER, _REQUEST = struct.Struct("=IHHII"), struct.Struct("=BBHIIIII")
+_SOCK_DIAG, _BY_FAMILY, _IS_REQUEST, _SHOW_USER, _USER = 4, 20, 1, 0x40, 7
+_ATTRIBUTES_AT = _HEADER.size + 16
 
 # Copies of the sockets of this process's devices: they are closed when it ends.
 _copies: list[socket.socket] = []
@@ -48,7 +57,7 @@ class HolderInfo(NamedTuple):
     Attributes:
         device: the device, as in `NVIDIA:0`; empty for a process that waits.
         pid: the process that bound it, by the kernel.
-        user: the id of its user, by the kernel.
+        user: the id of its user, by the kernel: this user's on that node.
         about: what it says of itself; None: it does not answer, or has just begun.
     """
 
@@ -81,49 +90,62 @@ class DeviceHolder:
     def __init__(self) -> None:
         self._sockets: dict[str, socket.socket] = {}
         self._about: dict[str, Any] = {}
-        self._told = time.monotonic()
+        self._about_since = time.monotonic()
         self._lock = threading.Lock()
+        # Held by who takes devices: questions of others are answered meanwhile.
+        self._taking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._bell, self._ring = _pair()
         os.register_at_fork(after_in_child=self._forget)
 
-    def take(self, devices: Iterable[str], *, share: bool = False, siblings: bool = False) -> ClaimResult:
+    def take(self, devices: Iterable[str], *, share: bool = False, group: str = "") -> ClaimResult:
         """Take all of these devices, or none.
 
         Args:
             devices: the devices, as in `NVIDIA:0`; those that it has stay.
             share: whether to take them also where others hold them.
-            siblings: whether to share them with processes of the same parent.
+            group: share them with those who name this group, and with nobody else; empty: with nobody.
+
+        Raises:
+            OSError: the kernel makes no socket of this name.
         """
         wanted = list(dict.fromkeys(devices))
-        with self._lock:
-            got: dict[str, tuple[str, socket.socket]] = {}
+        with self._taking:
+            own = self._names()
+            got: dict[str, socket.socket] = {}
             taken = True
-            for device in wanted:
-                name = claim_name(device)
-                if any(_device_name(own) == name for own in self._sockets):
-                    continue
-                sock = _bind(name)
-                if sock is None or _shared(name):
-                    if not share and not (siblings and _all_siblings(name)):
-                        if sock is not None:
-                            sock.close()
+            try:
+                for device in wanted:
+                    if claim_name(device) in own:
+                        continue
+                    claim = _claimed(claim_name(device), share=share, group=group)
+                    if claim is None:
                         taken = False
                         break
-                    if sock is None:
-                        name = f"{name}+{os.getpid()}-{secrets.token_hex(4)}"
-                        sock = _bind(name)
-                if sock is not None:
-                    got[device] = name, sock
-            if taken:
-                self._hold(dict(got.values()))
-            else:
-                for _, sock in got.values():
+                    got[claim[0]] = claim[1]
+                if taken:
+                    with self._lock:
+                        self._hold(got)
+                    got = {}
+            finally:
+                for sock in got.values():
                     sock.close()
-            own = {_device_name(name): name for name in self._sockets}
-            names = {device: own[claim_name(device)] for device in wanted if claim_name(device) in own}
-        others = [one for one in holders(wanted) if one.pid != os.getpid()] if share or not taken else []
-        return ClaimResult(names if taken else {}, others)
+            own = self._names()
+        others = self.look(wanted) if share or not taken else []
+        return ClaimResult({device: own[claim_name(device)] for device in wanted} if taken else {}, others)
+
+    def look(self, devices: Iterable[str], *, group: str = "") -> list[HolderInfo]:
+        """Return who else holds these devices, and takes nothing; without those of this group."""
+        by_name = {claim_name(device): device for device in devices}
+        names = [name for name in _bound(_prefix("claim")) if _device_name(name) in by_name]
+        with self._lock:
+            names = [name for name in names if name not in self._sockets and not _of_group(name, group)]
+        return _ask_all({name: by_name[_device_name(name)] for name in names})
+
+    def _names(self) -> dict[str, str]:
+        """Return the name of each claim by that of its device."""
+        with self._lock:
+            return {_device_name(name): name for name in self._sockets}
 
     def wait(self) -> None:
         """Let others see that this process waits; what it tells says for what."""
@@ -144,7 +166,7 @@ class DeviceHolder:
     def tell(self, about: Mapping[str, Any]) -> None:
         """Set what askers are told. Seconds that are `left` pass from now on."""
         with self._lock:
-            self._about, self._told = dict(about), time.monotonic()
+            self._about, self._about_since = dict(about), time.monotonic()
 
     def drop(self, devices: Iterable[str] | None = None) -> None:
         """Give devices back; None: all, and the sign that it waits."""
@@ -156,7 +178,7 @@ class DeviceHolder:
 
     def _hold(self, sockets: Mapping[str, socket.socket]) -> None:
         for sock in sockets.values():
-            sock.listen(64)
+            sock.listen(_WAITING_ASKERS)
         self._sockets.update(sockets)
         if self._thread is None and self._sockets:
             self._thread = threading.Thread(target=self._serve, name="rlinf-claims", daemon=True)
@@ -185,7 +207,12 @@ class DeviceHolder:
 
     def _answer(self, sock: socket.socket) -> None:
         """Answer one asker of this user; what it does not take within a second is not repeated."""
-        connection, _ = sock.accept()
+        try:
+            connection, _ = sock.accept()
+        except OSError:
+            # As where this process has no descriptor left: the asker stays in line.
+            time.sleep(_PAUSE_SECONDS)
+            return
         with connection:
             connection.settimeout(_ASK_SECONDS)
             if _peer(connection)[1] != os.getuid():
@@ -194,7 +221,10 @@ class DeviceHolder:
             with self._lock:
                 about = dict(self._about)
                 if isinstance(about.get("left"), float):
-                    about["left"] = max(0.0, about["left"] - (time.monotonic() - self._told))
+                    about["left"] -= time.monotonic() - self._about_since
+                    if about["left"] <= 0:
+                        # It takes longer than it was to, nobody knows how long.
+                        del about["left"]
             text = json.dumps(about).encode()
             text = text if len(text) <= _MAX_BYTES else b"{}"
             copy = array.array("i", [sock.fileno()])
@@ -205,7 +235,7 @@ class DeviceHolder:
         """In a forked child, which is no part of the claim: leave it to the parent."""
         for sock in (*self._sockets.values(), self._bell, self._ring):
             sock.close()
-        self._sockets, self._thread, self._lock = {}, None, threading.Lock()
+        self._sockets, self._thread, self._lock, self._taking = {}, None, threading.Lock(), threading.Lock()
         self._bell, self._ring = _pair()
 
 
@@ -232,21 +262,40 @@ def listing() -> dict[str, list[dict[str, Any]]]:
     return {"claims": [one._asdict() for one in held], "waiting": [one._asdict() for one in waiting]}
 
 
-def keep(names: Iterable[str]) -> None:
-    """Keep copies of the claims of this process's job until this process ends. One that cannot be had is left out."""
-    for name in names:
-        with suppress(OSError):
-            with _connected(name) as connection:
+def keep(names: Iterable[str], *, seconds: float = _KEEP_SECONDS) -> list[str]:
+    """Keep copies of the claims of this process's job until this process ends.
+
+    Returns:
+        The names of those that could not be had.
+    """
+    end = time.monotonic() + seconds
+    return [name for name in names if not _kept(name, end)]
+
+
+def _kept(name: str, end: float) -> bool:
+    """Keep a copy of a claim; return whether its holder gave one. A busy one is asked again until `end`."""
+    while True:
+        try:
+            with _connected(name, max(_ASK_SECONDS, end - time.monotonic())) as connection:
                 if _peer(connection)[1] != os.getuid():
-                    continue
+                    return False
                 connection.send(_COPY)
                 room = socket.CMSG_SPACE(array.array("i").itemsize)
                 _, extra, _, _ = connection.recvmsg(_MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
-            for level, kind, data in extra:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    copies = array.array("i")
-                    copies.frombytes(data[: copies.itemsize])
-                    _copies.append(socket.socket(fileno=copies[0]))
+            break
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+    for level, kind, data in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            copies = array.array("i")
+            copies.frombytes(data[: copies.itemsize])
+            _copies.append(socket.socket(fileno=copies[0]))
+            return True
+    return False
 
 
 def _prefix(kind: str) -> str:
@@ -258,56 +307,121 @@ def _device_name(name: str) -> str:
     return name.partition("+")[0]
 
 
+def _of_group(name: str, group: str) -> bool:
+    return bool(group) and name.partition("+")[2].startswith(f"{_tag(group)}-")
+
+
+def _tag(group: str) -> str:
+    return hashlib.sha256(group.encode()).hexdigest()[:8] if group else "x"
+
+
+def _claimed(device: str, *, share: bool, group: str) -> tuple[str, socket.socket] | None:
+    """Bind a name for the device of this name; None: another process of this user has one. Closed, it is free again."""
+
+    def others(own: str = "") -> list[str]:
+        names = [name for name in _bound(device) if _device_name(name) == device]
+        return [] if share else [name for name in names if name != own and not _of_group(name, group)]
+
+    if others():
+        return None
+    name, sock = device, None if group else _bind(device)
+    if sock is None:
+        # Of two that come at once, the one without the plain name yields. It is only free where another user has it.
+        if others():
+            return None
+        name = f"{device}+{_tag(group)}-{secrets.token_hex(4)}"
+        sock = _bind(name)
+    if sock is None:
+        return None
+    try:
+        taken = bool(others(name))
+    except BaseException:
+        sock.close()
+        raise
+    if taken:
+        sock.close()
+        return None
+    return name, sock
+
+
 def _bind(name: str) -> socket.socket | None:
-    """Return a socket of this name; None: it is taken."""
+    """Return a socket of this name; None: it is taken.
+
+    Raises:
+        OSError: there is none for another reason.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.bind(f"\0{name}")
-    except OSError:
+    except OSError as error:
         sock.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
         return None
     return sock
 
 
 def _bound(prefix: str) -> list[str]:
-    """Return the names with this prefix that processes of this network namespace have bound, in order."""
+    """Return the names with this prefix that processes of this user have bound in this network namespace, in order."""
     names: set[str] = set()
     with suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
         for line in file:
-            path = line.rstrip("\n").rpartition(" ")[2]
-            if path.startswith(f"@{prefix}"):
+            head, _, path = line.rstrip("\n").rpartition(" ")
+            if path.startswith(f"@{prefix}") and path[1:] not in names and _is_own(path[1:], head.rpartition(" ")[2]):
                 names.add(path[1:])
     return sorted(names)
 
 
-def _shared(name: str) -> bool:
-    """Return whether a process shares the device of this name."""
-    return bool(_bound(f"{name}+"))
+def _is_own(name: str, number: str) -> bool:
+    """Return whether this user made a socket, of this number (inode); also where the kernel does not say."""
+    user = _owner(int(number)) if number.isdecimal() else None
+    if user is None:
+        # A kernel before 5.3, or a sandbox.
+        with suppress(OSError), _connected(name, _ASK_SECONDS) as connection:
+            user = _peer(connection)[1]
+    return user in (None, os.getuid())
 
 
-def _all_siblings(name: str) -> bool:
-    """Return whether all who hold the device of this name are children of this process's parent."""
-    # By the kernel's word alone: none is asked, as it may be asking this one.
-    peers = [_ask(other, "", listen=False) for other in _bound(name) if _device_name(other) == name]
-    own = str(os.getppid())
-    pids = [one.pid for one in peers if one is not None]
-    return bool(pids) and all(fields(f"/proc/{pid}/status").get("PPid") == own for pid in pids)
+def _owner(number: int) -> int | None:
+    """Return the user who made a Unix socket, by sock_diag(7); None: the kernel does not say."""
+    request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, number, _SHOW_USER, 0xFFFFFFFF, 0xFFFFFFFF)
+    header = _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _IS_REQUEST, 1, 0)
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
+            kernel.settimeout(_ASK_SECONDS)
+            kernel.send(header + request)
+            data = kernel.recv(_MAX_BYTES)
+    except OSError:
+        return None
+    at = _ATTRIBUTES_AT if len(data) >= _HEADER.size and _HEADER.unpack_from(data)[1] == _BY_FAMILY else len(data)
+    while at + 8 <= len(data):
+        size, kind = struct.unpack_from("=HH", data, at)
+        if kind == _USER:
+            return int(struct.unpack_from("=I", data, at + 4)[0])
+        at += max(4, (size + 3) & ~3)
+    return None
 
 
 def _ask_all(devices: Mapping[str, str]) -> list[HolderInfo]:
     """Return the holders of names, in bounded time; without those that have gone."""
     end = time.monotonic() + _LIST_SECONDS
-    asked = [_ask(name, device, listen=time.monotonic() < end) for name, device in devices.items()]
-    return [one for one in asked if one is not None]
+    asked: list[HolderInfo] = []
+    # One that is stopped is waited for once, not for each of its devices.
+    silent: set[int] = set()
+    for name, device in devices.items():
+        one = _ask(name, device, silent, listen=time.monotonic() < end)
+        if one is not None:
+            asked.append(one)
+    return asked
 
 
-def _ask(name: str, device: str, *, listen: bool) -> HolderInfo | None:
+def _ask(name: str, device: str, silent: set[int], *, listen: bool) -> HolderInfo | None:
     """Return who holds a name, and what it says of itself; None: nobody does any more."""
     pid, user, about = 0, os.getuid(), None
     try:
-        with _connected(name) as connection:
+        with _connected(name, _ASK_SECONDS) as connection:
             pid, user = _peer(connection)
-            if listen and user == os.getuid():
+            if listen and user == os.getuid() and pid not in silent:
                 connection.send(_WHO)
                 about = _read(connection.recv(_MAX_BYTES + 1))
     except ConnectionRefusedError:
@@ -315,7 +429,7 @@ def _ask(name: str, device: str, *, listen: bool) -> HolderInfo | None:
         if name not in _bound(name):
             return None
     except OSError:
-        pass
+        silent.add(pid)
     return HolderInfo(device, pid, user, about)
 
 
@@ -328,10 +442,10 @@ def _read(text: bytes) -> Mapping[str, Any] | None:
     return cast("dict[str, Any]", about) if isinstance(about, dict) and about else None
 
 
-def _connected(name: str) -> socket.socket:
+def _connected(name: str, seconds: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.settimeout(_ASK_SECONDS)
+        connection.settimeout(seconds)
         connection.connect(f"\0{name}")
     except OSError:
         connection.close()

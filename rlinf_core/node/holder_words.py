@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,15 +13,13 @@ from rlinf_core.suggest import clipped
 
 def job_words(one: HolderInfo) -> str:
     """Return which job it is: its run folder, relative to the working folder if it is below that, or its command."""
-    if one.user != os.getuid():
-        return f"process {one.pid} of user {_user(one.user)}, which has taken this user's name for it"
     about = one.about or {}
     run, command = _text(about, "run"), _text(about, "command")
     if run:
         return _shown(run)
     if command:
         return f"{command}, process {one.pid}"
-    return f"process {one.pid}, which does not answer or has ended" if one.pid else "a process that has just started"
+    return f"process {one.pid}, which does not answer or has ended" if one.pid else "a process that does not answer"
 
 
 def device_words(one: HolderInfo) -> str:
@@ -92,10 +88,3 @@ def _shown(run: str) -> str:
         return str(Path(run).relative_to(Path.cwd()))
     except (ValueError, OSError):
         return run
-
-
-def _user(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)

@@ -90,10 +90,14 @@ class PhaseProgress(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """The run starts waiting for `what`, as in `actor: 2 processes`, for at most `seconds` if known."""
+    """The run starts waiting for `what`, as in `actor: 2 processes`, for at most `seconds` if known.
+
+    With `again` it waits as before, and there is news of it.
+    """
 
     what: str
     seconds: float | None = None
+    again: bool = False
 
 
 class StepFinished(NamedTuple):

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import faulthandler
 import inspect
+import logging
 import os
 import pickle
 import threading
@@ -117,7 +118,7 @@ class WorkerProcess:
             RemoteFailure: with the exception of its class's import or its constructor.
         """
         self._context = context
-        device_claims.keep(context.claims)
+        lost = device_claims.keep(context.claims)
         faulthandler.enable()
         stacks.register()
         enter_breakpoints()
@@ -127,6 +128,10 @@ class WorkerProcess:
         add_working_folder(context.session.working_folder)
         enter_session(replace(context.session, member=context.address))
         set_up_logging(context)
+        if lost:
+            logging.getLogger("rlinf").warning(
+                "the driver gave no copy of its claims on devices: they look free if it ends before this process"
+            )
         if context.session.trace:
             tracing.start()
         if context.session.pacing is not None:

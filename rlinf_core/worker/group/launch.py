@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
-from rlinf_core.cluster.claiming import claim_names
+from rlinf_core.cluster.claiming import claim, claim_names, give_back
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import WorkerContext, current_session
@@ -43,7 +43,8 @@ class Launch:
     """The launch of a group's workers, in steps that several groups can take together.
 
     Their addresses start with `base`; `pickled` is the class and the arguments of its constructor. With modules, the
-    processes are forked (see `Worker.forked`). Starts per node are limited while processes import.
+    processes are forked (see `Worker.forked`). Starts per node are limited while processes import. Its devices are
+    claimed for `use`, which ends with it unless it succeeds.
 
     Raises:
         RuntimeFailure: a group of this name is already running.
@@ -57,12 +58,20 @@ class Launch:
         pickled: bytes,
         max_concurrency: int | None = None,
         modules: tuple[str, ...] = (),
+        *,
+        use: object,
     ) -> None:
+        self._use = use
         self._cluster, self._base, self._placements, self._pickled = cluster, base, placements, pickled
         self._incarnation: int | None = None
         # Ray's names of the actors that pass on the calls of forked workers, by rank.
         self._hosts: dict[int, str] = {}
-        self._actors = self._allocate(max_concurrency, modules)
+        try:
+            claim(cluster, placements, use)
+            self._actors = self._allocate(max_concurrency, modules)
+        except BaseException:
+            self._give_back()
+            raise
 
     def construct(self) -> WorkerGroupHandle[Birth]:
         """Construct the worker in every process; return the handle.
@@ -94,13 +103,16 @@ class Launch:
             # Not before it was opened: another group may have the name.
             close_group(str(self._base), self._incarnation)
         kill(self._actors)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        give_back(self._use)
 
     def _register(self, seconds: float) -> int:
         """Register the launch with the job's manager; return its incarnation."""
         return self._cluster.client.open_group(str(self._base), len(self._actors), seconds)
 
     def _allocate(self, max_concurrency: int | None, modules: tuple[str, ...]) -> list[Any]:
-        self._cluster.claim(self._placements)
         places = [(placement.cluster_node_rank, placement.node_group_label) for placement in self._placements]
         self._cluster.prepare(places)
         actors: dict[int, Any] = {}
@@ -215,6 +227,9 @@ class Relaunch(Launch):
         """End the process."""
         kill(self._actors)
 
+    def _give_back(self) -> None:
+        """Leave the devices to the other ranks."""
+
     def _host_name(self, first: Placement) -> str:
         # The host of the one before may have others.
         return f"{self._name(first)}-{secrets.token_hex(4)}"
@@ -230,6 +245,7 @@ class LaunchPlan:
     Attributes:
         base: the prefix of the workers' addresses.
         placements: the places of the workers, by rank.
+        use: the use of the group's devices, as for `claiming.claim`.
 
     Raises:
         PlacementError: the cluster cannot hold the processes as asked.
@@ -250,6 +266,7 @@ class LaunchPlan:
         if max_concurrency is not None and (as_index(max_concurrency) or 0) < 1:
             raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected an integer >= 1")
         self.base = base_address(worker_class, arguments, name)
+        self.use = object()
         self._cluster, self._max_concurrency = cluster, max_concurrency
         if strategy is None:
             strategy = default_strategy(topology_of(cluster))
@@ -266,12 +283,16 @@ class LaunchPlan:
 
     def begin(self) -> Launch:
         """Begin the launch of all ranks."""
-        return Launch(self._cluster, self.base, self.placements, self._pickled, self._max_concurrency, self._modules)
+        return self._launch(Launch, self.placements)
 
     def begin_again(self, rank: int) -> Launch:
         """Begin the launch of one rank in place of an earlier process."""
         (placement,) = (placement for placement in self.placements if placement.rank == rank)
-        return Relaunch(self._cluster, self.base, [placement], self._pickled, self._max_concurrency, self._modules)
+        return self._launch(Relaunch, [placement])
+
+    def _launch(self, kind: type[Launch], placements: list[Placement]) -> Launch:
+        concurrency, modules = self._max_concurrency, self._modules
+        return kind(self._cluster, self.base, placements, self._pickled, concurrency, modules, use=self.use)
 
 
 def base_address(worker_class: type[Communication], arguments: Arguments, name: str | None) -> WorkerAddress:

@@ -18,6 +18,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
+from rlinf_core.cluster.claiming import claim, give_back
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.engine import on_disconnect
 from rlinf_core.cluster.ray_api import ray_api
@@ -357,6 +358,9 @@ class WorkerGroup(Generic[W]):
             if (failure := call.failure(_LATE_SECONDS)) is not None and not ended_by_shutdown(failure)
         ]
         kill([member.actor for member in members])
+        if self._plan is not None:
+            # Its processes have copies, with the last of which the devices are free.
+            give_back(self._plan.use)
         for call in calls:
             call.failure()
         return unseen
@@ -400,9 +404,14 @@ def launch_together(
     """
     plans = [(group, group._prepare(cluster, strategy)) for group, strategy in groups.items()]  # pyright: ignore[reportPrivateUsage] - this module's own
     # Of all groups at once: who holds some devices cannot wait for others.
-    cluster.claim([placement for _, plan in plans for placement in plan.placements])
-    with ThreadPoolExecutor(len(channels) or 1, "rlinf-channel") as pool:
-        return _launch_all(plans, [pool.submit(Channel.create, name) for name in channels])
+    use = object()
+    claim(cluster, [placement for _, plan in plans for placement in plan.placements], use)
+    try:
+        with ThreadPoolExecutor(len(channels) or 1, "rlinf-channel") as pool:
+            return _launch_all(plans, [pool.submit(Channel.create, name) for name in channels])
+    finally:
+        # The groups use them now.
+        give_back(use)
 
 
 def _launch_all(

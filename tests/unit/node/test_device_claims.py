@@ -149,13 +149,40 @@ def test_who_shares_is_a_holder_too(start: Start, holder: DeviceHolder, devices:
     until(lambda: third.do("take", devices[:1]), "the device")
 
 
-def test_siblings_share_and_strangers_do_not(start: Start, holder: DeviceHolder, devices: list[str]) -> None:
-    assert start().do("take", devices[:1])
-    # The other one is a child of this process, and no sibling of it.
-    assert not holder.take(devices[:1], siblings=True).ok
-    script = "import sys; from rlinf_core.node.device_claims import DeviceHolder as H;"
-    script += "sys.exit(not H().take(sys.argv[1:], siblings=True).ok)"
-    assert subprocess.run([sys.executable, "-c", script, devices[0]], check=False).returncode == 0
+def test_a_group_shares_and_strangers_do_not(holder: DeviceHolder, devices: list[str]) -> None:
+    first, second = DeviceHolder(), DeviceHolder()
+    try:
+        assert first.take(devices[:1], group="sweep").ok
+        assert second.take(devices[:1], group="sweep").ok
+        assert second.look(devices[:1], group="sweep") == []
+        assert not holder.take(devices[:1]).ok
+        assert not holder.take(devices[:1], group="another").ok
+        assert holder.take(devices[1:2]).ok
+        assert not first.take(devices[:2], group="sweep").ok
+    finally:
+        first.drop()
+        second.drop()
+
+
+def test_two_that_look_at_once_see_each_other(
+    holder: DeviceHolder, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a group and a stranger, of which each has seen nobody before it binds its name."""
+    stranger, bind = DeviceHolder(), device_claims._bind  # pyright: ignore[reportPrivateUsage]
+    results: list[bool] = []
+
+    def bind_after_another(name: str) -> socket.socket | None:
+        monkeypatch.setattr(device_claims, "_bind", bind)
+        sock = bind(name)
+        results.append(stranger.take(devices[:1]).ok)
+        return sock
+
+    monkeypatch.setattr(device_claims, "_bind", bind_after_another)
+    try:
+        results.append(holder.take(devices[:1], group="sweep").ok)
+        assert results == [False, True]
+    finally:
+        stranger.drop()
 
 
 def test_a_forked_child_has_no_claim(holder: DeviceHolder, devices: list[str], start: Start) -> None:
@@ -210,27 +237,97 @@ def test_a_damaged_answer_says_nothing(answer: bytes, devices: list[str], holder
 
 @pytest.mark.security
 @pytest.mark.skipif(os.getuid() != 0, reason="another user is needed")
-def test_another_user_is_named_and_neither_asked_nor_answered(devices: list[str], tmp_path: Path) -> None:
-    name = claim_name(devices[0])
+@pytest.mark.parametrize("suffix", ["", "+x-00000000"])
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_name_that_another_user_binds_bars_nobody(
+    suffix: str, listens: bool, holder: DeviceHolder, devices: list[str], start: Start
+) -> None:
     script = f"""
 import os, socket, sys
 os.setuid(65534)
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-s.bind("\\0{name}")
-s.listen()
+s.bind("\\0{claim_name(devices[0])}{suffix}")
+{"s.listen()" if listens else ""}
 print("ready", flush=True)
-c, _ = s.accept()
-print(c.recv(10), flush=True)
+sys.stdin.read()
 """
     with subprocess.Popen([sys.executable, "-c", script], stdout=-1, stdin=-1, text=True) as thief:
         assert thief.stdout is not None
         assert thief.stdout.readline() == "ready\n"
-        (one,) = holders(devices[:1])
-        assert (one.user, one.about) == (65534, None)
-        # It was asked nothing, and a worker takes no copy from it.
-        assert thief.stdout.readline() == "b''\n"
+        assert holders(devices[:1]) == []
+        taken = holder.take(devices[:1])
+        assert taken.ok
+        assert not start().do("take", devices[:1])
+        # A worker takes no copy from it.
+        assert keep([claim_name(devices[0]) + suffix], seconds=0) == [claim_name(devices[0]) + suffix]
+        assert keep(taken.names.values()) == []
         thief.kill()
-    keep([name])
+
+
+@pytest.mark.security
+def test_another_users_socket_does_not_count(
+    devices: list[str], holder: DeviceHolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the kernel named another user, which takes no other user."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as thief:
+        thief.bind(f"\0{claim_name(devices[0])}")
+        number, owner = os.fstat(thief.fileno()).st_ino, device_claims._owner  # pyright: ignore[reportPrivateUsage]
+        assert owner(number) in (os.getuid(), None)
+
+        def another(asked: int) -> int | None:
+            return os.getuid() + 1 if asked == number else owner(asked)
+
+        monkeypatch.setattr(device_claims, "_owner", another)
+        assert holders(devices[:1]) == []
+        assert holder.take(devices[:1]).ok
+
+
+def test_a_bind_that_the_kernel_refuses_is_an_error(
+    holder: DeviceHolder, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(device_claims.socket.socket, "bind", refuse)
+    with pytest.raises(PermissionError):
+        holder.take(devices)
+    monkeypatch.undo()
+    assert holders(devices) == []
+
+
+def test_workers_get_their_copies_of_a_busy_driver(
+    start: Start, holder: DeviceHolder, devices: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its line is full at first, and then it accepts nobody for a while."""
+    name, tries = claim_name(devices[0]), list[float]()
+    other = start()
+    assert other.do("take", devices[:1])
+    connected = device_claims._connected  # pyright: ignore[reportPrivateUsage]
+
+    def busy(name: str, seconds: float) -> socket.socket:
+        tries.append(seconds)
+        if len(tries) < 4:
+            raise BlockingIOError
+        return connected(name, seconds)
+
+    monkeypatch.setattr(device_claims, "_connected", busy)
+    monkeypatch.setattr(device_claims, "_copies", copies := list[socket.socket]())
+    assert keep([name]) == []
+    assert len(copies) == 1
+    copies[0].close()
+    assert len(tries) == 4
+
+
+def test_a_worker_hears_which_claims_it_has_no_copy_of(devices: list[str]) -> None:
+    assert keep([claim_name(devices[0])]) == [claim_name(devices[0])]
+
+
+def test_an_estimate_that_has_run_out_is_none(start: Start, devices: list[str]) -> None:
+    other = start()
+    other.do("tell", {"run": "/runs/a", "left": 0.0})
+    assert other.do("take", devices[:1])
+    (one,) = holders(devices[:1])
+    assert one.about == {"run": "/runs/a"}
 
 
 _TOUCH = """\

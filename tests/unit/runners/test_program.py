@@ -193,7 +193,7 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
             log_names: dict[str, str],
             trace: bool,
             on_launch: Callable[[str, int, int], None],
-            on_wait: Callable[[str], None],
+            on_wait: Callable[[str, bool], None],
         ) -> None:
             watched.update(log_names)
             self.on_launch, self.on_wait = on_launch, on_wait
@@ -212,7 +212,7 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
         return SimpleNamespace(init_workers=init_workers, run=run)
 
     def claim(cluster: Any, config: Any) -> None:
-        cluster.on_wait("accelerator 0 of node 0: runs/a")
+        cluster.on_wait("accelerator 0 of node 0: runs/a", False)
 
     monkeypatch.setattr(runners.run_program, "Cluster", Machines)
     monkeypatch.setattr(runners.run_program, "claim_components", claim)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.live.progress import RunProgress
+from rlinf_cli.live.view import line_of
 from rlinf_core.runners import events
 from tests.clock import Clock
 
@@ -37,6 +38,16 @@ def test_before_the_workers_are_there(progress: RunProgress, clock: Clock) -> No
     assert (progress.launch_seconds, progress.waiting_seconds, progress.train_seconds) == (5.0, 2.0, 0.0)
     assert progress.steps_per_second is None
     assert progress.seconds_left is None
+
+
+def test_news_of_the_same_wait_does_not_start_its_clock_again(progress: RunProgress, clock: Clock) -> None:
+    progress.take(events.Waiting("accelerator 0 of node 0: runs/a, step 1"))
+    clock.now += 60
+    news = events.Waiting("accelerator 0 of node 0: runs/a, step 9", again=True)
+    progress.take(news)
+    clock.now += 5
+    assert (progress.waiting, progress.waiting_seconds) == (news, 65.0)
+    assert line_of(news, progress) is None
 
 
 def test_speed_and_what_is_left(progress: RunProgress, clock: Clock) -> None:
