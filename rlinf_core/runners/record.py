@@ -165,7 +165,8 @@ class RunRecord:
         self._seconds = 0.0
         self._last_step: int | None = None
         # When the first step of this attempt began.
-        self._attempt_began = 0.0
+        # When the first step of the attempt ended, which may compile; None before.
+        self._first_ended: float | None = None
         # The component of each worker group.
         self._components: Mapping[str, str] = {}
         self._changes: tuple[NodeChange, ...] = ()
@@ -363,7 +364,9 @@ class RunRecord:
 
     def started(self, last_step: int | None, components: Mapping[str, int]) -> None:
         """Emit, once, that the workers have started, and drop data after the checkpoint of a resumed run."""
-        self._last_step, self._attempt_began = last_step, time.monotonic()
+        self._last_step, self._first_ended = last_step, None
+        # What was told of an attempt before is no longer so.
+        claiming.describe(step=self.step or None, total=last_step, left=None)
         if self._began is None:
             self._began = time.monotonic()
             self.folder.started()
@@ -383,9 +386,11 @@ class RunRecord:
 
     def _tell_others(self) -> None:
         """Tell jobs that wait for this one's devices how far it is."""
-        done, left = self.step - self.first_step + 1, None
-        if self._last_step is not None and done > 0:
-            left = (time.monotonic() - self._attempt_began) / done * max(0, self._last_step - self.step)
+        done, left, now = self.step - self.first_step, None, time.monotonic()
+        if self._first_ended is None:
+            self._first_ended = now
+        elif self._last_step is not None and done > 0:
+            left = (now - self._first_ended) / done * max(0, self._last_step - self.step)
         claiming.describe(often=True, step=self.step, total=self._last_step, left=left)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from rlinf_core.cluster import claiming
@@ -46,12 +47,21 @@ Launch: TypeAlias = Callable[[Any, Cluster, RunRecord], JobLoop]
 """Called with the configuration, the cluster and the record; launches the worker groups and returns their loop."""
 
 
-def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> None:
+def run_job(
+    job: Job, folder: RunFolder, listener: Listener, launch: Launch, components: Sequence[str] | None = None
+) -> None:
     """Run a job to its end, and record it in `folder`.
 
     If a worker dies, all are ended, and the run resumes from its last checkpoint with new ones, up to
     `runner.max_restarts` times: `launch`, the recipe's own part, is called again. The job's configuration must have a
     section `runner`.
+
+    Args:
+        job: the job.
+        folder: the run folder.
+        listener: called with the events of the run.
+        launch: the recipe's own part.
+        components: the components that it launches, whose devices are claimed first; by default all that are placed.
 
     Raises:
         WorkerGroupError: a worker failed, or died once more than `runner.max_restarts` allows.
@@ -60,7 +70,8 @@ def run_job(job: Job, folder: RunFolder, listener: Listener, launch: Launch) -> 
     """
     config: Any = job.config
     with RunRecord.open(job, folder, listener) as record, claiming.kept(str(folder.path)):
-        with_recovery(lambda: _attempt(config, record, launch), record, config.runner.max_restarts)
+        attempt = partial(_attempt, config, record, launch, components)
+        with_recovery(attempt, record, config.runner.max_restarts)
         record.finished()
 
 
@@ -86,17 +97,17 @@ def runner_program(runner: Callable[..., Runner], workers: Mapping[str, type[Wor
         return runner(config, groups, record)
 
     def program(job: Job, folder: RunFolder, listener: Listener) -> None:
-        run_job(job, folder, listener, launch)
+        run_job(job, folder, listener, launch, tuple(workers))
 
     return program
 
 
-def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
+def _attempt(config: Any, record: RunRecord, launch: Launch, components: Sequence[str] | None) -> None:
     record.emit(events.Waiting("the cluster"))
     with Cluster(cluster_cfg=config.cluster) as cluster:
         record.watch(cluster, _components(config))
         # All of the job's at once, before anything starts.
-        claim_components(cluster, config)
+        claim_components(cluster, config, components)
         try:
             runner = launch(config, cluster, record)
             runner.init_workers()
@@ -113,8 +124,8 @@ def _attempt(config: Any, record: RunRecord, launch: Launch) -> None:
             raise watcher from None
 
 
-def claim_components(cluster: Cluster, config: Any, *components: str) -> None:
-    """Claim the devices of these components of a job, by default of all.
+def claim_components(cluster: Cluster, config: Any, components: Sequence[str] | None = None) -> None:
+    """Claim the devices of these components of a job, as far as they are placed; by default of all.
 
     Raises:
         DeviceHeldError: another job holds one, and `RLINF_CLAIMS` says not to wait.
@@ -122,7 +133,8 @@ def claim_components(cluster: Cluster, config: Any, *components: str) -> None:
     """
     # The topology alone: the recipe's own placement warns of what is wrong with it.
     placement = ComponentPlacement(config, cluster.topology)
-    names = components or placement.components
+    placed = list(placement.components)
+    names = placed if components is None else [name for name in components if name in placed]
     cluster.claim([one for name in names for one in placement.get_strategy(name).get_placement(cluster.topology)])
 
 

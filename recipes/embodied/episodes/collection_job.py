@@ -62,7 +62,7 @@ class Collection:
     ) -> None:
         placement = HybridComponentPlacement(config, cluster)
         acts = pretrained or checkpoint is not None
-        claim_components(cluster, config, "env", *(["rollout"] if acts else []))
+        claim_components(cluster, config, ["env", *(["rollout"] if acts else [])])
         # A group forwards the calls of its workers' methods to all ranks.
         self._env = cast(
             "Any",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +27,7 @@ from rlinf_core.errors import (
 )
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.job.load import load_job
+from rlinf_core.placement.strategy import Placement
 from rlinf_core.process.proc import Peak
 from rlinf_core.runners import events as run_events
 from rlinf_core.runners import record as run_record
@@ -40,6 +41,7 @@ from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import read_bundles
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.trace import TraceWriter
+from rlinf_core.topology import ClusterTopology, NodeInfo
 from rlinf_core.worker.calls import CallRecord, add_call
 
 DEAD = WorkerGroupError("rollout", "generate", {0: WorkerDiedError("rollout:0", node="node 0")}, 1)
@@ -211,7 +213,7 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
         cluster.on_launch("ActorGroup", 2, 0)
         return SimpleNamespace(init_workers=init_workers, run=run)
 
-    def claim(cluster: Any, config: Any) -> None:
+    def claim(cluster: Any, config: Any, components: object) -> None:
         cluster.on_wait("accelerator 0 of node 0: runs/a", False)
 
     monkeypatch.setattr(runners.run_program, "Cluster", Machines)
@@ -224,6 +226,42 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
     waits = [message.what for message in output if isinstance(message, Waiting)]
     assert waits == ["the cluster", "accelerator 0 of node 0: runs/a", "actor: 2 processes"] * 2
     assert isinstance(output[-1], RunFinished)
+
+
+def test_devices_of_components_without_processes_stay_free() -> None:
+    topology = ClusterTopology.from_nodes([NodeInfo(0, 4, "NVIDIA")])
+    components = {"actor": "0", "rollout": "1", "spare": "2"}
+    config: Any = {"cluster": {"num_nodes": 1, "component_placement": components}}
+    claimed: list[int | None] = []
+
+    def claim(placements: Iterable[Placement]) -> None:
+        claimed.extend(one.local_accelerator_rank for one in placements)
+
+    cluster: Any = SimpleNamespace(topology=topology, claim=claim)
+    run_program.claim_components(cluster, config, ["actor", "rollout", "reward"])
+    assert claimed == [0, 1]
+    run_program.claim_components(cluster, config)
+    assert claimed == [0, 1, 0, 1, 2]
+
+
+def test_others_hear_no_estimate_of_an_attempt_before(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one with the time of the first step, which may compile."""
+    seen: list[tuple[object, object]] = []
+    now = [0.0]
+
+    def describe(*, step: object, left: object, **_: object) -> None:
+        seen.append((step, left))
+
+    monkeypatch.setattr(run_record.claiming, "describe", describe)
+    monkeypatch.setattr(run_record.time, "monotonic", lambda: now[0])
+    record.started(10, {"env": 1})
+    for step, seconds in ((1, 100.0), (2, 2.0), (3, 4.0)):
+        now[0] += seconds
+        record.step_finished(step, {})
+    record.go_back()
+    record.started(10, {"env": 1})
+    monkeypatch.undo()
+    assert seen == [(None, None), (1, None), (2, 16.0), (3, 21.0), (None, None)]
 
 
 def test_the_manager_is_named_and_not_a_worker_that_misses_it(
@@ -243,7 +281,7 @@ def test_the_manager_is_named_and_not_a_worker_that_misses_it(
             raise misses
         return SimpleNamespace(init_workers=lambda: None, run=lambda: None)
 
-    with_recovery(lambda: run_program._attempt(config, record, launch), record, RestartLimit())
+    with_recovery(lambda: run_program._attempt(config, record, launch, None), record, RestartLimit())
     (restart,) = [event for event in events if isinstance(event, RunRestarted)]
     assert restart.reason == "`manager` on this machine died"
 
