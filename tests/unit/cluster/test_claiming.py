@@ -17,6 +17,7 @@ from rlinf_core.cluster.claiming import claim, claim_names, describe, devices_of
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, DeviceHeldError
+from rlinf_core.node import device_claims
 from rlinf_core.node.device_claims import DeviceHolder, HolderInfo, holders
 from rlinf_core.node.holder_words import job_words, progress_words, rough_seconds
 from rlinf_core.placement.component import ComponentPlacement
@@ -60,6 +61,8 @@ class OneNode:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Generator[OneNode]:
     monkeypatch.setattr(claiming, "_claims", None)
+    # A busy machine may answer late; nobody here is silent.
+    monkeypatch.setattr(device_claims, "_ASK_SECONDS", 60.0)
     monkeypatch.setenv("RLINF_CLAIMS", "wait")
     yield OneNode()
     claiming._on_disconnect()  # pyright: ignore[reportPrivateUsage]
