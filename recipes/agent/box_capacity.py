@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.harbor.task_folder import find_tasks, read_task
+from recipes.agent.harbor.task_folder import find_tasks, memory_of
 from rlinf_core import ConfigError
 from rlinf_core.config.ranks import format_ranks
 
@@ -28,6 +28,8 @@ def placement_notes(config: AgentConfig, nodes: Mapping[str, Sequence[int]]) -> 
         memory = environment.box_memory_mib
         if memory is None:
             held = "as many as fit into half of its memory"
+        elif sizes and sizes[-1] > memory:
+            held = f"a task of {sizes[-1]} MiB never fits into {memory} MiB (`agent.environment.box_memory_mib`)"
         elif sizes:
             held = f"{_spelled(min(most, memory // size) for size in sizes)} at once in {memory} MiB"
         else:
@@ -45,7 +47,7 @@ def _spelled(numbers: Iterable[int]) -> str:
 def _sizes(path: str | None) -> list[int]:
     """Return the least and the most memory that a task's box needs, in MiB; nothing where tasks cannot be read here."""
     try:
-        sizes = {read_task(folder).memory_mib for folder in find_tasks(Path(path or "."))}
-    except ConfigError:
+        sizes = {memory_of(folder) for folder in find_tasks(Path(path or "."))}
+    except (ConfigError, OSError):
         return []
     return sorted({min(sizes), max(sizes)})

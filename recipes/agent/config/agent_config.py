@@ -6,6 +6,7 @@ let it find out by GRPO that the calculator pays.
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
@@ -43,12 +44,16 @@ COMPONENTS: Final = ("actor", "rollout", "reward", "agent")
 INDEX: Final = "index"
 AGENTS: Final = ("tool_agent", "env_agent")
 TOOLS: Final = ("calculator", "search", "python")
-# Tools of earlier versions, each with what does their work now.
-_GONE: Final = {"http": "let an MCP server fetch pages: `agent.mcp: {fetch: {command: [uvx, mcp-server-fetch]}}`"}
+# Names that are no tools here, each with where what they do is.
+_ELSEWHERE: Final = {
+    "http": "let an MCP server fetch pages: `agent.mcp: {fetch: {command: [uvx, mcp-server-fetch]}}`",
+    "bash": "`bash` comes with tasks with images: `run: env_agent`, `environment: {type: harbor, path: FOLDER}`",
+}
 # Tasks that are made on the spot, and know which calls lead to their answers.
 MADE_TASKS: Final = ("calculations", "lookups")
-# The program that tries a box.
+# Programs that try a box, and make an agent of Harbor.
 BOX_PROBE: Final = "recipes.agent.boxes.box_probe"
+HARNESS_PROBE: Final = "recipes.agent.harbor.harness_probe"
 # Tasks that are the seeds of an environment.
 EPISODES: Final = "episodes"
 _MARKS: Final = ("calculator", "search", "result")
@@ -109,10 +114,20 @@ def _needs_tool(tool: str, *keys: str) -> IgnoredKeys:
     )
 
 
-def _needs_run(run: str, *keys: str) -> IgnoredKeys:
-    """Return the rule of keys that change nothing unless a certain agent runs."""
-    help = f"remove it, or write `run: {run}`"
-    return IgnoredKeys(keys, lambda agent, _: agent.run != run, f"`run` is not {run}", help, because=("run",))
+def _without_calls(agent: AgentWorkerConfig) -> str:
+    """Return why no call of a tool has a time limit; "": some may have."""
+    if agent.run != "env_agent":
+        return "" if agent.tools or agent.mcp else "`tools` is empty"
+    if agent.environment.type != "harbor":
+        return "`run: env_agent` uses no tools"
+    return "" if agent.environment.harness is None else "an agent of Harbor has limits of its own"
+
+
+def _without_format(agent: AgentWorkerConfig) -> str:
+    """Return why nothing is called in a format of ours; "": something may be."""
+    if agent.run == "env_agent" and agent.environment.type == "harbor":
+        return "" if agent.environment.harness is None else "an agent of Harbor has its own"
+    return "" if agent.run == "tool_agent" else "`run` is not tool_agent"
 
 
 class AgentWorkerConfig(ConfigModel):
@@ -121,8 +136,14 @@ class AgentWorkerConfig(ConfigModel):
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         _needs_tool("search", "corpus_path", "search_results"),
         _needs_tool("python", "python_memory_mib"),
-        _needs_run("env_agent", "environment"),
-        _needs_run("tool_agent", "tool_format"),
+        IgnoredKeys(
+            ("environment",),
+            lambda agent, _: agent.run != "env_agent",
+            "`run` is not env_agent",
+            "remove it, or write `run: env_agent`",
+            because=("run",),
+        ),
+        IgnoredKeys(("tool_format",), lambda agent, _: bool(_without_format(agent)), _without_format, because=("run",)),
         IgnoredKeys(
             ("tools", "mcp"),
             lambda agent, sizes: agent.run == "env_agent",
@@ -131,9 +152,9 @@ class AgentWorkerConfig(ConfigModel):
         ),
         IgnoredKeys(
             ("tool_timeout",),
-            lambda agent, sizes: not agent.tools and not agent.mcp and agent.environment.type != "harbor",
-            "`tools` is empty",
-            because=("tools",),
+            lambda agent, _: bool(_without_calls(agent)),
+            _without_calls,
+            because=("environment.harness", "run", "tools"),
         ),
     )
 
@@ -145,7 +166,7 @@ class AgentWorkerConfig(ConfigModel):
         description="Agent: tool_agent, which calls tools until it answers; env_agent, which plays `environment`; or"
         " `package.module:function`, an async function of task, model and tools that returns an outcome.",
     )
-    tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS, instead=_GONE)], ...] = Field(
+    tools: tuple[Annotated[Text, KnownOrOwn("tool", TOOLS, instead=_ELSEWHERE)], ...] = Field(
         default=("calculator",),
         description="Tools: calculator, search, python (sandboxed), or"
         " `package.module:function`, a sync or async function from text to text.",
@@ -206,6 +227,12 @@ class AgentConfig(LanguageConfig):
             "episode seeds are used in order",
             because=("data.type",),
         ),
+        IgnoredKeys(
+            ("data.system_prompt",),
+            lambda config, sizes: config.has_harness,
+            "an agent of Harbor writes the messages",
+            because=("agent.environment.harness",),
+        ),
     )
 
     runner: AgentRunnerConfig = Field(
@@ -242,12 +269,17 @@ class AgentConfig(LanguageConfig):
         """Whether agents do tasks with images."""
         return self.agent.run == "env_agent" and self.agent.environment.type == "harbor"
 
+    @property
+    def has_harness(self) -> bool:
+        """Whether agents of Harbor do the tasks with images."""
+        return self.plays_tasks and self.agent.environment.harness is not None
+
     def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
         """See `LanguageConfig`."""
         agent, asked = self.agent, super().chat_roles(template)
-        system = ("system",) if self.data.system_prompt else ()
+        system = ("system",) if self.data.system_prompt and not self.has_harness else ()
         uses_tools = agent.run == "tool_agent" and (agent.tools or agent.mcp)
-        uses_bash = self.plays_tasks and agent.environment.harness is None
+        uses_bash = self.plays_tasks and not self.has_harness
         if not uses_tools and not uses_bash:
             return [*asked, ChatRoles(("agent", "run"), (*system, "user", "assistant", "user"))]
         at = ("agent", "environment") if uses_bash else ("agent", "tools")
@@ -373,9 +405,19 @@ def _check_tasks(config: AgentConfig, report: Report) -> None:
         report(at, "unusable-path", message, severity=Severity.WARNING)
         return
     try:
-        load_checked(Path(path))
+        tasks = load_checked(Path(path))
     except ConfigError as error:
         report(at, "unusable-path", f"{error.message}: {error.why}" if error.why else error.message, error.help)
+        return
+    memory = config.agent.environment.box_memory_mib
+    large = max((task for task, _ in tasks), key=lambda task: task.memory_mib)
+    if memory is not None and large.memory_mib > memory:
+        report(
+            ("agent", "environment", "box_memory_mib"),
+            "conflicting-settings",
+            f"the task `{large.name}` needs {large.memory_mib} MiB, and all boxes of a node may have {memory} MiB",
+            f"raise it to {large.memory_mib} at least, or lower `memory_mb` in the task's task.toml",
+        )
 
 
 def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
@@ -410,7 +452,10 @@ def inputs(config: AgentConfig) -> list[Path]:
 
 
 def trials(config: AgentConfig) -> list[Trial]:
-    """Return the checks of `rlinf doctor`: the sandbox of `python` and boxes on agent nodes, and that of rewards."""
+    """Return the checks of `rlinf doctor`: what agents need where they run, and the sandbox of rewards."""
     tool = [Trial("agent", "sandbox", SANDBOX_PROBE)] if "python" in config.agent.tools else []
     boxes = [Trial("agent", "boxes", BOX_PROBE)] if config.plays_tasks else []
-    return tool + boxes + reward_trials(config)
+    environment, length = config.agent.environment, str(config.runner.seq_length)
+    named = (environment.harness or "", json.dumps(environment.options), length)
+    harness = [Trial("agent", "harness", HARNESS_PROBE, named)] if config.has_harness else []
+    return tool + boxes + harness + reward_trials(config)

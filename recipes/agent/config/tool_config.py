@@ -52,6 +52,13 @@ class TextEnvironmentConfig(ConfigModel):
         _only_of_type(("openenv",), "url", "action_key", "observation_key"),
         _only_of_type(("verifiers",), "name"),
         _only_of_type(("verifiers", "harbor"), "options", "harness"),
+        IgnoredKeys(
+            ("options",),
+            lambda environment, sizes: environment.type == "harbor" and environment.harness is None,
+            "they are those of `harness`, and there is none",
+            "remove it, or write `harness: terminus-2`",
+            because=("type",),
+        ),
         _only_of_type(("harbor",), "path", "box_memory_mib", "box_folder"),
     )
 

@@ -48,7 +48,8 @@ class TaskAgent:
         keeps_time: a run's time is limited here, so that it is graded as it stands when that is up.
 
     Raises:
-        ConfigError: see `load_checked`; or there are too few tasks.
+        ConfigError: see `load_checked` and `check_harness`; or there are too few tasks, or one needs more memory than
+            there is for boxes.
     """
 
     keeps_time = True
@@ -59,13 +60,20 @@ class TaskAgent:
         self._has_template = config.data.apply_chat_template
         self._system_prompt = (config.data.system_prompt or "") if self._has_template else ""
         if environment.harness is not None:
-            check_harness(environment.harness)
+            check_harness(environment.harness, environment.options, config.runner.seq_length)
         self._tasks = load_checked(Path(environment.path or "."))
         if len(self._tasks) < 2:
             raise ConfigError(f"`{environment.path}` has only {len(self._tasks)} task; there must be two at least")
         self._held = min(config.data.val_size, len(self._tasks) // 2)
         self._folder = Path(environment.box_folder or DEFAULT_FOLDER)
         self._memory = environment.box_memory_mib or half_of_memory()
+        large = max((task for task, _ in self._tasks), key=lambda task: task.memory_mib)
+        if large.memory_mib > self._memory:
+            raise ConfigError(
+                f"the task `{large.name}` needs {large.memory_mib} MiB, and all boxes of this node may have"
+                f" {self._memory} MiB",
+                help="raise `agent.environment.box_memory_mib`, or lower `memory_mb` in the task's task.toml",
+            )
         self._store: ImageStore | None = None
         self._images: dict[str, asyncio.Task[Image]] = {}
         self._context = config.runner.seq_length

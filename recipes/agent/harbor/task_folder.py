@@ -130,12 +130,34 @@ def find_tasks(path: Path) -> list[Path]:
     """Return the folders of tasks: a task itself, or those below a folder, by name.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: there are none, or there is no such folder.
     """
+    if not path.is_dir():
+        raise ConfigError(f"there is no folder `{path}`")
     for pattern in (TOML, f"*/{TOML}", f"*/*/{TOML}"):
         if folders := sorted(file.parent for file in path.glob(pattern)):
             return folders
     raise ConfigError(f"`{path}` has no tasks", why=f"there is no `{TOML}` in it, or in the folders below it")
+
+
+def memory_of(path: Path) -> int:
+    """Return the MiB of memory that a task's box needs; nothing but its task.toml is read.
+
+    Raises:
+        ConfigError: it is missing or cannot be read.
+    """
+    environment = _read_toml(path).environment
+    return _mib(path / TOML, environment.memory, environment.memory_mb)
+
+
+def _read_toml(path: Path) -> _Toml:
+    try:
+        return _Toml.model_validate(tomllib.loads((path / TOML).read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{path / TOML}: `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"the task `{path.name}` cannot be read", why=str(error)) from None
 
 
 def read_task(path: Path) -> TaskFolder:
@@ -144,14 +166,10 @@ def read_task(path: Path) -> TaskFolder:
     Raises:
         ConfigError: a file is missing or cannot be read, or the task needs what boxes do not have.
     """
-    where = path / TOML
+    where, toml = path / TOML, _read_toml(path)
     try:
-        toml = _Toml.model_validate(tomllib.loads(where.read_text(encoding="utf-8")))
         instruction = (path / INSTRUCTION).read_text(encoding="utf-8").strip()
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{where}: `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the task `{path.name}` cannot be read", why=str(error)) from None
     if not (path / TESTS).is_file():
         raise ConfigError(f"the task `{path.name}` has no `{TESTS}`")

@@ -96,11 +96,12 @@ class TrialBox:
             self.note(command, shown, seconds)
 
 
-def check_harness(harness: str) -> None:
-    """Import Harbor, and look whether an agent of it can be played in boxes.
+def check_harness(harness: str, options: Mapping[str, Any], context: int) -> None:
+    """Import Harbor, and make an agent of it as a trial does; see `run_trial`.
 
     Raises:
-        ConfigError: Harbor is not installed, it has no such agent, or the agent would be installed in the box.
+        ConfigError: Harbor is not installed, it has no such agent, the agent would be installed in the box, or it
+            takes no such options.
     """
     os.environ.update(_QUIET)
     _bypass_proxies()
@@ -122,6 +123,16 @@ def check_harness(harness: str) -> None:
             why="a box has no network",
             help="use one that runs beside it, such as `terminus-2`",
         )
+    with token_variable(_KEY, "none") as key, _folder() as folder:
+        made = _agent_config(configs, harness, options, context, ("http://127.0.0.1/v1", key))
+        try:
+            factory.create_agent_from_config(made, logs_dir=Path(folder))
+        except Exception as error:  # noqa: BLE001 - of the user's agent
+            raise ConfigError(
+                f"Harbor's agent `{harness}` cannot be made",
+                why=f"{type(error).__name__}: {error}",
+                help="correct `agent.environment.options`",
+            ) from None
 
 
 def _bypass_proxies() -> None:
@@ -168,14 +179,7 @@ async def run_trial(
     name = f"rlinf-{uuid.uuid4().hex[:12]}"
     # In this process's environment and not in the agent's, which boxes get.
     with token_variable(_KEY, token) as key, _folder() as folder:
-        agent = configs.AgentConfig(
-            **_named(harness),
-            model_name="openai/policy",
-            base_url=url,
-            model_api_key_name=key,
-            override_timeout_sec=seconds,
-            kwargs=_arguments(harness, options, context),
-        )
+        agent = _agent_config(configs, harness, options, context, (url, key), seconds)
         config = configs.TrialConfig(
             task=configs.TaskConfig(path=shared.task.path.absolute()),
             trial_name=name,
@@ -201,6 +205,26 @@ async def run_trial(
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """Return the folder of a trial's logs. A trial that is late may still write there."""
     return tempfile.TemporaryDirectory(prefix="rlinf-trial-", ignore_cleanup_errors=True)
+
+
+def _agent_config(
+    configs: Any,
+    harness: str,
+    options: Mapping[str, Any],
+    context: int,
+    endpoint: tuple[str, str],
+    seconds: float | None = None,
+) -> Any:
+    """Return the section of a trial about its agent; `endpoint` is a URL and the variable that has its token."""
+    url, key = endpoint
+    return configs.AgentConfig(
+        **_named(harness),
+        model_name="openai/policy",
+        base_url=url,
+        model_api_key_name=key,
+        override_timeout_sec=seconds,
+        kwargs=_arguments(harness, options, context),
+    )
 
 
 def _arguments(harness: str, options: Mapping[str, Any], context: int) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from recipes.agent.harbor.checking import write_checks
+from recipes.agent.harbor.task_folder import read_task
 from rlinf_cli.job.load import load_with_lint
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import load_job
+from tests.unit.recipes.agent.harbor.made_tasks import double_task, fit, greeting_task
 
 FILE = (
     "recipe: agent\ncluster:\n  num_nodes: 1\n  component_placement:\n"
@@ -87,7 +91,40 @@ def test_a_time_limit_of_commands_counts_in_boxes(findings: Any, monkeypatch: py
     harness = text % (tasks % ", harness: terminus-2, options: {max_turns: 3}")
     monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", list)
     assert [row[0] for row in findings(harness)] == ["unusable-path", "missing-extra"]
-    assert without_effect(tasks % ", harness: terminus-2, options: {max_turns: 3}") == ["`tools`"]
+    assert without_effect(tasks % ", harness: terminus-2, options: {max_turns: 3}") == ["`tools`", "`tool_timeout`"]
+    assert without_effect(tasks % ", options: {max_turns: 3}") == ["`tools`", "`max_turns`"]
+
+
+def test_keys_that_agents_of_harbor_do_not_read_are_named() -> None:
+    text = (
+        FILE + "agent: {tool_timeout: 30, tool_format: plain, run: env_agent,"
+        " environment: {type: harbor, path: no/such%s}}\n"
+        "data: {type: episodes, apply_chat_template: true, system_prompt: Be brief.}\n"
+    )
+
+    def without_effect(harness: str) -> list[str]:
+        findings = load_with_lint("-", stdin=(text % harness).encode()).diagnostics
+        return sorted(one.message.partition(" ")[0] for one in findings if one.code == "no-effect")
+
+    assert without_effect("") == []
+    assert without_effect(", harness: terminus-2") == ["`system_prompt`", "`tool_format`", "`tool_timeout`"]
+
+
+def test_a_task_that_no_box_may_hold_is_named(findings: Any, tmp_path: Path) -> None:
+    folders = (greeting_task(tmp_path), double_task(tmp_path))
+    write_checks(tmp_path, [fit(read_task(folder)) for folder in folders])
+    environment = "{type: harbor, path: %s, box_memory_mib: %d}"
+    text = FILE + f"agent: {{run: env_agent, environment: {environment}}}\ndata: {{type: episodes}}\n"
+    assert findings(text % (tmp_path, 256)) == []
+    ((code, _, message, help),) = findings(text % (tmp_path, 255), messages=True)
+    assert code == "conflicting-settings"
+    assert message.endswith("needs 256 MiB, and all boxes of a node may have 255 MiB")
+    assert help.startswith("raise it to 256 at least")
+
+
+def test_bash_is_no_tool_by_itself(findings: Any) -> None:
+    ((code, _, _, help),) = findings(FILE + "agent: {tools: [bash]}\n", messages=True)
+    assert (code, "environment: {type: harbor" in help) == ("unknown-choice", True)
 
 
 def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,11 @@ class Factory:
             raise ValueError(f"unknown agent {config.name}")
         return Installed if config.name == "installed" else Outside
 
+    @staticmethod
+    def create_agent_from_config(config: Any, logs_dir: Any) -> None:
+        if "parser_nam" in config.kwargs:
+            raise ValueError("Unknown option 'parser_nam'.")
+
 
 def install(monkeypatch: pytest.MonkeyPatch, agent: Callable[[Any, Any], Awaitable[None]]) -> list[Any]:
     """Let `import harbor` work with this agent, and return the configurations of the trials that follow."""

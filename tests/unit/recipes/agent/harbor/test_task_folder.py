@@ -98,4 +98,6 @@ def test_tasks_are_found_in_a_folder_and_below_it(tmp_path: Path) -> None:
     assert find_tasks(task.parent) == [task]
     assert find_tasks(tmp_path / "set") == [task]
     with pytest.raises(ConfigError, match="has no tasks"):
+        find_tasks(task / "tests")
+    with pytest.raises(ConfigError, match=r"there is no folder `.*none`"):
         find_tasks(tmp_path / "none")

@@ -20,11 +20,13 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from recipes.agent.boxes.boxes import BoxHost
+from recipes.agent.config import agent_config
+from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.config.tool_config import TextEnvironmentConfig
 from recipes.agent.environments import harbor_agent
 from recipes.agent.harbor import trials
@@ -33,6 +35,7 @@ from recipes.agent.harbor.task_folder import find_tasks, read_task
 from recipes.agent.harbor.trials import HarnessError, check_harness
 from recipes.agent.tools.tool import ToolUnavailable
 from rlinf_core import ConfigError
+from rlinf_core.job.load import load_job
 from tests.unit.recipes.agent.boxes.running import archive_of
 from tests.unit.recipes.agent.environments.test_harbor_agent import config_of, played
 from tests.unit.recipes.agent.harbor.fake_harbor import install
@@ -195,8 +198,8 @@ def test_the_token_of_a_run_goes_to_no_proxy(monkeypatch: Any) -> None:
     monkeypatch.setenv("NO_PROXY", "example.org")
     monkeypatch.setenv("no_proxy", "")
     install(monkeypatch, _breaks)
-    check_harness("outside")
-    check_harness("outside")
+    check_harness("outside", {}, 2000)
+    check_harness("outside", {}, 2000)
     assert (os.environ["NO_PROXY"], os.environ["no_proxy"]) == ("example.org,127.0.0.1",) * 2
     assert urllib.request.proxy_bypass("127.0.0.1")
 
@@ -226,13 +229,32 @@ def test_a_holder_that_is_killed_is_no_fault_of_the_policy(tasks: Path, box_fold
 
 def test_agents_that_boxes_cannot_hold_are_named(monkeypatch: Any) -> None:
     with pytest.raises(ConfigError, match="needs the package harbor"):
-        check_harness("outside")
+        check_harness("outside", {}, 2000)
     install(monkeypatch, _breaks)
-    check_harness("outside")
+    check_harness("outside", {}, 2000)
     with pytest.raises(ConfigError, match="is installed in the container"):
-        check_harness("installed")
+        check_harness("installed", {}, 2000)
     with pytest.raises(ConfigError, match="Harbor has no agent `outsite`"):
-        check_harness("outsite")
+        check_harness("outsite", {}, 2000)
+    with pytest.raises(ConfigError, match="`outside` cannot be made") as error:
+        check_harness("outside", {"parser_nam": "xml"}, 2000)
+    assert error.value.why == "ValueError: Unknown option 'parser_nam'."
+
+
+def test_doctor_makes_an_agent_of_harbor(monkeypatch: Any) -> None:
+    text = (
+        "recipe: agent\ncluster: {num_nodes: 1, component_placement: {'actor,rollout,reward,agent': {node_group: node,"
+        " placement: 0}}}\ndata: {type: episodes}\nagent: {run: env_agent, environment: {type: harbor, path: no/such,"
+        " harness: outside, options: {parser_nam: xml}}}\n"
+    )
+    boxes, harness = agent_config.trials(cast("AgentConfig", load_job("-", stdin=text.encode()).config))
+    assert (boxes.what, harness.what, harness.component) == ("boxes", "harness", "agent")
+    install(monkeypatch, _breaks)
+    probe = import_module(harness.module)
+    name, options, context = harness.arguments
+    said = probe.look(name, json.loads(options), int(context))
+    assert (said["verdict"], "Unknown option 'parser_nam'" in said["what"]) == ("fault", True)
+    assert probe.look(name, {}, int(context))["verdict"] == "ok"
 
 
 def _alone(folder: Path, task: Path, act: Act, tmp_path: Path) -> tuple[float, dict[str, Any]]:
