@@ -54,6 +54,7 @@ class RecordedRun(NamedTuple):
         phases: medians of the phases of a step in seconds, as `time/step`, and of what agents did in it.
         deviation: the standard deviation of a step, in seconds.
         load, cpus: the load of the driver's machine at the end, and its processors.
+        recipe: its recipe.
     """
 
     name: str
@@ -65,6 +66,7 @@ class RecordedRun(NamedTuple):
     deviation: float
     load: float
     cpus: int
+    recipe: str = ""
 
     @property
     def models(self) -> dict[str, str]:
@@ -140,7 +142,16 @@ def _read_run(name: str, assume: Sequence[str]) -> tuple[RecordedRun, JobFlow]:
         if not row.quantiles:
             sizes.setdefault(row.phase, []).append((row.rows, row.calls))
     recorded = RecordedRun(
-        folder.path.name, devices, arrangement, rows, sizes, phases, deviation, profile.load, profile.cpus
+        folder.path.name,
+        devices,
+        arrangement,
+        rows,
+        sizes,
+        phases,
+        deviation,
+        profile.load,
+        profile.cpus,
+        folder.state.recipe,
     )
     return recorded, flow
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Final
+
+import typer
 
 from rlinf_cli.advice.job_devices import devices_of
 from rlinf_cli.advice.recorded_runs import flow_of, read_runs
@@ -18,12 +22,12 @@ from rlinf_core.errors import ConfigError, RLinfError, RunError
 from rlinf_core.process import pacing
 from rlinf_core.process.pacing import Pace, Pacing
 from rlinf_core.runners.metrics import read_metrics
-from rlinf_core.runners.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rlinf_cli.advice.job_devices import JobDevices
     from rlinf_cli.advice.recorded_runs import RecordedRun
     from rlinf_core.advice.job_flow import JobFlow
+    from rlinf_core.runners.storage.run_folder import RunFolder
 
 _STEPS: Final = 8
 # Keys of a trial that a rehearsal has as the file does, or sets itself.
@@ -38,13 +42,19 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
         names: the runs or measurements that tell how long work takes; none: the newest that fits.
 
     Raises:
+        typer.BadParameter: the file is standard input, or a key has several values.
         RLinfError: the job cannot be rehearsed.
     """
     from rlinf_cli.job.job_file import load, sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.run.remote_driver import cluster_elsewhere
     from rlinf_cli.run.starting import start
+    from rlinf_cli.sweep.plan import several
 
+    if file == "-":
+        raise typer.BadParameter("the file is read several times: give a path, not `-`", param_hint="'--rehearse'")
+    if swept := several(file, overrides):
+        raise typer.BadParameter(f"`{swept[0]}`: rehearse one value after the other", param_hint="'--rehearse'")
     job = load(file, overrides)
     parts = sound(job)
     flow = flow_of(job)
@@ -54,9 +64,24 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
             where=parts.name,
             help="log in to the head, and rehearse there",
         )
+    config: Any = job.config
+    if config.runner.only_eval:
+        raise ConfigError(
+            "the job has no steps of training that could be rehearsed",
+            where=parts.name,
+            why="`runner.only_eval` is true",
+            help="rehearse it with `runner.only_eval=false`",
+        )
     layout = lay_out(parts, "placement", file, arguments=overrides)
     devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
-    recorded = read_runs(names or [_newest(parts.name, job.recipe.name if job.recipe else "")], ())
+    recipe = job.recipe.name if job.recipe else ""
+    recorded = read_runs(names or [_newest(parts.name, recipe)], ())
+    for run, _ in recorded:
+        if run.recipe != recipe:
+            raise RunError(
+                f"run `{run.name}` is one of recipe `{run.recipe}`, and the file is of `{recipe}`",
+                help="give runs of the same recipe",
+            )
     rows = [row for run, _ in recorded for row in run.rows]
     calls = Durations.of(rows)
     constants = [row for run, its_flow in recorded for row in its_flow.constants(run, calls)]
@@ -66,7 +91,6 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
         for phase, listed in run.sizes.items():
             sizes.setdefault(phase, []).extend(listed)
     paced = _pacing(flow, devices, recorded, durations, sizes)
-    config: Any = job.config
     now = devices.now(flow.components, flow.stages_now, config.runner.staleness)
     predicted = flow.flow(durations, devices.models, sizes).simulate(now).seconds
     logger = config.runner.logger
@@ -82,10 +106,18 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
         ended = start(file, words, None, dry_run=False, detach=False)
     finally:
         pacing.want(None)
-    folder = RunFolder.latest(logger.log_path, experiment)
+    folder = _own_folder(Path(logger.log_path), experiment)
     if ended or folder is None:
         return ended
     return _result(folder, predicted, config.runner.staleness, [run.name for run, _ in recorded])
+
+
+def _own_folder(log_path: Path, experiment: str) -> RunFolder | None:
+    """Return the newest folder that this process made: others may rehearse the same job meanwhile."""
+    from rlinf_cli.runs.run_lookup import all_runs
+
+    made = [run for run in all_runs(log_path) if run.state.experiment == experiment and run.state.pid == os.getpid()]
+    return max(made, key=lambda run: run.state.created, default=None)
 
 
 def _newest(file: str, recipe: str) -> str:

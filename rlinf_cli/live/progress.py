@@ -53,10 +53,12 @@ class RunProgress:
 
     Args:
         clock: a monotonic clock in seconds, shared with views that show times.
+        times_only: whether other metrics than times are dropped: those of a rehearsal say nothing.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, times_only: bool = False) -> None:
         self.clock = clock
+        self._times_only = times_only
         self.lock = threading.Lock()
         self._began = clock()
         self._ready: float | None = None
@@ -101,12 +103,12 @@ class RunProgress:
                 self.waiting = event
             case StepFinished():
                 self.step = event.step
-                self.metrics.update(event.metrics)
+                self._add(event.metrics)
                 self._moments.append(now)
                 self._times.append({k: v for k, v in event.metrics.items() if k.startswith(_TIME)})
             case Evaluated():
                 self.evaluation, self.done = event, ""
-                self.metrics.update(event.metrics)
+                self._add(event.metrics)
             case CheckpointSaved():
                 self.checkpoint = event
             case RunRestarted():
@@ -117,9 +119,12 @@ class RunProgress:
                 self.restart, self.waiting = event, None
             case RunFinished():
                 self.finished = event
-                self.metrics.update(event.metrics)
+                self._add(event.metrics)
             case ClusterReady() | NodesChanged() | ItemsResumed():
                 pass
+
+    def _add(self, metrics: Mapping[str, float]) -> None:
+        self.metrics.update({k: v for k, v in metrics.items() if not self._times_only or k.startswith(_TIME)})
 
     def _start(self, event: RunStarted, now: float) -> None:
         self._ready = now

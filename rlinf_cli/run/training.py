@@ -118,7 +118,9 @@ class Training:
         from rlinf_cli.run.run_documents import DocumentWriter
 
         self._job, self._recipe, self._folder = job, recipe, folder
-        self._progress = RunProgress()
+        # Its stand-ins learn nothing: it has neither a learning curve nor a report, and its command sums it up.
+        self._rehearses = folder.state.kind == "rehearsal"
+        self._progress = RunProgress(times_only=self._rehearses)
         self._documents = DocumentWriter(self._progress, job, folder)
         self._report: Path | None = None
         self._unread = without_effect(job.diagnostics)
@@ -237,6 +239,8 @@ class Training:
         self._documents.add_event(
             run_events.FINISHED, self._progress.step, f"finished after step {self._progress.step}"
         )
+        if self._rehearses:
+            return ExitCode.OK
         self._write_report()
         if not console.verbosity.json:
             console.result(summary_text(self._progress, self._folder.path, self._report, self._unread, self._causes()))
@@ -296,6 +300,8 @@ class Training:
         """Draw the learning curve, also of a failed or interrupted run: its progress is of interest."""
         from rlinf_cli.report.curves import draw_curve
 
+        if self._rehearses:
+            return
         try:
             drawn = draw_curve(self._folder.metrics_file, self._folder.path, self._folder.path.name)
         except RLinfError as error:
@@ -307,6 +313,8 @@ class Training:
         """Write the report of a finished run; a signal aborts it."""
         from rlinf_cli.report.report_writing import write_report_at_end
 
+        if self._rehearses:
+            return
         before = self._interrupts.code
         self._report = write_report_at_end(self._folder.path, console.warn, lambda: self._interrupts.code is not before)
 

@@ -31,6 +31,7 @@ from rlinf_core.hardware.robots.unit import variable_of
 from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
 from rlinf_core.node.holder_words import job_words, progress_words, waits_for
 from rlinf_core.placement.strategy import Placement
+from rlinf_core.process import pacing
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 LOGGER = logging.getLogger("rlinf")
@@ -309,6 +310,7 @@ def claim(cluster: ClaimsOn, placements: Iterable[Placement], use: object = _THE
     """Claim the accelerators and robots of processes before they start; those that this job has stay.
 
     A process without such devices is none of its business. Nor is one that a worker starts: its job has claims already.
+    A rehearsal has none either: its processes use no device, see `pacing`.
 
     Args:
         cluster: the cluster.
@@ -320,7 +322,7 @@ def claim(cluster: ClaimsOn, placements: Iterable[Placement], use: object = _THE
         ClusterError: a node does not answer.
     """
     session = current_session()
-    if session is not None and session.member is not None:
+    if pacing.wanted is not None or (session is not None and session.member is not None):
         return
     devices = devices_of(cluster.topology, placements)
     if not devices and _claims is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast
+from dataclasses import dataclass, replace
+from typing import Protocol, Self, TypeAlias, cast
 
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import PlacementError
@@ -61,6 +61,10 @@ class Placement:
         if self.accelerator_type is None:
             return DEFAULT_VISIBILITY_VARIABLE
         return get_accelerator(self.accelerator_type).visibility_variable or DEFAULT_VISIBILITY_VARIABLE
+
+    def without_devices(self) -> Self:
+        """Return the same place for a process that uses no accelerator of its node."""
+        return replace(self, accelerator_type=None, local_accelerator_rank=None)
 
     def environment(self) -> dict[str, str]:
         """Return the variables of this process that depend on its placement, except MASTER_ADDR and MASTER_PORT.

@@ -117,7 +117,7 @@ class WorkerProcess:
         Raises:
             RemoteFailure: with the exception of its class's import or its constructor.
         """
-        self._context = context
+        context = self._context = _rehearsing(context)
         lost = device_claims.keep(context.claims)
         faulthandler.enable()
         stacks.register()
@@ -134,11 +134,6 @@ class WorkerProcess:
             )
         if context.session.trace:
             tracing.start()
-        if context.session.pacing is not None:
-            place, job = context.placement, context.session.job
-            held = place.local_accelerator_rank is not None
-            device = f"{job}-{place.cluster_node_rank}-{place.local_accelerator_rank}" if held else ""
-            pacing.start(context.session.pacing, device)
         self._join(context, manager)
         self._worker = self._published("__init__", lambda _: _make(context, pickled))
         return self.birth()
@@ -347,6 +342,21 @@ class WorkerProcess:
             raise error
         where = str(self._context.address) if self._context else None
         return RemoteFailure(PackedError.of(error, where))
+
+
+def _rehearsing(context: WorkerContext) -> WorkerContext:
+    """Return the context of a process that works, unchanged; or, once its calls are paced, that of one that rehearses:
+    without accelerators and robots, which may be others'.
+    """
+    if context.session.pacing is None:
+        return context
+    place = context.placement
+    held = place.local_accelerator_rank is not None
+    device = f"{context.session.job}-{place.cluster_node_rank}-{place.local_accelerator_rank}" if held else ""
+    pacing.start(context.session.pacing, device)
+    if place.accelerator_type is not None:
+        os.environ[place.visibility_variable] = ""
+    return replace(context, placement=place.without_devices(), hardware=())
 
 
 def _make(context: WorkerContext, pickled: bytes) -> Any:

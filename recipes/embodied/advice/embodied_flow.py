@@ -17,6 +17,7 @@ from recipes.embodied.config import EmbodiedConfig, group_size, resets_each_pass
 from recipes.embodied.config.algorithm_config import policy_gradient_of
 from recipes.embodied.config.batch_sizes import batch_sizes, evaluates, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.env_types import is_robot
+from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.config.off_policy_config import is_off_policy
 from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, off_policy_of
 from recipes.sections.checks import divisors
@@ -205,8 +206,13 @@ class EmbodiedFlow:
             f"env.train.env_type={_STAND_INS}:StandInEnv",
             f"env.train.options={json.dumps({'spec': asdict(spec)})}",
             f"env.train.max_episode_steps={train.max_episode_steps or train.max_steps_per_rollout_epoch}",
+            # Nobody watches or takes over, and no device of theirs is opened.
+            *(["~env.train.intervention"] if train.intervention.source != NONE else []),
+            *(["~env.train.judge"] if train.judge.source != ENVIRONMENT else []),
         ]
-        if not self.off_policy:
+        if self.off_policy:
+            words += ["algorithm.replay.recording_path=null"]
+        else:
             numbers = policy_sizes(actor, spec).acting // acting_type(actor).itemsize
             words += [
                 *(["~actor.model.options"] if actor.model.options else []),

@@ -21,6 +21,7 @@ from rlinf_core.node import device_claims
 from rlinf_core.node.device_claims import DeviceHolder, HolderInfo, holders
 from rlinf_core.node.holder_words import job_words, progress_words, rough_seconds
 from rlinf_core.placement.component import ComponentPlacement
+from rlinf_core.process import pacing
 from rlinf_core.topology import ClusterTopology, NodeInfo
 from tests.waiting import until
 
@@ -481,3 +482,9 @@ def test_figures_that_are_none_are_left_out(about: dict[str, Any], words: str) -
 )
 def test_times_are_rough(seconds: float, words: str) -> None:
     assert rough_seconds(seconds) == words
+
+
+def test_a_rehearsal_claims_nothing(node: OneNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "wanted", pacing.Pacing({}))
+    claim(node, node.placements("0-3"))
+    assert claim_names(node.topology, node.placements("0")[0]) == ()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from recipes.embodied.advice.embodied_flow import EmbodiedFlow
 from rlinf_core.job.load import load_job
 from rlinf_core.process import pacing
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -104,3 +105,60 @@ def test_what_was_never_seen_is_not_rehearsed(cli: Cli, job: Path) -> None:
 
 def test_options_of_other_trainings_are_refused(cli: Cli, job: Path) -> None:
     assert "cannot be used with --rehearse" in cli("train", job, "--rehearse", "--seeds", "2").err
+
+
+def test_neither_resumed_nor_evaluated_nor_logged(cli: Cli, job: Path) -> None:
+    run, _ = both(job).split(",")
+    words = ["runner.resume_dir=auto", "runner.val_check_interval=2", "runner.logger.logger_backends=[tensorboard]"]
+    ended = cli("train", job, run, "--rehearse", *words, f"actor.checkpoint_save_path={job.parent}/theirs")
+    assert ended.code == 0, ended.err
+    config = Started.jobs[0].config
+    assert (config.runner.resume_dir, config.runner.val_check_interval) == (None, -1)
+    assert (config.runner.logger.logger_backends, config.actor.checkpoint_save_path) == ((), None)
+
+
+def test_what_cannot_be_rehearsed_is_said(cli: Cli, job: Path) -> None:
+    run, _ = both(job).split(",")
+    for words, message in [
+        ((job, run, "actor.seed=1,2"), "`actor.seed=1,2`: rehearse one value after the other"),
+        (("-", run), "give a path, not `-`"),
+        ((job, run, "runner.only_eval=true"), "no steps of training that could be rehearsed"),
+        ((job, "no-run"), "there is no run `no-run`"),
+        (("math_laptop", run), "one of recipe `embodied`, and the file is of `math`"),
+    ]:
+        ended = cli("train", *words, "--rehearse")
+        assert ended.code, words
+        assert message in " ".join(ended.err.split()), (words, ended.err)
+    (Path(run) / "profile.json").unlink()
+    assert "has no record of its calls" in cli("train", job, run, "--rehearse").err
+    assert Started.jobs == []
+
+
+def test_the_rehearsal_of_another_process_is_not_summed_up(
+    cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = both(job).split(",")
+
+    def beside(*arguments: Any, **options: Any) -> int:
+        Started.start(*arguments, **options)
+        Started.start(*arguments, **options)
+        (last,) = Path("runs").glob("rehearsal-*-2")
+        state = json.loads((last / "run.json").read_text())
+        (last / "run.json").write_text(json.dumps({**state, "pid": 1}))
+        return 0
+
+    monkeypatch.setattr("rlinf_cli.run.starting.start", beside)
+    folder = json.loads(cli("train", job, run, "--rehearse", "--json").out)["folder"]
+    assert Path(folder).name.startswith("rehearsal-")
+    assert not folder.endswith("-2")
+
+
+@pytest.mark.parametrize("name", ["franka_hil", "franka_real", "gymnasium_sac"])
+def test_no_robot_person_or_recording_is_part_of_it(name: str) -> None:
+    loaded: Any = load_job(name)
+    rehearsed: Any = load_job(name, list(EmbodiedFlow(loaded.config).rehearsal()))
+    rehearsed.raise_if_bad()
+    train = rehearsed.config.env.train
+    assert train.env_type.endswith("stand_ins:StandInEnv")
+    assert (train.intervention.source, train.judge.source) == ("none", "environment")
+    assert rehearsed.config.algorithm.replay.recording_path is None

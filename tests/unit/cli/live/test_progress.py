@@ -124,3 +124,10 @@ def test_the_end_stops_the_clock(progress: RunProgress, clock: Clock) -> None:
     clock.now += 4
     assert progress.train_seconds == pytest.approx(3.0)
     assert progress.metrics == {"eval/return": 3.0}
+
+
+def test_a_rehearsal_shows_times_alone() -> None:
+    progress = RunProgress(times_only=True)
+    progress.take(events.StepFinished(1, {"env/success_once": 0.0, "env/return": 20.5, "time/step": 0.7}))
+    progress.take(events.RunFinished(1, {"env/return": 20.5}, 0.7))
+    assert progress.metrics == {"time/step": 0.7}
