@@ -17,11 +17,6 @@ from rlinf_core.algorithms.options import options_model as options_model
 from rlinf_core.algorithms.options import register_advantage as register_advantage
 from rlinf_core.algorithms.options import register_policy_loss as register_policy_loss
 from rlinf_core.channel.channel import Channel as Channel
-from rlinf_core.channel.load_balancing import LeastLoaded as LeastLoaded
-from rlinf_core.channel.load_balancing import RoundRobin as RoundRobin
-from rlinf_core.channel.load_balancing import distribute as distribute
-from rlinf_core.channel.load_balancing import partition as partition
-from rlinf_core.channel.load_balancing import rank_key as rank_key
 from rlinf_core.channel.operation import ChannelEmpty as ChannelEmpty
 from rlinf_core.channel.operation import ChannelFull as ChannelFull
 from rlinf_core.cluster.cluster import Cluster as Cluster
@@ -52,6 +47,11 @@ from rlinf_core.job.load import load_job as load_job
 from rlinf_core.job.recipe import Job as Job
 from rlinf_core.job.recipe import Recipe as Recipe
 from rlinf_core.job.report import Report as Report
+from rlinf_core.load_balancing import LeastLoaded as LeastLoaded
+from rlinf_core.load_balancing import RoundRobin as RoundRobin
+from rlinf_core.load_balancing import distribute as distribute
+from rlinf_core.load_balancing import partition as partition
+from rlinf_core.load_balancing import rank_key as rank_key
 from rlinf_core.placement.component import ComponentPlacement as ComponentPlacement
 from rlinf_core.placement.component import HybridComponentPlacement as HybridComponentPlacement
 from rlinf_core.placement.component import PlacementMode as PlacementMode

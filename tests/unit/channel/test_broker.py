@@ -12,6 +12,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
+from rlinf_core.channel.broker_clients import MIB, MemoryGate
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.operation import ChannelFull, ChannelOperation
 from rlinf_core.channel.pending import Pending
@@ -282,3 +283,42 @@ def test_what_came_of_a_batch_that_is_given_up_takes_no_memory(stage: Stage, mon
         consumer.get_batch(2)
     until(lambda: producer.qsize() == 2)
     until(lambda: stage.endpoints["k:0"].shared_memory().used == 0)
+
+
+class Machine:
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def __call__(self) -> int:
+        return self.free
+
+
+def test_gate_closes_below_the_reserve_and_reopens_above() -> None:
+    machine = Machine(100 * MIB)
+    gate = MemoryGate(machine, reserve=80 * MIB)
+    assert not gate.add(10 * MIB)
+    machine.free = 79 * MIB
+    assert gate.add(5 * MIB)
+    assert gate.closed
+    machine.free = 99 * MIB
+    assert not gate.look()
+    machine.free = 100 * MIB
+    assert gate.look()
+    assert not gate.closed
+
+
+def test_small_changes_cost_no_look() -> None:
+    machine = Machine(0)
+    gate = MemoryGate(machine, reserve=MIB)
+    for _ in range(3):
+        assert not gate.add(MIB)
+    assert gate.add(MIB)
+    assert gate.held == 4 * MIB
+
+
+def test_empty_channel_is_open_however_little_memory_is_free() -> None:
+    gate = MemoryGate(Machine(0), reserve=MIB)
+    assert not gate.look()
+    assert gate.add(8 * MIB)
+    assert gate.add(-8 * MIB)
+    assert not gate.closed

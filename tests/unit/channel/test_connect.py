@@ -1,4 +1,4 @@
-"""Finding a channel, and what is no channel."""
+"""Finding a channel, and what callers may say to it, whether it is one of a job or a local one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy
+import numpy as np
 import pytest
+import torch
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.channel import Channel
@@ -15,7 +18,7 @@ from rlinf_core.channel.launch import ChannelClients, ChannelResolver
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver
-from rlinf_core.errors import ChannelError, CommunicationTimeoutError, UnknownGroupError
+from rlinf_core.errors import ChannelError, CommunicationTimeoutError, InvalidNameError, UnknownGroupError
 from rlinf_core.supervision.lives import GroupLife
 from rlinf_core.waiting import OperationKind
 from tests.unit.channel.conftest import SETTINGS, Stage, greeted
@@ -101,3 +104,170 @@ def test_requests_and_closing_are_not_published_as_put_or_get(
         published = [operation.operation for operation in board.publication().operations]
     thread.join(10)
     assert [(item.kind, item.target) for item in published] == [(kind, "c")]
+
+
+@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
+def test_what_is_no_time_is_refused_and_nothing_is_put(timeout: float) -> None:
+    channel = Channel.create("mailbox", local=True)
+    with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+        channel.put(1, timeout=timeout)
+    with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+        channel.get(timeout=timeout)
+    handle = channel.get(async_op=True)
+    with pytest.raises(ValueError, match="a timeout is a number of seconds from 0"):
+        handle.wait(timeout)
+    channel.put(2)
+    assert handle.wait(5) == 2
+
+
+@pytest.mark.parametrize("maxsize", [-1, 2.5, "4", float("nan"), None])
+def test_a_bound_is_a_whole_number(maxsize: object) -> None:
+    with pytest.raises(ValueError, match=r"`maxsize` is .*, expected an integer >= 0"):
+        Channel.create("mailbox", maxsize, local=True)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("weight", [-1, "3", float("nan"), None])
+def test_a_weight_is_a_number(weight: object) -> None:
+    channel = Channel.create("mailbox", local=True)
+    with pytest.raises(ValueError, match=r"`weight` is .*, expected a finite number from 0"):
+        channel.put(1, weight)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with pytest.raises(ValueError, match=r"`batch_weight` is .*, expected a finite number above 0"):
+        channel.get_batch(weight)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    assert channel.empty()
+
+
+def test_a_key_without_letters_is_a_queue_of_its_own(channel: Channel) -> None:
+    channel.put("of no key")
+    channel.put("of the empty key", key="")
+    handle = channel.put("put without waiting", key="", async_op=True)
+    handle.wait()
+    assert (channel.qsize(), channel.qsize(key="")) == (1, 2)
+    assert channel.peek_all() == channel.peek_all("default") == ["of no key"]
+    assert set(channel.statistics()) == {"default", ""}
+    assert channel.get(key="") == "of the empty key"
+    assert channel.get() == "of no key"
+    assert channel.get_nowait(key="") == "put without waiting"
+
+
+def test_batch_by_another_name_of_its_weight_is_refused(channel: Channel) -> None:
+    taking: Any = channel.get_batch
+    with pytest.raises(TypeError, match=r"no argument `target_weight`: the weight of a batch is `batch_weight`"):
+        taking(target_weight=1)
+
+
+NO_AMOUNTS: list[Any] = [
+    -1,
+    float("nan"),
+    float("inf"),
+    10**400,
+    10**5000,
+    "3",
+    [1],
+    1j,
+    numpy.array([1, 2]),
+    torch.tensor([1.0, 2.0]),
+]
+
+
+@pytest.mark.parametrize("number", [*NO_AMOUNTS, None], ids=type)
+def test_what_is_no_weight_is_refused_and_nothing_is_lost(channel: Channel, number: Any) -> None:
+    with pytest.raises(ValueError, match=r"^`weight` is .*, expected a finite number from 0$"):
+        channel.put(1, weight=number)
+    with pytest.raises(ValueError, match=r"^`weight` is .*, expected a finite number from 0$"):
+        channel.put_nowait(1, weight=number)
+    with pytest.raises(ValueError, match=r"^`batch_weight` is .*, expected a finite number above 0$"):
+        channel.get_batch(number)
+    channel.put("there", weight=1)
+    assert channel.get_batch(1, timeout=10) == ["there"]
+
+
+@pytest.mark.parametrize("number", NO_AMOUNTS, ids=type)
+def test_what_is_no_time_is_refused_and_nothing_is_lost(channel: Channel, number: Any) -> None:
+    said = r"^a timeout is a number of seconds from 0, (not|and this one exceeds)"
+    with pytest.raises(ValueError, match=said):
+        channel.put(1, timeout=number)
+    with pytest.raises(ValueError, match=said):
+        channel.get(timeout=number)
+    with pytest.raises(ValueError, match=said):
+        channel.get_batch(1, timeout=number)
+    with pytest.raises(ValueError, match=said):
+        channel.close(timeout=number)
+    handle = channel.get(async_op=True)
+    with pytest.raises(ValueError, match=said):
+        handle.wait(number)
+    channel.put("there")
+    assert handle.wait(10) == "there"
+
+
+@pytest.mark.parametrize("number", [*NO_AMOUNTS, 2.5, None], ids=type)
+def test_what_is_no_bound_is_refused(number: Any) -> None:
+    for local in (False, True):
+        with pytest.raises(ValueError, match=r"^`maxsize` is .*, expected an integer >= 0"):
+            Channel.create("bounded", number, local=local)
+
+
+@pytest.mark.parametrize("number", [numpy.float32(2), numpy.int64(2), torch.tensor(2.0), True, 2**70])
+def test_numbers_of_other_libraries_are_numbers(channel: Channel, number: Any) -> None:
+    channel.put("there", weight=number)
+    ten: Any = numpy.float32(10)
+    assert channel.get_batch(number, timeout=ten) == ["there"]
+    assert Channel.create("bounded", number, local=True).maxsize == int(number)
+
+
+@pytest.mark.parametrize("key", ["\ud800", "caf\ud800"])
+def test_a_key_that_cannot_be_sent_is_refused(channel: Channel, key: str) -> None:
+    calls = [
+        lambda: channel.put(1, key=key),
+        lambda: channel.get(key=key),
+        lambda: channel.get_batch(1, key=key),
+        lambda: channel.get_nowait(key=key),
+        lambda: channel.qsize(key=key),
+        lambda: channel.peek_all(key=key),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=r"a key is text, and .* holds half a character"):
+            call()
+    assert channel.statistics() == {}
+
+
+@pytest.mark.parametrize("key", ["caf\u00e9", "\u6d41", "a\0b", "line\nline", "k" * 70_000])
+def test_any_text_is_a_key(channel: Channel, key: str) -> None:
+    channel.put("there", key=key)
+    assert channel.get(key=key, timeout=10) == "there"
+
+
+@pytest.mark.parametrize("key", [None, 3, -1.5, b"default", ("actor", 0), (1, (2, "a"), None), np.int64(7), True])
+def test_any_plain_value_is_a_key(channel: Channel, key: Any) -> None:
+    channel.put("there", key=key)
+    channel.put("elsewhere", key=str(key))
+    assert set(channel.statistics()) == {key, str(key)}
+    assert channel.get(key=key, timeout=10) == "there"
+
+
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), ((0, 1), (0.0, np.int32(1)))])
+def test_keys_that_are_equal_are_one_key(channel: Channel, one: Any, other: Any) -> None:
+    channel.put("there", key=one)
+    assert channel.get(key=other, timeout=10) == "there"
+
+
+@pytest.mark.parametrize("key", [[3], {"a": 1}, object(), float("nan"), float("inf"), (object(),), 1j])
+def test_what_is_no_plain_value_is_no_key(channel: Channel, key: Any) -> None:
+    with pytest.raises(TypeError, match="a key is text, a number, None, bytes or a tuple of such, not"):
+        channel.put(1, key=key)
+
+
+def test_text_that_could_be_taken_for_another_key_is_refused(channel: Channel) -> None:
+    with pytest.raises(ValueError, match="must not begin with the invisible character"):
+        channel.put(1, key="\u20633")
+
+
+@pytest.mark.parametrize("name", [None, 3, "", "a:b", "two\nlines", "\0", "\ud800", b"c"])
+def test_what_is_no_name_is_refused(name: Any) -> None:
+    for call in (
+        lambda: Channel.create(name, local=True),
+        lambda: Channel.create(name),
+        lambda: Channel.connect(name),
+    ):
+        with pytest.raises(InvalidNameError, match="is not a valid name of a channel") as info:
+            call()
+        assert "\n" not in info.value.message

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from rlinf_core import Channel, ChannelClosed, LeastLoaded, RoundRobin, distribute, rank_key
-from rlinf_core.channel.load_balancing import Balancer
+from rlinf_core.load_balancing import Balancer
 
 RANKS = 4
 

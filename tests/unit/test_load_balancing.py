@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.channel.load_balancing import Balancer, LeastLoaded, RoundRobin, partition
+from rlinf_core.load_balancing import Balancer, LeastLoaded, RoundRobin, partition
 
 WEIGHTS = st.lists(st.integers(0, 10_000), max_size=60)
 RANKS = st.integers(1, 9)
