@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     Tensor = torch.Tensor | np.ndarray[Any, Any]
 
 
+# For a message that is complete to be its receive's.
+_SECONDS_TO_ARRIVE = 5.0
+
+
 class CollectiveGroup:
     """A set of worker addresses, one of which is in this process.
 
@@ -112,7 +116,8 @@ class CollectiveGroup:
     ) -> Any:
         """Fill `tensor` in place with the next tensor that `src` sends here, and return it (or a handle).
 
-        A read-only or expanded buffer is a `PayloadError`, and consumes no message.
+        A read-only or expanded buffer is a `PayloadError`, and consumes no message. With `async_op` the buffer is
+        in use until the handle has finished: a wait that ends by its deadline does not end the receive.
         """
         stream = self._stream(src)
         posted = self._posted(OperationKind.RECV_TENSOR, src, async_op, timeout, TensorTarget(tensor))
@@ -202,14 +207,13 @@ class CollectiveGroup:
             return posted
         try:
             return posted.wait()
-        except CommunicationTimeoutError:
-            if not posted.settled and stream.withdraw(posted):
+        except CommunicationTimeoutError as error:
+            if posted.fail(error):
                 raise
             # Its message came at the last moment: no other receive gets it.
-            return posted.wait(self._endpoint.settings.timeout)
-        except BaseException:
-            if not posted.settled:
-                stream.withdraw(posted)
+            return posted.wait(_SECONDS_TO_ARRIVE)
+        except BaseException as error:
+            posted.fail(error)
             raise
 
     def _broadcast(

@@ -90,9 +90,9 @@ class Endpoint:
         self.info = make_endpoint_info(path, host if ip is None else ip, port)
         self._connections = ConnectionPool(self.info, secret, self.settings, self.waits.operations.moved, self._opened)
         self._backlog = Backlog(self.settings)
-        # What it waits for lies behind the messages that fill the backlog.
-        self.waits.acknowledged_by = lambda target: self._backlog.stir()
         self._streams = PeerStreams(self._connections, self.info, self.settings.connect_timeout, explain, self._backlog)
+        # What it waits for lies behind the messages that fill the backlog.
+        self.waits.acknowledged = self._streams.look_for_acknowledgement
         self._receiver = Receiver(
             self.settings, self._arena, self.waits, self._streams, self._backlog, self._connection_lost
         )
@@ -220,7 +220,7 @@ class Endpoint:
         if self._receiver.post(stream, posted):
             return
         connection = stream.connection
-        if connection is not None and not connection.closed:
+        if connection is not None and connection.usable:
             return
 
         def connect() -> None:

@@ -51,7 +51,7 @@ class WaitTable:
         picture: describes the peers that an expired operation waits for, if known; may block briefly.
         paused: how many of the last seconds did not count for a wait for this target, as somebody debugged its peers.
         check: called before a wait begins; raises if it must not.
-        acknowledged_by: called when a wait for the acknowledgement of a tensor begins, with who is to send it.
+        acknowledged: called when a wait begins that may be for the acknowledgement of a tensor.
     """
 
     def __init__(self, operations: InflightOps | None = None) -> None:
@@ -60,7 +60,7 @@ class WaitTable:
         self.picture: Callable[[Work[object]], str | None] = lambda work: None
         self.paused: Callable[[str, float], float] = lambda target, seconds: 0.0
         self.check: Callable[[], None] = _go_on
-        self.acknowledged_by: Callable[[str], object] = lambda target: None
+        self.acknowledged: Callable[[Work[object]], object] = lambda work: None
         self._waiting: dict[int, Work[object]] = {}
         # While the run is traced: since when who waits for what continues in the background.
         self._traced: dict[int, tuple[float, Hashable]] = {}
@@ -107,7 +107,7 @@ class WaitTable:
             serial = self.operations.begin(work.kind, work.target, work.key, task_key=task_key, bounded=bounded)
         self._waiting[serial] = work
         if work.kind is OperationKind.SEND_TENSOR:
-            self.acknowledged_by(work.target)
+            self.acknowledged(work)
         return serial
 
     def leave(self, work: Work[object], serial: int) -> None:

@@ -49,7 +49,8 @@ class Connection:
         backlog: messages that arrived and were not received yet; too many pause reading.
         reader: reads frames; for the thread of this connection only.
         closed: whether traffic has ended.
-        replaced: whether the peer uses another in its place: it is read to its end, however much waits to be received.
+        replaced: whether another was made in its place: it is read to its end, however much waits to be received.
+        former: those that it was made in place of, and that were still read then.
         drained: set when all that came through it was handled, and its reader has ended.
     """
 
@@ -66,6 +67,7 @@ class Connection:
         self.reader = FrameReader(sock)
         self.closed = False
         self.replaced = False
+        self.former: tuple[Connection, ...] = ()
         self.drained = threading.Event()
         # Empty for a process that cannot be seen from here.
         self._process = (identity(peer_credentials(sock)[0]) or "") if self.shares_memory else ""
@@ -87,6 +89,11 @@ class Connection:
         except ValueError:
             return True  # it is closed
         return self.closed or bool(look.poll(0))
+
+    @property
+    def usable(self) -> bool:
+        """Whether messages may be sent through it."""
+        return not (self.closed or self.replaced)
 
     @property
     def in_transit(self) -> bool:

@@ -1,4 +1,7 @@
-"""The connection pool: one connection for each pair of endpoints, dialed by the side that needs it first."""
+"""The connection pool: one connection for each pair of endpoints, dialed by the side that needs it first.
+
+A pair has one at a time, so that each comes after all that were made before it.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,8 @@ class ConnectionPool:
         self._established: dict[str, list[Connection]] = {}
         # Endpoints that this one is dialing, and whether the socket is connected yet.
         self._dialing: dict[str, bool] = {}
+        # Endpoints whose dial was welcomed, and whose connection is not made yet.
+        self._welcomed: set[str] = set()
         self._last_lost: dict[str, str] = {}
         self._ended = False
 
@@ -122,17 +127,28 @@ class ConnectionPool:
     def admit(self, sock: socket.socket, acceptance: Acceptance) -> None:
         """Answer an authenticated dialer."""
         dialer = acceptance.dialer
+        peer = dialer.incarnation
         with self._changed:
             verdict = self._judge(dialer)
+            welcome = verdict is Admission.WELCOME
+            if welcome:
+                self._welcomed.add(peer)
         try:
-            acceptance.answer(verdict, self._identity(dialer.incarnation, dialer.connection))
+            acceptance.answer(verdict, self._identity(peer, dialer.connection))
+            with self._changed:
+                # Where the other side welcomed a dial of this one meanwhile, it had given up its own.
+                if welcome and self._may_follow(dialer):
+                    self._establish(dialer.connection, sock, dialer)
+                else:
+                    sock.close()
         except OSError:
             sock.close()
             raise
-        if verdict is not Admission.WELCOME:
-            sock.close()
-            return
-        self._establish(dialer.connection, sock, dialer)
+        finally:
+            if welcome:
+                with self._changed:
+                    self._welcomed.discard(peer)
+                    self._changed.notify_all()
 
     def forget(self, connection: Connection) -> bool:
         """Remove a closed connection; return whether it was in the pool."""
@@ -149,23 +165,23 @@ class ConnectionPool:
 
     def _get(self, incarnation: str) -> Connection | None:
         group = self._established.get(incarnation)
-        return next((connection for connection in group if not connection.closed), None) if group else None
+        return next((connection for connection in group if connection.usable), None) if group else None
 
     def _judge(self, dialer: PeerIdentity) -> Admission:
         if dialer.seeks != self._info.incarnation:
             return Admission.STALE
-        existing = self._get(dialer.incarnation)
-        if existing is not None:
-            # The other side may have noticed its loss before us.
-            if dialer.replaces != existing.name:
-                return Admission.DUPLICATE
-            existing.replaced = True
-            return Admission.WELCOME
+        if dialer.incarnation in self._welcomed or not self._may_follow(dialer):
+            return Admission.DUPLICATE
         # Both dial: the one with the lower name wins. Only once our dial got through, for behind a firewall it never
         # may.
         if self._dialing.get(dialer.incarnation) and self._info.incarnation < dialer.incarnation:
             return Admission.DUPLICATE
         return Admission.WELCOME
+
+    def _may_follow(self, dialer: PeerIdentity) -> bool:
+        """Return whether no connection is in the way, but one whose loss the dialer may have noticed first."""
+        existing = self._get(dialer.incarnation)
+        return existing is None or dialer.replaces == existing.name
 
     def _dial(self, info: EndpointInfo, deadline: float) -> UnreachableError | None:
         """Dial once; return None when the caller should look for the connection at once."""
@@ -175,6 +191,10 @@ class ConnectionPool:
             gone = isinstance(error, ConnectionRefusedError | FileNotFoundError)
             return UnreachableError(f"{info} cannot be reached", gone=gone, why=error.strerror or str(error))
         with self._changed:
+            if self._get(info.incarnation) is not None or info.incarnation in self._welcomed:
+                # The other side got through meanwhile.
+                sock.close()
+                return None
             self._dialing[info.incarnation] = True
             replaces = self._last_lost.get(info.incarnation, "")
         name = secrets.token_hex(8)
@@ -232,7 +252,11 @@ class ConnectionPool:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
         connection = Connection(name, sock, peer, self._moved)
         with self._changed:
-            self._established.setdefault(peer.incarnation, []).append(connection)
+            group = self._established.setdefault(peer.incarnation, [])
+            connection.former = tuple(group)
+            for former in group:
+                former.replaced = True
+            group.append(connection)
             try:
                 self._opened(connection)
             except BaseException:

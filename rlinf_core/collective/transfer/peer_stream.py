@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import cast
 
 from rlinf_core.address import WorkerAddress
@@ -25,6 +25,7 @@ from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotF
 _DRAIN_SLICE = 0.005
 # Unraised mismatches kept for each peer. Each is logged as well.
 _MISMATCHES_KEPT = 64
+RELAUNCHED = "it was relaunched"
 
 
 class StaleMessageError(Exception):
@@ -39,13 +40,13 @@ class PeerStream:
 
     Attributes:
         connection: what it sends through, once there is one.
+        ended: the connection whose loss was told.
         routed: the connection that knows `route`.
-        carrier: the connection that the peer named this stream on last, and sends through.
         sequence: counts the messages sent.
         unacknowledged: the operations whose messages no receive has taken yet, by sequence.
         incarnation: the endpoint of the peer.
         former: the endpoints of the peer's predecessors, whose messages may still be on their way.
-        binding: held while `incarnation` and `former` change.
+        binding: held while `connection`, `incarnation` and `former` change, and until others have heard of it.
         resolver: finds the peer; None where it was the peer that came to us.
     """
 
@@ -53,14 +54,14 @@ class PeerStream:
         self.me = me
         self.peer = peer
         self.connection: Connection | None = None
+        self.ended: Connection | None = None
         self.routed: Connection | None = None
-        self.carrier: Connection | None = None
         self.route = 0
         self.sequence = 0
         self.unacknowledged: dict[int, Work[None]] = {}
         self.incarnation: str | None = None
         self.former: set[str] = set()
-        self.binding = threading.Lock()
+        self.binding = threading.RLock()
         self.resolver: Resolver | None = None
         self._inbox_lock = threading.Lock()
         self._arrived: deque[ReceivedMessage] = deque()
@@ -70,6 +71,8 @@ class PeerStream:
         self._jobs_lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], object], Work[object]]] = deque()
         self._busy = False
+        # By sequence: what the unacknowledged messages were sent through; not those within this process.
+        self._sent_through: dict[int, Connection] = {}
         self._mismatches: deque[MismatchError] = deque(maxlen=_MISMATCHES_KEPT)
         # The mismatches of messages up to this one are nobody's any more.
         self._disregarded = 0
@@ -112,6 +115,8 @@ class PeerStream:
         with self._inbox_lock:
             if self._arrived:
                 return self._arrived.popleft()
+            # Of who looks again and again, each with a short deadline, only the last one is kept.
+            self._drop_settled()
             self._posted.append(posted)
             return None
 
@@ -122,37 +127,44 @@ class PeerStream:
             incarnation: the endpoint that sends the body.
         """
         with self._inbox_lock:
+            if self._arrived or incarnation in self.former:
+                return None
             self._drop_settled()
-            if not self._posted or self._arrived or incarnation in self.former:
-                return None
-            target = self._posted[0].buffer
-            if target is None or not fits(target.dtype, target.nbytes, dtype_and_shape, size):
-                return None
-            memory = target.view()
-            if memory is None:
-                return None
-            posted = self._posted.popleft()
-            posted.claim = BufferClaim(posted, memory)
-            self._claims.append(posted.claim)
-            return posted.claim
+            while self._posted:
+                target = self._posted[0].buffer
+                if target is None or not fits(target.dtype, target.nbytes, dtype_and_shape, size):
+                    return None
+                memory = target.view()
+                if memory is None:
+                    return None
+                claim = self._posted.popleft().claim_buffer(memory)
+                if claim is not None:
+                    self._claims.append(claim)
+                    return claim
+            return None
 
     def let_go(self, claim: BufferClaim) -> None:
-        """Forget a claim: nothing more is read into it."""
+        """Forget a claim: its body is complete."""
         with self._inbox_lock:
-            self._claims.remove(claim)
-            claim.posted.claim = None
+            self._let_go(claim)
 
-    def withdraw(self, posted: PostedReceive) -> bool:
-        """Give up a receive that nobody waits for any more, so that the next one takes the message that may still come.
+    def put_back(self, claim: BufferClaim) -> ReceivedMessage | None:
+        """Forget a claim whose body broke off: its receive waits again, as the first one.
 
-        Return False where it has a message already: then its result is there in a moment.
+        Return the message that it takes instead, if one is there.
         """
         with self._inbox_lock:
-            if posted in self._posted:
-                self._posted.remove(posted)
-                return True
-            claim = posted.claim
-        return claim is not None and claim.give_up()
+            self._let_go(claim)
+            if claim.given_up:
+                return None
+            if self._arrived:
+                return self._arrived.popleft()
+            self._posted.appendleft(claim.posted)
+            return None
+
+    def _let_go(self, claim: BufferClaim) -> None:
+        self._claims.remove(claim)
+        claim.posted.claim = None
 
     def clear_inbox(self) -> list[ReceivedMessage]:
         """Remove the unread messages, which are of a predecessor of the peer, and return them."""
@@ -217,6 +229,26 @@ class PeerStream:
             time.sleep(_DRAIN_SLICE)
         return not self._busy
 
+    def await_acknowledgement(self, sequence: int, work: Work[None], connection: Connection | None) -> None:
+        """Record a message whose sender wants to hear that it was taken; no connection within this process."""
+        if connection is not None:
+            self._sent_through[sequence] = connection
+        self.unacknowledged[sequence] = work
+
+    def forget_acknowledgement(self, sequence: int) -> None:
+        self.unacknowledged.pop(sequence, None)
+        self._sent_through.pop(sequence, None)
+
+    def take_unacknowledged(self, is_over: Callable[[Connection], bool]) -> list[Work[object]]:
+        """Remove the operations whose messages went through a connection that is over; return them."""
+        works: list[Work[object]] = []
+        for sequence, connection in self._sent_through.copy().items():
+            if is_over(connection) and self._sent_through.pop(sequence, None) is not None:
+                work = self.unacknowledged.pop(sequence, None)
+                if work is not None:
+                    works.append(cast("Work[object]", work))
+        return works
+
     def acknowledged(self, sequence: int, error: MismatchError | None) -> None:
         """Record the peer's answer to a message: that a receive took it, or why it fitted none.
 
@@ -233,7 +265,7 @@ class PeerStream:
             if work is not None:
                 work.fail(error)
         # Last: once nothing is unacknowledged, every mismatch has been recorded.
-        self.unacknowledged.pop(sequence, None)
+        self.forget_acknowledgement(sequence)
 
     def take_mismatches(self) -> list[MismatchError]:
         """Return the mismatches that the peer reported and that no operation raised, oldest first; forget them."""
@@ -331,7 +363,7 @@ class PeerStreams:
     def connect(self, stream: PeerStream, work: Work[object]) -> Connection | None:
         """Return the stream's connection; None when the peer lives in this process."""
         connection = stream.connection
-        if connection is not None and not connection.closed:
+        if connection is not None and connection.usable:
             return connection
         if stream.incarnation == self._info.incarnation:
             return None
@@ -361,7 +393,7 @@ class PeerStreams:
         self.bind(stream, connection)
         # The thread that reads may have bound the one that the peer dialed: all messages leave through one.
         bound = stream.connection
-        return connection if bound is None or bound.closed else bound
+        return bound if bound is not None and bound.usable else connection
 
     def bind(self, stream: PeerStream, connection: Connection) -> None:
         incarnation = connection.peer.incarnation
@@ -370,30 +402,32 @@ class PeerStreams:
             if incarnation in stream.former:
                 return
             current = stream.connection
-            if stream.incarnation not in (None, incarnation):
+            if stream.incarnation is not None and stream.incarnation != incarnation:
                 if connection.hung_up() and current is not None and not current.hung_up():
                     # The first words of a dead process may be read after those of its successor.
                     stream.former.add(incarnation)
                     return
-                stream.former.add(stream.incarnation)
-                stale = stream.clear_inbox()
-                for received in stale:
-                    self._backlog.taken(received)
-                    received.release()
-                if stale:
-                    _log.warning(
-                        "`%s` was relaunched: %d messages of its predecessor are dropped", stream.peer, len(stale)
-                    )
+                self._end_predecessor(stream, stream.incarnation)
             if stream.incarnation != incarnation:
                 self._index(stream, incarnation)
-            # What is sent through one that the peer has shut, and whose end is not read yet, would be lost.
-            if (
-                current is None
-                or current.closed
-                or current.peer.incarnation != incarnation
-                or (current is not connection and current.hung_up())
-            ):
+            # What is sent through one that was replaced, and whose end is not read yet, would be lost.
+            if current is None or not current.usable or current.peer.incarnation != incarnation:
                 stream.connection = connection
+
+    def _end_predecessor(self, stream: PeerStream, incarnation: str) -> None:
+        """Drop what a relaunched peer sent before, and fail what was sent to it: the end of its connection will not."""
+        stream.former.add(incarnation)
+        stale = stream.clear_inbox()
+        for received in stale:
+            self._backlog.taken(received)
+            received.release()
+        if stale:
+            _log.warning("`%s` was relaunched: %d messages of its predecessor are dropped", stream.peer, len(stale))
+        if stream.connection is not stream.ended:
+            self._tell(stream, RELAUNCHED)
+        self._fail_later(
+            stream, stream.take_unacknowledged(lambda one: one.peer.incarnation in stream.former), RELAUNCHED
+        )
 
     def _index(self, stream: PeerStream, incarnation: str) -> None:
         with self._lock:
@@ -407,15 +441,44 @@ class PeerStreams:
         self._backlog.stir(incarnation)
 
     def lost(self, connection: Connection, reason: str) -> None:
-        """Fail the operations that continue through a connection that is over."""
+        """Fail what was sent through a connection that is over, and where its peer has no other, all that awaits it."""
         for stream in self.with_peer_of(connection):
-            if stream.connection is connection:
-                for callback in self._lost_callbacks:
-                    callback(stream.peer, reason)
-                works = stream.open_works()
-                stream.unacknowledged.clear()
-                if works:
-                    self.explain_later(stream.peer, reason, lambda error, works=works: fail_all(works, error))
+            with stream.binding:
+                works = stream.take_unacknowledged(lambda one: one is connection)
+                if stream.connection is connection:
+                    # That one's end is told after this one's.
+                    present = self._connections.get(connection.peer.incarnation)
+                    if present is not None:
+                        stream.connection = present
+                    else:
+                        works += stream.open_works()
+                        stream.ended = connection
+                        self._tell(stream, reason)
+            self._fail_later(stream, works, reason)
+
+    def _tell(self, stream: PeerStream, reason: str) -> None:
+        for callback in self._lost_callbacks:
+            callback(stream.peer, reason)
+
+    def sent(self, stream: PeerStream, sequence: int, work: Work[None], connection: Connection) -> None:
+        """Record a message that is about to be sent, and whose acknowledgement is wanted."""
+        stream.await_acknowledgement(sequence, work, connection)
+        # Somebody may wait for it already.
+        self._backlog.stir(connection.peer.incarnation)
+        if connection.peer.incarnation in stream.former:
+            self._fail_later(stream, stream.take_unacknowledged(lambda one: one is connection), RELAUNCHED)
+
+    def look_for_acknowledgement(self, work: Work[object]) -> None:
+        """Have the threads look again that may bring the acknowledgement that somebody waits for from now on."""
+        if not self._backlog.holds_back:
+            return
+        for stream in self.all():
+            if stream.peer == work.target and work in list(stream.unacknowledged.values()) and stream.incarnation:
+                self._backlog.stir(stream.incarnation)
+
+    def _fail_later(self, stream: PeerStream, works: Sequence[Work[object]], reason: str) -> None:
+        if works:
+            self.explain_later(stream.peer, reason, lambda error: fail_all(works, error))
 
     def explain_later(self, peer: str, reason: str, then: Callable[[Exception], object]) -> None:
         """Call `then` with the error for a lost peer, in its own thread: the explanation may take a moment.

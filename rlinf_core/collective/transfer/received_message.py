@@ -118,7 +118,7 @@ class PostedReceive(Work[object]):
         claim: its buffer, while a body is read into it.
     """
 
-    __slots__ = ("buffer", "claim")
+    __slots__ = ("_failing", "_lock", "buffer", "claim")
 
     def __init__(
         self,
@@ -140,11 +140,24 @@ class PostedReceive(Work[object]):
         super().__init__(kind, source, seconds, waits, detached=detached, decode=decode)
         self.buffer = target
         self.claim: BufferClaim | None = None
+        self._failing = False
+        # Between who claims the buffer and who fails the receive: the first one decides.
+        self._lock = threading.Lock()
+
+    def claim_buffer(self, memory: memoryview) -> BufferClaim | None:
+        """Return a claim to its buffer, this memory; None where it has failed."""
+        with self._lock:
+            if not self._failing:
+                self.claim = BufferClaim(self, memory)
+            return self.claim
 
     def fail(self, error: BaseException) -> bool:
-        claim = self.claim
-        # Who hears of the failure has its buffer back. A body that is complete arrives at this moment.
-        return (claim is None or claim.give_up()) and super().fail(error)
+        with self._lock:
+            # Who hears of the failure has its buffer back. A body that is complete arrives at this moment.
+            if self.claim is not None and not self.claim.give_up():
+                return False
+            self._failing = True
+        return super().fail(error)
 
 
 class BufferClaim:
@@ -282,6 +295,11 @@ class Backlog:
             if connection.backlog == self._half_of_messages:
                 crossed.extend(pause for pause in self._pauses if pause.connection is connection)
         _wake(crossed)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether any thread waits here."""
+        return bool(self._pauses)
 
     def stir(self, incarnation: str | None = None) -> None:
         """Have the threads that read from an endpoint, or from any, look again."""

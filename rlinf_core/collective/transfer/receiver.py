@@ -26,9 +26,6 @@ from rlinf_core.errors import MismatchError, RuntimeFailure
 
 _log = logging.getLogger(__name__)
 _MESSAGE = int(FrameKind.MESSAGE)
-# Seconds between two looks at whether a connection was closed while its thread waits for another.
-_SLICE = 0.1
-
 
 # A service: it loads, forwards or releases what was received; answers go through the stream.
 Handler = Callable[[PeerStream, ReceivedMessage], None]
@@ -36,11 +33,10 @@ Handler = Callable[[PeerStream, ReceivedMessage], None]
 
 @dataclass(slots=True)
 class _Body:
-    """The memory of a body that was read; None where that is the buffer of a receive."""
+    """The memory of a body that was read; None where that is the buffer of a receive, which has it."""
 
     memory: memoryview | None
     lease: BlockLease | None = None
-    taken_by: PostedReceive | None = None
 
 
 class Receiver:
@@ -79,10 +75,14 @@ class Receiver:
             if stream.incarnation is not None:
                 self._backlog.stir(stream.incarnation)
             return False
+        self._take(stream, posted, received)
+        return True
+
+    def _take(self, stream: PeerStream, posted: PostedReceive, received: ReceivedMessage) -> None:
+        """Give a message that waited to a receive."""
         self._backlog.taken(received)
         if not self._match(stream, posted, received):
             received.release()
-        return True
 
     # Reading
 
@@ -96,6 +96,12 @@ class Receiver:
             connection.close()
 
     def _read_to_end(self, connection: Connection) -> None:
+        if connection.former:
+            self._backlog.stir(connection.peer.incarnation)
+        for former in connection.former:
+            # What its peer sent before. It ends by itself: nothing more is sent there, and whatever is left is read.
+            former.drained.wait()
+        connection.former = ()
         try:
             while True:
                 self._read_frame(connection)
@@ -106,6 +112,8 @@ class Receiver:
 
     def _read_frame(self, connection: Connection) -> None:
         frame = connection.reader.read()
+        if frame.flags & Flag.TENSOR:
+            _check_tensor(frame)
         if frame.flags & Flag.SHARED or not frame.body_size:
             self.arrived(connection, frame)
             return
@@ -116,7 +124,7 @@ class Receiver:
         if size > self._inline_limit:
             stream = self._stream(connection, frame)
             if frame.flags & Flag.TENSOR and not frame.tag:
-                claim = stream.claim(size, bytes(frame.head).decode(), connection.peer.incarnation)
+                claim = stream.claim(size, frame.head.decode(), connection.peer.incarnation)
                 if claim is not None:
                     return self._read_into(claim, stream, connection)
         memory, lease = self._place(connection, frame)
@@ -137,12 +145,17 @@ class Receiver:
                     self._waits.operations.moved()
                 else:
                     reader.await_bytes()
-        except Exception as error:
-            stream.let_go(claim)
-            self._streams.explain_later(posted.target, connection.reason_of(error), posted.fail)
+        except Exception:
+            # The loss of the peer ends the receive, if it is that. Else the next message is for it.
+            received = stream.put_back(claim)
+            if received is not None:
+                self._take(stream, posted, received)
             raise
+        if not claim.given_up:
+            posted.arrive(None)
+        # Only now: until then, who fails the receive learns here that its message has come.
         stream.let_go(claim)
-        return _Body(claim.body, taken_by=None if claim.given_up else posted)
+        return _Body(claim.body)
 
     def _place(self, connection: Connection, frame: Frame) -> tuple[memoryview, BlockLease | None]:
         """Return the memory for the body of an arriving frame; wait while there is none."""
@@ -162,7 +175,7 @@ class Receiver:
 
         Then reading goes on although the backlog is full: messages come in order, and what is awaited lies behind those
         that fill it. Until the operation ends or times out, its peer decides how much memory they take. What is left in
-        a connection that its peer has replaced comes before what the new one brings.
+        a connection that was replaced comes before what the new one brings.
         """
         return connection.replaced or self._streams.are_awaited_through(connection, self._waits.waiting())
 
@@ -200,8 +213,7 @@ class Receiver:
 
     def _message(self, connection: Connection, frame: Frame, body: _Body | None) -> None:
         stream = self._stream(connection, frame)
-        if body is not None and body.taken_by is not None:
-            body.taken_by.arrive(None)
+        if body is not None and body.memory is None:
             if frame.flags & Flag.ACKNOWLEDGE:
                 self._acknowledge(stream, frame, None, connection)
             return
@@ -235,7 +247,13 @@ class Receiver:
 
         Return False where the receive was failed at this moment: then the message is the next one's.
         """
-        mismatch = find_mismatch(posted, received, f"{stream.peer} -> {stream.me}")
+        try:
+            mismatch = find_mismatch(posted, received, f"{stream.peer} -> {stream.me}")
+        except Exception as error:
+            # No other list has it any more.
+            posted.fail(error)
+            received.release()
+            raise
         if not (posted.arrive(received) if mismatch is None else posted.fail(mismatch)):
             return False
         if mismatch is not None:
@@ -273,24 +291,8 @@ class Receiver:
     def _name_route(self, connection: Connection, frame: Frame) -> None:
         source, destination = json.loads(bytes(frame.head))
         stream = self._streams.of(destination, source)
-        self._await_former(stream, connection)
         self._routes.setdefault(connection, {})[frame.route] = stream
         self._streams.bind(stream, connection)
-        stream.carrier = connection
-
-    def _await_former(self, stream: PeerStream, connection: Connection) -> None:
-        """Wait until what the peer sent before, through a connection that it has shut since, was handled.
-
-        It sends a stream through one connection at a time, and what came through the former may still be unread.
-        """
-        for former in (stream.carrier, stream.connection):
-            if former is None or former is connection or former.peer.incarnation != connection.peer.incarnation:
-                continue
-            if former is stream.carrier or former.hung_up():
-                former.replaced = True
-                self._backlog.stir(former.peer.incarnation)
-                while not connection.closed and not former.drained.wait(_SLICE):
-                    continue
 
     def _stream(self, connection: Connection, frame: Frame) -> PeerStream:
         try:
@@ -310,6 +312,22 @@ def _settle(stream: PeerStream, sequence: int, sent: str | None, expected: str |
         # Its text only: a kept record would keep the error's traceback, and with that whatever was received.
         _log.warning("%s", str(error))
     stream.acknowledged(sequence, error)
+
+
+def _check_tensor(frame: Frame) -> None:
+    """Check what a tensor's frame says of itself, before a receive is taken for it.
+
+    Raises:
+        FrameError: it contradicts itself.
+    """
+    try:
+        frame.head.decode()
+        (size,) = frame.sizes
+    except ValueError:
+        raise FrameError("the other side sent a tensor without a type and a size") from None
+    room = frame.body_size if frame.place is None else frame.place.size
+    if size > room or (frame.place is None and size != room):
+        raise FrameError(f"the other side announces a tensor of {size} bytes in a body of {room}")
 
 
 def _lease(connection: Connection, frame: Frame) -> BlockLease:

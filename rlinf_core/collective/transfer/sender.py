@@ -20,7 +20,7 @@ from rlinf_core.collective.messages.message import (
     stream_body,
 )
 from rlinf_core.collective.messages.payload import private_memory
-from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams
+from rlinf_core.collective.transfer.peer_stream import RELAUNCHED, PeerStream, PeerStreams
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CommunicationTimeoutError, WorkerDiedError
@@ -188,7 +188,7 @@ class Sender:
     ) -> bool:
         """Send a few bytes ahead of what is queued on the stream; False when the stream was not used before."""
         connection = stream.connection
-        if connection is None or connection.closed or stream.routed is not connection:
+        if connection is None or not connection.usable or stream.routed is not connection:
             return False
         if to is not None and to != connection.peer.incarnation:
             return True
@@ -244,14 +244,14 @@ class Sender:
 
     def ready_connection(self, stream: PeerStream) -> Connection | None:
         connection = stream.connection
-        return None if connection is None or connection.closed else connection
+        return connection if connection is not None and connection.usable else None
 
     def write(
         self, stream: PeerStream, connection: Connection, message: Message, body: EncodedBody, work: Work[object] | None
     ) -> bool:
         """Write the frame of a message; return whether it was written."""
         if message.to is not None and message.to != connection.peer.incarnation:
-            raise WorkerDiedError(stream.peer, cause="it was relaunched")
+            raise WorkerDiedError(stream.peer, cause=RELAUNCHED)
         data, fds = self._frame(stream, connection, message, body)
         try:
             if work is None:
@@ -261,7 +261,7 @@ class Sender:
                 buffers: list[Bytes] = [data, *body.buffers]
                 connection.write([b"".join(buffers)] if body.size <= _JOIN else buffers, fds, work)
         except ConnectionLostError as error:
-            stream.unacknowledged.pop(stream.sequence + 1, None)
+            stream.forget_acknowledgement(stream.sequence + 1)
             if work is None:
                 # The explanation may take a moment, which who sends without a wait does not have.
                 return False
@@ -299,7 +299,7 @@ class Sender:
         if fds:
             frame.flags |= Flag.DESCRIPTOR_FOLLOWS
         if message.acknowledgement is not None:
-            stream.unacknowledged[stream.sequence + 1] = message.acknowledgement
+            self._streams.sent(stream, stream.sequence + 1, message.acknowledgement, connection)
         return opening + frame.pack(), fds
 
     # Several receivers
@@ -347,7 +347,7 @@ class Sender:
         stream.sequence += 1
         frame = message.frame(0, stream.sequence, EncodedBody(size=size))
         if message.acknowledgement is not None:
-            stream.unacknowledged[stream.sequence] = message.acknowledgement
+            stream.await_acknowledgement(stream.sequence, message.acknowledgement, None)
         block = self._arena.try_allocate(size) if size > self.limit else None
         if block is None:
             copy = private_memory(size)

@@ -13,7 +13,7 @@ from rlinf_core.collective.connections.connection import ConnectionLostError
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams
+from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, died
 from rlinf_core.collective.transfer.received_message import Backlog, ReceivedMessage
 from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.work import Work
@@ -64,7 +64,8 @@ def test_loss_is_explained_by_the_streams_own_thread() -> None:
     explaining: list[threading.Thread] = []
 
     class Broken:
-        closed = shares_memory = False
+        shares_memory = False
+        usable = True
 
         def next_route(self) -> int:
             return 1
@@ -128,18 +129,25 @@ def test_mismatch_is_recorded_before_its_acknowledgement() -> None:
 
 
 class Connected:
-    """A connection with the second life of a peer."""
+    """A connection with a life of a peer."""
 
-    def __init__(self) -> None:
+    def __init__(self, incarnation: str = "second") -> None:
         self.peer = self
-        self.incarnation = "second"
-        self.closed = False
+        self.incarnation = incarnation
+        self.usable = True
         self.asked, self.answers = threading.Event(), threading.Event()
 
     def hung_up(self) -> bool:
         self.asked.set()
         self.answers.wait(5)
         return False
+
+
+class NoPool:
+    """A pool without connections."""
+
+    def get(self, incarnation: str) -> None:
+        """Return none."""
 
 
 def test_successor_keeps_its_messages_when_two_threads_meet_it() -> None:
@@ -184,3 +192,67 @@ def test_messages_leave_through_one_connection_of_two() -> None:
     pool.connect = connect
     assert streams.connect(stream, work) is theirs
     assert stream.connection is theirs
+
+
+# Acknowledgements
+
+
+def living(incarnation: str) -> Connected:
+    """Return a connection whose peer has not hung up."""
+    connection = Connected(incarnation)
+    connection.answers.set()
+    return connection
+
+
+def test_what_a_predecessor_was_sent_fails_with_its_successor() -> None:
+    streams = PeerStreams(cast("Any", None), cast("Any", None), 1.0, died, Backlog(Settings()))
+    stream, lost, sent = streams.of("me:0", "peer:0"), list[str](), send_work()
+    streams.on_lost(lambda name, reason: lost.append(name))
+    former, successor = living("first"), living("second")
+    streams.bind(stream, cast("Any", former))
+    streams.sent(stream, 1, sent, cast("Any", former))
+    streams.bind(stream, cast("Any", successor))
+    with pytest.raises(WorkerDiedError, match="relaunched"):
+        sent.wait()
+    late = send_work()
+    streams.sent(stream, 2, late, cast("Any", former))
+    with pytest.raises(WorkerDiedError, match="relaunched"):
+        late.wait()
+    assert (lost, stream.unacknowledged) == (["peer:0"], {})
+
+
+def test_loss_is_told_before_a_successor_is_met() -> None:
+    streams = PeerStreams(cast("Any", NoPool()), cast("Any", None), 1.0, died, Backlog(Settings()))
+    stream, events = streams.of("me:0", "peer:0"), list[str]()
+    former, successor = living("first"), living("second")
+    streams.bind(stream, cast("Any", former))
+    met = threading.Thread(target=lambda: (streams.bind(stream, cast("Any", successor)), events.append("met")))
+
+    def tell(name: str, reason: str) -> None:
+        met.start()
+        met.join(0.2)
+        events.append("lost")
+
+    streams.on_lost(tell)
+    streams.lost(cast("Any", former), "it ended")
+    met.join(5)
+    assert events == ["lost", "met"]
+
+
+def test_only_a_wait_for_an_acknowledgement_has_readers_look() -> None:
+    looks: list[str] = []
+    backlog: Any = SimpleNamespace(holds_back=True, stir=looks.append)
+    streams = PeerStreams(cast("Any", None), cast("Any", None), 1.0, died, backlog)
+    connection = cast("Any", living("one"))
+    streams.bind(streams.of("me:0", "peer:0"), connection)
+    streams.bind(streams.of("me:0", "peer:1"), cast("Any", living("two")))
+    looks.clear()
+    work = send_work()
+    streams.look_for_acknowledgement(work)
+    assert looks == [], "its frame is not written yet"
+    streams.sent(streams.of("me:0", "peer:0"), 1, work, connection)
+    assert looks == ["one"]
+    streams.look_for_acknowledgement(send_work())
+    assert looks == ["one"], "it waits for no acknowledgement"
+    streams.look_for_acknowledgement(work)
+    assert looks == ["one", "one"]

@@ -18,16 +18,18 @@ import pytest
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections.connection import Connection
+from rlinf_core.collective.connections.connection_pool import ConnectionPool
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.messages.codec import encode
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
-from rlinf_core.collective.transfer import received_message
+from rlinf_core.collective.transfer import received_message, receiver
 from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, died
 from rlinf_core.collective.transfer.received_message import Backlog, PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Receiver
-from rlinf_core.collective.work import WaitTable
-from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError
+from rlinf_core.collective.work import WaitTable, Work
+from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError, WorkerDiedError
+from rlinf_core.waiting import OperationKind
 from tests.unit.collective.conftest import HERE, THERE, Pair
 from tests.waiting import until
 
@@ -43,7 +45,8 @@ class Wired:
         waits = WaitTable()
         self.backlog = Backlog(self.settings)
         unused: Any = None
-        self.streams = PeerStreams(unused, unused, 1.0, died, self.backlog)
+        self.pool = ConnectionPool(unused, unused, self.settings, lambda: None, self._read)
+        self.streams = PeerStreams(self.pool, unused, 1.0, died, self.backlog)
         arena: Any = SimpleNamespace(try_allocate=lambda size: None)
         self.lost: list[Connection] = []
         self.receiver = Receiver(self.settings, arena, waits, self.streams, self.backlog, self._lose)
@@ -58,23 +61,28 @@ class Wired:
         self.sockets: list[socket.socket] = []
         self.threads: list[threading.Thread] = []
 
+    def _read(self, connection: Connection) -> None:
+        self.threads.append(threading.Thread(target=self.receiver.read, args=(connection,), daemon=True))
+        self.threads[-1].start()
+
     def _lose(self, connection: Connection, reason: str) -> None:
         self.lost.append(connection)
         connection.shut()
+        self.pool.forget(connection)
         self.streams.lost(connection, reason)
 
     @property
     def stream(self) -> PeerStream:
         return self.streams.of("here:0", "there:0")
 
-    def connect(self) -> tuple[Connection, socket.socket]:
+    def connect(self, source: str = "there:0") -> tuple[Connection, socket.socket]:
         """Return both ends of a new connection, which is read and has named its stream."""
         near, far = socket.socketpair()
-        connection = Connection("c", near, cast("Any", SimpleNamespace(incarnation="one")), lambda: None)
         self.sockets.append(far)
-        far.sendall(Frame(FrameKind.ROUTE, route=1, head=json.dumps(["there:0", "here:0"]).encode()).pack())
-        self.threads.append(threading.Thread(target=self.receiver.read, args=(connection,), daemon=True))
-        self.threads[-1].start()
+        far.sendall(route_frame(source))
+        self.pool._establish("c", near, cast("Any", SimpleNamespace(incarnation="one")))
+        connection = self.pool.get("one")
+        assert connection is not None
         return connection, far
 
     def close(self) -> None:
@@ -97,8 +105,12 @@ def tensor_frame() -> bytes:
     return Frame(FrameKind.MESSAGE, Flag.TENSOR, route=1, head=head, sizes=(SIZE,), body_size=SIZE).pack()
 
 
-def object_frame(value: object) -> bytes:
-    return Frame(FrameKind.MESSAGE, route=1, head=encode(value).head).pack()
+def object_frame(value: object, route: int = 1) -> bytes:
+    return Frame(FrameKind.MESSAGE, route=route, head=encode(value).head).pack()
+
+
+def route_frame(source: str, route: int = 1) -> bytes:
+    return Frame(FrameKind.ROUTE, route=route, head=json.dumps([source, "here:0"]).encode()).pack()
 
 
 def at_its_deadline(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> None:
@@ -168,8 +180,9 @@ def test_complete_body_is_its_receives_although_it_is_late(wired: Wired, monkeyp
     buffer = np.zeros(SIZE, np.uint8)
 
     def arrive() -> None:
+        (posted,) = wired.stream.posted()
         half_of_a_message(wired, buffer).sendall(SEVENS.tobytes()[SIZE // 2 :])
-        until(lambda: wired.stream.open_works() == [])
+        until(lambda: posted.settled)
 
     at_its_deadline(monkeypatch, arrive)
     assert np.array_equal(wired.group.recv_tensor(buffer, THERE), SEVENS)
@@ -179,14 +192,114 @@ def test_message_of_the_last_moment_is_received(wired: Wired, monkeypatch: pytes
     _, far = wired.connect()
 
     def arrive() -> None:
+        (posted,) = wired.stream.posted()
         far.sendall(object_frame("at the last moment"))
-        until(lambda: wired.stream.open_works() == [])
+        until(lambda: posted.settled)
 
     at_its_deadline(monkeypatch, arrive)
     assert wired.group.recv(THERE) == "at the last moment"
 
 
-def test_message_of_a_receive_that_fails_then_is_the_nexts(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffer_is_not_claimed_for_a_receive_that_is_failing(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, other = np.zeros(SIZE, np.uint8), np.zeros(SIZE, np.uint8)
+    work = wired.group.recv_tensor(buffer, THERE, async_op=True)
+    _, far = wired.connect()
+    settle, claim, claimed = Work[Any].fail, PeerStream.claim, threading.Event()
+
+    def fail(failing: Work[Any], error: BaseException) -> bool:
+        if failing is work:
+            # It is decided that it fails, and not known yet.
+            far.sendall(tensor_frame() + SEVENS.tobytes()[: SIZE // 2])
+            assert claimed.wait(20)
+        return settle(failing, error)
+
+    def claim_then_tell(*args: Any) -> object:
+        try:
+            return claim(*args)
+        finally:
+            claimed.set()
+
+    monkeypatch.setattr(Work, "fail", fail)
+    monkeypatch.setattr(PeerStream, "claim", claim_then_tell)
+    assert work.fail(CancelledOperationError("given up"))
+    buffer.fill(1)
+    far.sendall(SEVENS.tobytes()[SIZE // 2 :])
+    assert np.array_equal(wired.group.recv_tensor(other, THERE), SEVENS)
+    assert bool((buffer == 1).all())
+
+
+def test_complete_body_is_not_swallowed_when_its_receive_fails(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = np.zeros(SIZE, np.uint8)
+    work = wired.group.recv_tensor(buffer, THERE, async_op=True)
+    real, failed = PeerStream.let_go, list[bool]()
+
+    def let_go(stream: PeerStream, claim: Any) -> None:
+        real(stream, claim)
+        failed.append(work.fail(CancelledOperationError("given up")))
+
+    monkeypatch.setattr(PeerStream, "let_go", let_go)
+    _, far = wired.connect()
+    far.sendall(tensor_frame() + SEVENS.tobytes())
+    assert np.array_equal(work.wait(), SEVENS)
+    assert failed == [False]
+
+
+def test_receive_whose_message_broke_off_gets_the_next_one(wired: Wired) -> None:
+    buffer = np.zeros(SIZE, np.uint8)
+    work = wired.group.recv_tensor(buffer, THERE, async_op=True)
+    first = half_of_a_message(wired, buffer)
+    _, second = wired.connect()
+    second.sendall(tensor_frame() + NINES.tobytes())
+    first.shutdown(socket.SHUT_RDWR)
+    assert np.array_equal(work.wait(), NINES)
+
+
+def test_receive_whose_message_broke_off_fails_with_its_peer(wired: Wired) -> None:
+    buffer = np.zeros(SIZE, np.uint8)
+    work = wired.group.recv_tensor(buffer, THERE, async_op=True)
+    half_of_a_message(wired, buffer).shutdown(socket.SHUT_RDWR)
+    with pytest.raises(WorkerDiedError):
+        work.wait()
+
+
+@pytest.mark.parametrize(
+    ("head", "sizes", "size"),
+    [
+        (b"\xff", (4,), 4),
+        (b"uint8[4]", (), 4),
+        (b"uint8[4]", (2, 2), 66),
+        (b"uint8[4]", (4,), 2),
+        (b"uint8[4]", (4,), 0),
+    ],
+)
+def test_receive_is_not_taken_for_a_broken_frame(wired: Wired, head: bytes, sizes: tuple[int, ...], size: int) -> None:
+    work = wired.group.recv(THERE, async_op=True)
+    _, far = wired.connect()
+    frame = Frame(FrameKind.MESSAGE, Flag.TENSOR, route=1, head=head, sizes=sizes, body_size=size)
+    far.sendall(frame.pack() + bytes(size))
+    with pytest.raises(WorkerDiedError):
+        work.wait()
+
+
+def test_receive_ends_where_its_message_cannot_be_matched(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(receiver, "find_mismatch", no_memory)
+    work = wired.group.recv(THERE, async_op=True)
+    _, far = wired.connect()
+    far.sendall(object_frame("too much"))
+    with pytest.raises(MemoryError):
+        work.wait()
+
+
+def test_receives_that_ended_do_not_pile_up(wired: Wired) -> None:
+    for _ in range(3):
+        assert wired.group.recv(THERE, async_op=True).fail(CancelledOperationError("given up"))
+    assert len(wired.stream._posted) == 1
+
+
+def test_message_of_a_receive_that_fails_is_the_next_ones(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (wired.group.recv(THERE, async_op=True) for _ in range(2))
     real = PeerStream.deliver
 
@@ -217,36 +330,91 @@ def test_new_connection_does_not_overtake_what_is_unread(wired: Wired) -> None:
     until(lambda: wired.stream.connection is connection)
 
 
-@pytest.mark.parametrize("hung_up", [False, True])
-def test_connection_that_its_peer_shut_is_not_sent_through(hung_up: bool) -> None:
+def test_first_words_of_another_stream_are_not_overtaken(wired: Wired) -> None:
+    _, first = wired.connect()
+    other = wired.streams.of("here:0", "there:1")
+    first.sendall(b"".join(object_frame(number) for number in range(4)))
+    until(lambda: wired.stream.unread() == 3)
+    # These lie unread behind what fills the backlog, and nobody here knows their stream yet.
+    first.sendall(route_frame("there:1", 2) + object_frame("first", 2))
+    first.shutdown(socket.SHUT_RDWR)
+    connection, second = wired.connect("there:1")
+    second.sendall(object_frame("second") + route_frame("there:0", 2) + object_frame(4, 2) + object_frame("third"))
+    until(lambda: (wired.stream.unread(), other.unread()) == (5, 3))
+    assert [wired.group.recv(THERE) for _ in range(5)] == list(range(5))
+    receives = [PostedReceive(OperationKind.RECV, "there:1", 20.0) for _ in range(3)]
+    assert all(wired.receiver.post(other, posted) for posted in receives)
+    assert [posted.wait() for posted in receives] == ["first", "second", "third"]
+    assert not connection.replaced
+
+
+def test_only_what_was_sent_fails_with_a_replaced_connection(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, said = threading.Event(), list[str]()
+    wired.streams.on_lost(lambda name, reason: said.append(name))
+    former, first = wired.connect()
+    received = wired.group.recv(THERE, async_op=True)
+    until(lambda: wired.stream.connection is former)
+    sent = [Work[None](OperationKind.SEND_TENSOR, "there:0", 20.0) for _ in range(2)]
+    real = Receiver.arrived
+
+    def arrived(receiver: Receiver, connection: Connection, *args: Any) -> None:
+        assert connection is not former or gate.wait(20)
+        real(receiver, connection, *args)
+
+    monkeypatch.setattr(Receiver, "arrived", arrived)
+    first.sendall(Frame(FrameKind.FORGET).pack())
+    first.shutdown(socket.SHUT_RDWR)
+    present, second = wired.connect()
+    second.sendall(object_frame("through the new one"))
+    for sequence, (work, connection) in enumerate(zip(sent, (former, present), strict=True)):
+        wired.streams.sent(wired.stream, sequence, work, connection)
+    gate.set()
+    assert received.wait() == "through the new one"
+    with pytest.raises(WorkerDiedError):
+        sent[0].wait()
+    assert not sent[1].settled
+    assert (wired.stream.connection, said) == (present, [])
+    second.close()
+    with pytest.raises(WorkerDiedError):
+        sent[1].wait()
+    assert said == ["there:0"]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_replaced_connection_is_not_sent_through(replaced: bool) -> None:
     unused: Any = None
     streams = PeerStreams(unused, unused, 1.0, died, Backlog(Settings()))
     peer = SimpleNamespace(incarnation="one")
-    former, present = (cast("Any", SimpleNamespace(peer=peer, closed=False, hung_up=lambda: hung_up)) for _ in range(2))
+    former, present = (cast("Any", SimpleNamespace(peer=peer, usable=usable)) for usable in (not replaced, True))
     stream = streams.of("here:0", "there:0")
     streams.bind(stream, former)
     streams.bind(stream, present)
-    assert stream.connection is (present if hung_up else former)
+    assert stream.connection is (present if replaced else former)
 
 
-def test_replaced_connection_is_read_to_its_end_at_once(make_pair: Callable[..., Pair]) -> None:
+def test_replaced_connection_is_read_to_its_end_at_once(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(received_message, "_SLICE", 60.0)
     pair = make_pair(tcp=False, inbox_messages=2)
     for number in range(6):
         pair.there.send(number, HERE)
-    stream = next(iter(pair.near.streams()), None)
     until(lambda: pair.near.streams() and pair.near.streams()[0].unread() == 3)
     (stream,) = pair.near.streams()
     former = stream.connection
     assert former is not None
+    beside = WorkerAddress("there", 1)
+    other = CollectiveGroup(pair.far, beside, (HERE,), pair.resolver)
+    other.send("first", HERE)
     for connection in pair.far._connections.all():
         connection.shut("a message to it was given up halfway")
     # It brings nothing for this stream: only by its handshake is it known that the former is over.
-    beside = WorkerAddress("there", 1)
-    other = CollectiveGroup(pair.far, beside, (HERE,), pair.resolver)
     until(lambda: not pair.far._connections.all())
-    other.send("beside", HERE)
+    other.send("second", HERE)
     until(lambda: former.closed)
     assert [pair.here.recv(THERE) for _ in range(6)] == list(range(6))
+    here = CollectiveGroup(pair.near, HERE, (beside,), pair.resolver)
+    assert [here.recv(beside) for _ in range(2)] == ["first", "second"]
 
 
 # Many that are held back

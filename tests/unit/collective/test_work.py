@@ -240,7 +240,7 @@ def test_chained_wait_goes_on_while_a_peer_is_debugged() -> None:
 
 def test_wait_for_an_acknowledgement_is_announced() -> None:
     waits, asked = WaitTable(), list[str]()
-    waits.acknowledged_by = asked.append
+    waits.acknowledged = lambda work: asked.append(work.target)
     for kind in (OperationKind.RECV, OperationKind.SEND_TENSOR):
         assert not Work(kind, "peer:0", 5.0, waits).wait_until(0.0)
     assert asked == ["peer:0"]

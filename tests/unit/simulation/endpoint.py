@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from rlinf_core.collective.connections.settings import Settings
@@ -29,6 +30,10 @@ class Connection:
         self.to_peer = to_peer
         self.closed = self.ended = self.peer_closing = self.replaced = False
         self.segments: dict[int, Any] = {}
+
+    @property
+    def usable(self) -> bool:
+        return not self.closed
 
     def hung_up(self) -> bool:
         return self.closed or self.ended
@@ -63,8 +68,9 @@ class ServiceEndpoint:
         self.settings = _SETTINGS
         unused: Any = None
         backlog = Backlog(_SETTINGS)
+        pool: Any = SimpleNamespace(get=lambda incarnation: None)
         self._streams = PeerStreams(
-            unused, unused, 1.0, lambda peer, reason: WorkerDiedError(peer, cause=reason), backlog
+            pool, unused, 1.0, lambda peer, reason: WorkerDiedError(peer, cause=reason), backlog
         )
         self._receiver = Receiver(_SETTINGS, unused, _WAITS, self._streams, backlog, unused)
         self.on_peer_lost = self._streams.on_lost
