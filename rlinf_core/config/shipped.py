@@ -32,6 +32,11 @@ def shipped_config(name: str) -> Path | None:
     return shipped_configs().get(name)
 
 
+def is_shipped(file: str) -> bool:
+    """Return whether a file, by its path, is a shipped configuration."""
+    return Path(file) in shipped_configs().values()
+
+
 def successor(name: str) -> str | None:
     """Return what to write after `rlinf train` in place of a configuration of an earlier release, or None."""
     return _FORMER.get(name)

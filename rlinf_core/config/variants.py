@@ -39,6 +39,8 @@ class Variant(ConfigModel):
         named: the values of the key that choose this member; None: its default alone.
         form: the regular expression of further values that choose it; empty: there are none.
         others: what these are, in words of a page.
+        of_kind: the keys of all kinds that say something else to each.
+        lacking: why a kind lacks keys that others have, where that needs words.
     """
 
     chosen_by: ClassVar[str]
@@ -46,6 +48,8 @@ class Variant(ConfigModel):
     named: ClassVar[tuple[str, ...] | None] = None
     form: ClassVar[str] = ""
     others: ClassVar[tuple[str, ...]] = ()
+    of_kind: ClassVar[tuple[str, ...]] = ()
+    lacking: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -56,6 +60,11 @@ class Variant(ConfigModel):
     def takes(cls, name: str) -> bool:
         """Return whether a value of the key chooses this member: one of its names, or what else it takes."""
         return name in cls.names() or (bool(cls.form) and re.fullmatch(cls.form, name) is not None)
+
+    @classmethod
+    def keeps(cls, key: str, value: object, before: str, now: str) -> bool:
+        """Return whether a key of `of_kind` with this value says the same to two kinds, by their names."""
+        return False
 
 
 V = TypeVar("V", bound=Variant)

@@ -26,7 +26,7 @@ from rlinf_core.config.sections.hub_names import commits_in, hub_paths, pins_of,
 from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs, successor
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, format_path, place, to_data
-from rlinf_core.config.validating.kinds import key_of_others
+from rlinf_core.config.validating.kinds import is_of_others
 from rlinf_core.config.validating.model_fields import types_at
 from rlinf_core.config.validating.pruning import Validated, cut
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
@@ -63,8 +63,8 @@ def without_earlier_keys(
     """Return the configuration of a run without the keys that its recipe has no more, and tell of them.
 
     A run writes every key of its recipe, defaults included, so that a removed key says nothing of what was asked for.
-    A value that was not the default, and that nothing here stands for, is a warning. Of keys that another kind of their
-    section has nothing is told, as they had no effect.
+    A value that was not the default, and that nothing here stands for, is a warning. So is one that another kind of its
+    section has, and that was without effect.
 
     Args:
         composed: the configuration.
@@ -87,7 +87,10 @@ def without_earlier_keys(
         if is_reported and isinstance(value, ScalarNode):
             message = f"`{format_path(path)}: {value.raw}` has no effect: this rlinf has no such key"
             diagnostics.add(finding._replace(code="no-effect", severity=Severity.WARNING, message=message))
-        elif key_of_others(model, composed.tree, path) is None:
+        elif is_of_others(model, composed.tree, path):
+            message = f"`{format_path(path)}` has no effect"
+            diagnostics.add(finding._replace(code="no-effect", severity=Severity.WARNING, message=message))
+        else:
             noted.append(path)
     if noted:
         named = ", ".join(f"`{format_path(path)}`" for path in noted[:_MOST_NAMED])

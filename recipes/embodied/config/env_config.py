@@ -26,6 +26,7 @@ from recipes.embodied.config.env_types import (
     GYMNASIUM,
     ID_FORM,
     has_ids,
+    share_task,
 )
 from recipes.embodied.config.intervention_types import (
     ENVIRONMENT,
@@ -167,6 +168,7 @@ class EnvironmentConfig(Variant):
         ),
     )
     chosen_by: ClassVar[str] = "env_type"
+    of_kind: ClassVar[tuple[str, ...]] = ("task",)
 
     env_type: EnvTypeName = Field(
         default=DEFAULT_ENV_TYPE,
@@ -215,6 +217,10 @@ class EnvironmentConfig(Variant):
     judge: Judge = Field(
         default_factory=_JUDGES[0], description="Judge of episodes: source, options. Default: the environment."
     )
+
+    @classmethod
+    def keeps(cls, key: str, value: object, before: str, now: str) -> bool:
+        return key == "task" and share_task(str(value), before, now)
 
 
 E = TypeVar("E", bound=EnvironmentConfig)
@@ -347,7 +353,7 @@ def stepping(environments: EnvironmentConfig) -> SteppedConfig:
 # What an evaluation decides for itself; everything else it takes from `env.train` where it says nothing.
 _EVAL_OWN: Final = {"rollout_epoch": 1, "group_size": 1}
 # What means something else to another kind of environment.
-_OF_KIND: Final = frozenset({"env_type", "task", "options"})
+_OF_KIND: Final = frozenset({"env_type", "options", *EnvironmentConfig.of_kind})
 
 
 def _as_in_training(evaluation: EvalEnvironmentConfig, train: EnvironmentConfig) -> EvalEnvironmentConfig:
@@ -355,8 +361,9 @@ def _as_in_training(evaluation: EvalEnvironmentConfig, train: EnvironmentConfig)
     if evaluation.task is not None:
         own["task"] = evaluation.task  # of an id in `env_type`, too
     inherited = type(train).model_fields.keys() & type(evaluation).model_fields.keys()
-    if type(train).named != type(evaluation).named:
-        inherited -= _OF_KIND
+    if "env_type" in own and evaluation.env_type != train.env_type:
+        keeps_task = train.task is not None and share_task(train.task, train.env_type, evaluation.env_type)
+        inherited -= _OF_KIND - ({"task"} if keeps_task else set())
     seed = {"seed": (train.seed + EVAL_SEED_OFFSET) % 2**32}
     values = {name: getattr(train if name in inherited else evaluation, name) for name in type(evaluation).model_fields}
     # What counts as given is what the file gives to the evaluation itself.

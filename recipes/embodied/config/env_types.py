@@ -171,6 +171,12 @@ def has_ids(env_type: str) -> bool:
     return known is not None and not known.tasks and known.task is None and known.robot is None
 
 
+def share_task(task: str, one: str, other: str) -> bool:
+    """Return whether a task of one environment is one of the other, too."""
+    known = ENV_TYPES.get(other)
+    return (known is not None and task in known.tasks) or (has_ids(one) and has_ids(other))
+
+
 def is_simulator(name: str) -> bool:
     """Return whether this type is a simulator in its own package, with a model for its options."""
     known = ENV_TYPES.get(name)

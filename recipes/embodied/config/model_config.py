@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias
 
@@ -15,6 +16,7 @@ from rlinf_core import Count
 from rlinf_core.config.variants import NoOptions, Variant, chosen, kind_of_section, one_of
 from rlinf_core.scalars import Bool, Data, Text
 
+_LOGGER = logging.getLogger(__name__)
 MODEL_TYPES = (*SMALL_MODELS, "openvla", "openvla_oft", "pi0", "pi05", "smolvla", "lerobot")
 _PI0 = "write `pi0` or `pi05`: they load folders of HuggingFace, lerobot and openpi's PyTorch (docs/models.md)"
 # Models of related projects, each with what there is in its place.
@@ -63,6 +65,10 @@ class EmbodiedModelConfig(Variant, BareModelConfig):
     )
 
 
+_LACKING: Final = {
+    **dict.fromkeys(SMALL_MODELS, "its layers are so small that all of them are trained"),
+    "lerobot": "lerobot's policies are trained as they are",
+}
 # Those that low-rank adapters can train.
 _ADAPTED: Final = ("openvla", "openvla_oft", "pi0", "pi05", "smolvla")
 
@@ -72,10 +78,13 @@ def _kinds() -> tuple[type[EmbodiedModelConfig], ...]:
     by_keys: dict[tuple[type[BaseModel], bool], list[str]] = {}
     for name in MODEL_TYPES:
         by_keys.setdefault((MODEL_OPTIONS.get(name, NoOptions), name in _ADAPTED), []).append(name)
-    kinds = (
+    kinds = [
         kind_of_section(EmbodiedModelConfig, tuple(names), options, mixins=(AdaptedConfig,) if adapted else ())
         for (options, adapted), names in by_keys.items()
-    )
+    ]
+    for kind in kinds:
+        if (why := _LACKING.get(kind.names()[0])) is not None:
+            kind.lacking = dict.fromkeys(AdaptedConfig.model_fields.keys() - kind.model_fields.keys(), why)
     others = ("package.module:Class",)
     own = kind_of_section(EmbodiedModelConfig, (), None, mixins=(AdaptedConfig,), form="[^:]*:.*", others=others)
     return (*kinds, own)
@@ -88,21 +97,34 @@ else:
     PolicyModel = one_of(POLICY_MODELS)
 
 
-def policy_model(written: Mapping[str, Any]) -> EmbodiedModelConfig:
-    """Return the section of a policy from plain data, as a folder has it.
+def policy_model(
+    written: Mapping[str, Any], saved: Mapping[str, Any] | None = None, file: str = ""
+) -> EmbodiedModelConfig:
+    """Return the section of a policy from plain data.
 
-    Keys that another kind has are left out where they are that one's defaults: earlier versions wrote them all.
+    Keys that another kind has are left out where they are that one's defaults: earlier versions wrote them all. Of a
+    folder they are left out whatever their value, with a warning, as they had no effect.
+
+    Args:
+        written: what a person or code says.
+        saved: what a folder says, where that says nothing.
+        file: the file that says it.
 
     Raises:
         ValidationError: a key or its value is wrong.
     """
-    kind = chosen(POLICY_MODELS, written)
+    values = {**(saved or {}), **written}
+    kind = chosen(POLICY_MODELS, values)
 
-    def says_nothing(key: str, value: Any) -> bool:
+    def is_kept(key: str, value: Any) -> bool:
         owners = [other for other in POLICY_MODELS if key in other.model_fields]
-        return any(other.model_fields[key].get_default(call_default_factory=True) == value for other in owners)
+        if kind in owners or not owners:
+            return True
+        if any(owner.model_fields[key].get_default(call_default_factory=True) == value for owner in owners):
+            return False
+        if key not in written:
+            called = values.get(kind.chosen_by)
+            _LOGGER.warning("%s: `%s` is left out: it has no effect with `model_type: %s`", file, key, called)
+        return key in written
 
-    own = kind.model_fields.keys()
-    return kind.model_validate(
-        {key: value for key, value in written.items() if key in own or not says_nothing(key, value)}
-    )
+    return kind.model_validate({key: value for key, value in values.items() if is_kept(key, value)})

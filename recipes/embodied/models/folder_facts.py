@@ -171,14 +171,14 @@ def frozen_section(model: EmbodiedModelConfig) -> EmbodiedModelConfig:
     options: Any = model.options
     written: dict[str, Any] = options.policy if hasattr(options, "policy") else options.get("policy", {})
     said = read_object(folder / FROZEN) or _section(folder, "model")
-    values: dict[str, Any] = {
-        **said,
+    file = folder / (FROZEN if (folder / FROZEN).exists() else DESCRIPTION)
+    own: dict[str, Any] = {
         **written,
         "model_path": model.model_path,
         "num_action_chunks": model.num_action_chunks,
     }
     try:
-        return policy_model(values)
+        return policy_model(own, said, str(file))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from recipes.embodied.config import PolicyJob
-from recipes.embodied.config.model_config import policy_model
+from recipes.embodied.config.model_config import EmbodiedModelConfig, policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.observation_keys import past_key
 from recipes.embodied.models.base_policy import BasePolicy
-from recipes.embodied.models.policy_folder import is_policy_folder, load_trained, read_description
+from recipes.embodied.models.policy_folder import DESCRIPTION, is_policy_folder, load_trained, read_description
 from recipes.embodied.models.registry import make_model
 from recipes.training.arrays import Array
 from recipes.training.seeding import Purpose, derive_seed
@@ -107,9 +108,9 @@ def load(folder: Path, config: PolicyJob | None, device: str = "cpu") -> Trained
     """
     data, spec = read_description(folder)
     if is_policy_folder(str(folder)):
-        model = policy_model({**data, "model_path": str(folder)})
+        model = _section(folder, {**data, "model_path": str(folder)})
         return TrainedPolicy(make_model(model, spec).to(device), spec)
-    model = policy_model(data) if config is None else config.actor.model
+    model = _section(folder, data) if config is None else config.actor.model
     with torch.random.fork_rng(devices=[]):
         if config is not None:
             # What neither a folder nor the checkpoint has is made as the actor made it.
@@ -117,3 +118,21 @@ def load(folder: Path, config: PolicyJob | None, device: str = "cpu") -> Trained
         policy = make_model(model, spec)
     load_trained(policy, model, spec, str(folder))
     return TrainedPolicy(policy.to(device), spec)
+
+
+def _section(folder: Path, data: Mapping[str, Any]) -> EmbodiedModelConfig:
+    """Return the section `actor.model` that a folder describes.
+
+    Raises:
+        ConfigError: a key or its value is wrong.
+    """
+    try:
+        return policy_model({}, data, str(folder / DESCRIPTION))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            f"`{folder / DESCRIPTION}` is invalid",
+            where=".".join(("model", *map(str, first["loc"]))),
+            why=first["msg"],
+            help="copy the folder again, or correct the key",
+        ) from None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import is_
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pydantic import BaseModel
 
-from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, to_data
+from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.shipped import is_shipped
+from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, to_data
 from rlinf_core.config.validating.model_fields import (
     alternatives,
     choice_of,
@@ -17,9 +19,13 @@ from rlinf_core.config.validating.model_fields import (
     model_of,
     step,
     types_at,
+    value_type,
     variants_of,
 )
-from rlinf_core.config.variants import Variant, chosen
+from rlinf_core.config.validating.pruning import cut
+from rlinf_core.config.variants import NoOptions, Variant, chosen
+
+_LISTED: Final = 12
 
 
 def meant_kind(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
@@ -31,27 +37,58 @@ def meant_kind(model: type[BaseModel], tree: MappingNode, path: Path) -> str | N
     return next(iter((*kind.names(), *kind.others)), None)
 
 
-def key_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
-    """Return a hint for a key that other kinds of its section, or of one around that, have; None for any other key."""
+class _Other(NamedTuple):
+    """A key that the kind of its section has not.
+
+    Attributes:
+        kind: the kind of the section, or of one around it.
+        called: what the file calls that.
+        owners: the kinds that have the key.
+        within: the way from the section to the one of the key.
+    """
+
+    kind: type[Variant]
+    called: str
+    owners: Sequence[type[Variant]]
+    within: Path
+
+
+def _others(model: type[BaseModel], tree: MappingNode, path: Path) -> Iterator[_Other]:
+    """Return what the sections around a key are, the innermost first: those of which a key chooses the kind."""
     for size in range(len(path) - 1, 0, -1):
         section, variants = find(tree, path[:size]), variants_of(types_at(model, path[:size]))
         if not isinstance(section, MappingNode) or len(variants) < 2:
             continue
-        owners = [variant for variant in variants if path[-1] in fields_at(variant, path[size:-1])]
-        names = [f"`{name}`" for owner in owners for name in owner.names()]
-        if not names:
-            continue
-        key = variants[0].chosen_by
-        above = find(tree, path[: size - 1])
-        kind, choice = kind_of(variants, section, above), choice_of(variants, section, above)
-        name = None if choice is None else to_data(choice.value)
-        here = name if isinstance(name, str) and kind.takes(name) else (*kind.names(), *kind.others)[0]
-        others = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
-        return f"it is a key of `{key}` {others}, not of `{here}`: remove it, or write `{key}: {names[0].strip('`')}`"
+        above, within = find(tree, path[: size - 1]), path[size:-1]
+        kind, name = kind_of(variants, section, above), _name(choice_of(variants, section, above))
+        called = name if name is not None and kind.takes(name) else (*kind.names(), *kind.others)[0]
+        owners = [variant for variant in variants if path[-1] in fields_at(variant, within)]
+        yield _Other(kind, called, owners, within)
+
+
+def key_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
+    """Return a hint for a key that other kinds of its section, or of one around that, have, or that is among the
+    options of a kind that has none; None for any other key.
+
+    No other kind is proposed: that may be another robot.
+    """
+    for kind, called, owners, within in _others(model, tree, path):
+        key, name = kind.chosen_by, str(path[-1])
+        reason = f": {kind.lacking[name]}; remove it" if name in kind.lacking and not within else ": remove it"
+        if owners:
+            names = [f"`{known}`" for owner in owners for known in (*owner.names(), *owner.others)]
+            listed = f"{', '.join(names[:-1])} and {names[-1]}" if names[1:] else names[0]
+            return f"it is a key of `{key}` {listed}, not of `{called}`{reason}"
+        if within and any(
+            issubclass(below, NoOptions) for below in filter(None, map(model_of, types_at(kind, within)))
+        ):
+            return f"`{called}` has no `{within[-1]}`{reason}"
     return None
 
 
-def without_keys_of_others(model: type[BaseModel], tree: MappingNode, moved: Collection[Path] = ()) -> MappingNode:
+def without_keys_of_others(
+    model: type[BaseModel], tree: MappingNode, diagnostics: Diagnostics, moved: Collection[Path] = ()
+) -> MappingNode:
     """Return a file without the keys of other kinds that a base has set for one, or that say nothing: null, or their
     default, as a file that `rlinf` wrote has all keys.
 
@@ -60,9 +97,76 @@ def without_keys_of_others(model: type[BaseModel], tree: MappingNode, moved: Col
     Args:
         model: the model of the whole file.
         tree: the file.
+        diagnostics: receives a note for each section that loses keys that a person wrote.
         moved: the paths of keys that stood in a former section, which goes as a whole if the kind has none of them.
     """
-    return _section(tree, [model], moved, None, None)
+    dropped: list[_Dropped] = []
+    kept = _section(tree, [model], moved, None, None, (), dropped)
+    for choice in dict.fromkeys(drop.choice for drop in dropped):
+        diagnostics.add(_note([drop for drop in dropped if drop.choice == choice]))
+    return kept
+
+
+class _Dropped(NamedTuple):
+    """A key that a person wrote for another kind of its section.
+
+    Attributes:
+        path: the path of the key.
+        entry: the key.
+        before: the name of the kind that it was written for; None: that without a choice.
+        choice: the section and what chooses the kind.
+    """
+
+    path: Path
+    entry: Entry
+    before: str | None
+    choice: tuple[Path, Entry]
+
+
+def _note(dropped: Sequence[_Dropped]) -> Diagnostic:
+    """Return the note on the keys that one section loses."""
+    section, chooses = dropped[0].choice
+    kind = next((drop.before for drop in dropped if drop.before is not None), None)
+    keys = [f"`{format_path(drop.path[len(section) :])}`" for drop in dropped]
+    others = f" and {len(keys) - _LISTED} others" if len(keys) > _LISTED else ""
+    listed = f"{', '.join(keys[:_LISTED])}{others}"
+    owner = "another kind" if kind is None else f"`{kind}`"
+    span = chooses.key.span
+    now = f"`{chooses.key.raw}: {to_data(chooses.value)}`"
+    return Diagnostic(
+        "no-effect",
+        Severity.NOTE,
+        f"of `{format_path(section)}`, {listed} of {owner} {'are' if keys[1:] else 'is'} left out: {now} is chosen in"
+        f" {span.source.name}:{span.begin.line}",
+        dropped[0].entry.key.span,
+        dropped[0].path,
+        related=((span, "chosen here"),),
+    )
+
+
+def without_idle_keys(model: type[BaseModel], tree: MappingNode) -> MappingNode:
+    """Return the configuration of an earlier run without all keys that only other kinds of their section have.
+
+    They had no effect, whatever their values: an earlier rlinf wrote the keys of all kinds.
+    """
+    idle = [
+        path
+        for path in _paths(tree)
+        if types_at(model, path[:-1], tree) and not types_at(model, path, tree) and is_of_others(model, tree, path)
+    ]
+    return cut(tree, dict.fromkeys(idle), {})
+
+
+def is_of_others(model: type[BaseModel], tree: MappingNode, path: Path) -> bool:
+    """Return whether only other kinds of its section, or of one around that, have a key."""
+    return any(other.owners for other in _others(model, tree, path))
+
+
+def _paths(node: MappingNode, path: Path = ()) -> Iterator[Path]:
+    for entry in node.entries:
+        yield (*path, entry.key.raw)
+        if isinstance(entry.value, MappingNode):
+            yield from _paths(entry.value, (*path, entry.key.raw))
 
 
 class _Choice(NamedTuple):
@@ -70,26 +174,44 @@ class _Choice(NamedTuple):
 
     Attributes:
         kind: the kind.
+        name: what the file calls it; None: nothing.
         variants: the kinds that there are.
         entry: what chooses it.
-        otherwise: the kind without that.
+        otherwise: the kind without that, and its name.
+        section: the path of the section.
         within: the way from that section to the one at hand.
     """
 
     kind: type[Variant]
+    name: str | None
     variants: Sequence[type[Variant]]
     entry: Entry | None
-    otherwise: type[Variant]
+    otherwise: tuple[type[Variant], str | None]
+    section: Path
     within: Path = ()
 
     @classmethod
-    def of(cls, variants: Sequence[type[Variant]], node: MappingNode, above: MappingNode | None) -> _Choice:
+    def of(
+        cls, variants: Sequence[type[Variant]], node: MappingNode, above: MappingNode | None, section: Path
+    ) -> _Choice:
         """Return that of a section."""
         entry = choice_of(variants, node, above)
         rest = MappingNode(node.span, tuple(other for other in node.entries if other is not entry))
         # Without its own choice a section follows another one.
-        otherwise = variants[0] if len(rest.entries) == len(node.entries) else kind_of(variants, rest, above)
-        return cls(kind_of(variants, node, above), variants, entry, otherwise)
+        follows = len(rest.entries) < len(node.entries)
+        first = next(iter(variants[0].names()), None)
+        otherwise = (
+            (kind_of(variants, rest, above), _name(choice_of(variants, rest, above)) or first)
+            if follows
+            else (variants[0], first)
+        )
+        return cls(kind_of(variants, node, above), _name(entry) or first, variants, entry, otherwise, section)
+
+
+def _name(entry: Entry | None) -> str | None:
+    """Return the name of a kind that an entry chooses; None for none."""
+    name = None if entry is None else to_data(entry.value)
+    return str(name) if isinstance(name, str) and name else None
 
 
 def _section(
@@ -98,14 +220,16 @@ def _section(
     moved: Collection[Path],
     above: MappingNode | None,
     choice: _Choice | None,
+    path: Path,
+    dropped: list[_Dropped],
 ) -> MappingNode:
     variants = variants_of(types)
     if len(variants) > 1:
-        choice = _Choice.of(variants, node, above)
+        choice = _Choice.of(variants, node, above, path)
         types = [annotation for annotation in types if annotation is choice.kind or annotation not in variants]
     before = node
     if choice is not None:
-        node = _of_kind(node, choice, {path[0] for path in moved})
+        node = _of_kind(node, choice, {step[0] for step in moved}, dropped)
     entries: list[Entry] = []
     for entry in node.entries:
         value = entry.value
@@ -113,27 +237,60 @@ def _section(
             below = [member for upper in types for part in step(upper, entry.key.raw) for member in alternatives(part)]
             within = [path[1:] for path in moved if path[0] == entry.key.raw and path[1:]]
             inner = None if choice is None else choice._replace(within=(*choice.within, entry.key.raw))
-            value = _section(value, below, within, before, inner) if below else value
+            here = (*path, entry.key.raw)
+            value = _section(value, below, within, before, inner, here, dropped) if below else value
         entries.append(entry if value is entry.value else Entry(entry.key, value, entry.replaced))
     return node if all(map(is_, entries, node.entries)) else MappingNode(node.span, tuple(entries))
 
 
-def _of_kind(node: MappingNode, choice: _Choice, moved: Collection[str | int]) -> MappingNode:
-    if not any(model_of(type_) for type_ in types_at(choice.kind, choice.within)):
-        return node  # any keys
+def _of_kind(node: MappingNode, choice: _Choice, moved: Collection[str | int], dropped: list[_Dropped]) -> MappingNode:
     own = fields_at(choice.kind, choice.within)
     gone = set[str | int]() if own.keys() & set(moved) else set(moved)
+    takes_any = _takes_any(choice.kind, choice.within)
+    if not own and not takes_any and not any(map(model_of, types_at(choice.kind, choice.within))):
+        return node  # within a value
 
     def is_dropped(entry: Entry) -> bool:
-        if entry.key.raw in own:
-            return False
-        owners = [owner for owner in choice.variants if entry.key.raw in fields_at(owner, choice.within)]
-        if entry.key.raw in gone or any(_says_nothing(entry, owner, choice.within) for owner in owners):
-            return bool(owners)
-        return any(owner in owners for owner in _kinds_before(choice, entry))
+        name, before = entry.key.raw, _kinds_before(choice, entry)
+        if name in own or takes_any:
+            if not takes_any and (choice.within or name not in choice.kind.of_kind):
+                return False
+            others = [kind for kind in before if kind[1] != choice.name and _has(kind[0], choice.within, name)]
+            other = next(iter(others), None)
+            if other is None or choice.kind.keeps(name, to_data(entry.value), str(other[1]), str(choice.name)):
+                return False
+        else:
+            owners = [owner for owner in choice.variants if name in fields_at(owner, choice.within)]
+            if name in gone or any(_says_nothing(entry, owner, choice.within) for owner in owners):
+                return bool(owners)
+            other = next((kind for kind in before if _has(kind[0], choice.within, name)), None)
+            if other is None:
+                return False
+        if choice.entry is not None and not _is_shipped(entry) and not _is_null(entry):
+            path = (*choice.section, *choice.within, name)
+            dropped.append(_Dropped(path, entry, other[1], (choice.section, choice.entry)))
+        return True
 
     entries = tuple(entry for entry in node.entries if not is_dropped(entry))
     return node if len(entries) == len(node.entries) else MappingNode(node.span, entries)
+
+
+def _takes_any(kind: type[Variant], within: Path) -> bool:
+    """Return whether a section within one of a kind has any keys, such as the options of a user's own class."""
+    return any(value_type(annotation) is not None for annotation in types_at(kind, within))
+
+
+def _has(kind: type[Variant], within: Path, name: str) -> bool:
+    return name in fields_at(kind, within) or _takes_any(kind, within)
+
+
+def _is_null(entry: Entry) -> bool:
+    return isinstance(entry.value, ScalarNode) and entry.value.value is None
+
+
+def _is_shipped(entry: Entry) -> bool:
+    """Return whether a configuration of this package has an entry: nobody misses what it says to its own kind."""
+    return is_shipped(entry.key.span.source.name)
 
 
 def _says_nothing(entry: Entry, kind: type[Variant], within: Path) -> bool:
@@ -144,14 +301,15 @@ def _says_nothing(entry: Entry, kind: type[Variant], within: Path) -> bool:
     return value is None or (value == default and isinstance(value, bool) == isinstance(default, bool))
 
 
-def _kinds_before(choice: _Choice, entry: Entry) -> list[type[Variant]]:
-    """Return the kinds that a section had from the layer of an entry on, up to the last choice."""
-    kinds: list[type[Variant]] = []
+def _kinds_before(choice: _Choice, entry: Entry) -> list[tuple[type[Variant], str | None]]:
+    """Return the kinds that a section had from the layer of an entry on, up to the last choice, with their names."""
+    kinds: list[tuple[type[Variant], str | None]] = []
     layer = entry.key.span.source.layer
     if choice.entry is None or choice.entry.key.span.source.layer <= layer:
         return kinds
     for earlier in choice.entry.replaced:
-        kinds.append(chosen(choice.variants, {choice.variants[0].chosen_by: to_data(earlier.value)}))
+        written = {choice.variants[0].chosen_by: to_data(earlier.value)}
+        kinds.append((chosen(choice.variants, written), _name(earlier) or choice.otherwise[1]))
         if earlier.key.span.source.layer <= layer:
             return kinds
     return [*kinds, choice.otherwise]

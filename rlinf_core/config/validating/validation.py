@@ -113,10 +113,11 @@ class _Rounds(Generic[M]):
                 self.referred = frozenset(map(renamed.path, self.referred))
                 unresolved = [*map(renamed.path, unresolved)]
                 model, errors = self._attempt()
-        if any(located.kind == "extra_forbidden" for located in errors):
+        # A free kind takes what was said to another one.
+        if any(located.kind == "extra_forbidden" for located in errors) or _is_layered(self.whole):
             from rlinf_core.config.validating.kinds import without_keys_of_others
 
-            kept = without_keys_of_others(self.model_type, self.whole, moved)
+            kept = without_keys_of_others(self.model_type, self.whole, self.diagnostics, moved)
             if kept is not self.whole:
                 self.whole = self.tree = kept
                 model, errors = self._attempt()
@@ -252,6 +253,12 @@ class _Rounds(Generic[M]):
         expected = [str(located.context.get("what", located.kind)) for located in group]
         words = wrong_kind(subject_of(path), expected, group[0].error["input"])
         return Diagnostic(words.code, Severity.ERROR, words.message, place(self.whole, path), path, words.help)
+
+
+def _is_layered(node: MappingNode) -> bool:
+    """Return whether a later text, such as the overrides, sets a key of a section that an earlier one began."""
+    layers = {entry.key.span.source.layer for entry in node.entries}
+    return len(layers) > 1 or any(_is_layered(e.value) for e in node.entries if isinstance(e.value, MappingNode))
 
 
 def subject_of(path: Path) -> str:

@@ -13,9 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, cast
 
+from pydantic import BaseModel
+
 from rlinf_core.config.sections.runner import RESUME_NEWEST
 from rlinf_core.config.tree import to_data
-from rlinf_core.errors import CheckpointError, RunError
+from rlinf_core.errors import CheckpointError, ConfigError, RunError
 from rlinf_core.foreign.files import read_text
 from rlinf_core.runners.storage.checkpoint import (
     GLANCE,
@@ -64,11 +66,13 @@ class _Candidate(NamedTuple):
         return self.store.latest()
 
 
-def values_of(config_text: str) -> Values | None:
+def values_of(config_text: str, model: type[BaseModel] | None = None) -> Values | None:
     """Return the identifying values of a resolved configuration; None if the text is not a mapping of a usual size.
 
     Args:
         config_text: the text of the configuration, as YAML.
+        model: the model of its recipe; keys that only other kinds of their section have, which an earlier rlinf wrote,
+            are then left out. None: there are none.
     """
     # Its reader is heavier than the rest.
     from rlinf_core.config.diagnostics import Diagnostics
@@ -81,6 +85,10 @@ def values_of(config_text: str) -> Values | None:
     split = None if tree is None else split_components(tree, (), findings)
     if split is None or not findings.ok:
         return None
+    if model is not None:
+        from rlinf_core.config.validating.kinds import without_idle_keys
+
+        split = without_idle_keys(model, split)
     values = dict(islice(_leaves(plain(to_data(split)), ""), _MOST_VALUES + 1))
     return values if len(values) <= _MOST_VALUES else None
 
@@ -208,12 +216,15 @@ def _of_configuration(candidates: Sequence[_Candidate], values: Values) -> list[
     """
     own = config_id(values)
     same = [candidate for candidate in candidates if (candidate.state.config_id or _id_in(candidate.path)) == own]
-    # An earlier rlinf made the digest of keys that name several components.
-    same = same or [candidate for candidate in candidates[:_MOST_CANDIDATES] if _id_in(candidate.path) == own]
+    model = None
+    if not same:
+        # An earlier rlinf made the digest of keys that name several components, and of those of all kinds.
+        model = _model_of(values)
+        same = [candidate for candidate in candidates[:_MOST_CANDIDATES] if _id_in(candidate.path, model) == own]
     others = [candidate for candidate in candidates if candidate.checkpoint is not None]
     if same or not others:
         return same
-    listed = [f"{other.path}: {_why_other(other, values)}" for other in others[:_MOST_CANDIDATES]]
+    listed = [f"{other.path}: {_why_other(other, values, model)}" for other in others[:_MOST_CANDIDATES]]
     if len(others) > _MOST_CANDIDATES:
         listed.append(f"and {len(others) - _MOST_CANDIDATES} older runs")
     raise CheckpointError(
@@ -226,21 +237,31 @@ def _of_configuration(candidates: Sequence[_Candidate], values: Values) -> list[
     )
 
 
-def _id_in(run: Path) -> str | None:
+def _model_of(values: Values) -> type[BaseModel] | None:
+    """Return the model of the recipe that a configuration names, which is about to run; None for an unknown one."""
+    from rlinf_core.job.find_recipe import find_variant
+
+    try:
+        return find_variant(str(values.get("recipe")), values.get).config_model()
+    except ConfigError:
+        return None
+
+
+def _id_in(run: Path, model: type[BaseModel] | None = None) -> str | None:
     """Return the digest of the configuration in a run's folder."""
-    values = _values_in(run)
+    values = _values_in(run, model)
     return config_id(values) if values is not None else None
 
 
-def _values_in(run: Path) -> Values | None:
+def _values_in(run: Path, model: type[BaseModel] | None) -> Values | None:
     try:
-        return values_of(read_text(run / "config.yaml"))
+        return values_of(read_text(run / "config.yaml"), model)
     except OSError:
         return None
 
 
-def _why_other(candidate: _Candidate, values: Values) -> str:
-    old = _values_in(candidate.path)
+def _why_other(candidate: _Candidate, values: Values, model: type[BaseModel] | None) -> str:
+    old = _values_in(candidate.path, model)
     if old is None:
         return "its configuration cannot be read"
     words = differences(old, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import reduce
 from typing import Annotated, ClassVar, Literal
 
@@ -9,14 +10,15 @@ import pytest
 from pydantic import Field
 
 from rlinf_core import ConfigModel
-from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.reading import read
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, merge
-from rlinf_core.config.validating.kinds import key_of_others
+from rlinf_core.config.tree import MappingNode, merge, to_data
+from rlinf_core.config.validating.kinds import key_of_others, without_idle_keys
 from rlinf_core.config.validating.model_fields import fields_at
 from rlinf_core.config.validating.validation import validate
-from rlinf_core.config.variants import OneOf, Variant, one_of, options_of
+from rlinf_core.config.variants import NoOptions, OneOf, Variant, one_of, options_of
 
 
 class Shape(Variant):
@@ -27,6 +29,8 @@ class Shape(Variant):
 
 
 class Circle(Shape):
+    lacking: ClassVar[Mapping[str, str]] = {"side": "it is round"}
+
     radius: int = Field(default=1, ge=1)
 
     @classmethod
@@ -50,19 +54,37 @@ class Glaze(ConfigModel):
 
 class Plain(Variant):
     chosen_by: ClassVar[str] = "kind"
+    of_kind: ClassVar[tuple[str, ...]] = ("size",)
+    form: ClassVar[str] = "my:.*"
 
     kind: str = "plain"
+    size: str | None = None
     coat: dict[str, int] = Field(default_factory=dict[str, int])
+
+    @classmethod
+    def keeps(cls, key: str, value: object, before: str, now: str) -> bool:
+        return value == "small"
 
 
 class Painted(Plain):
+    form: ClassVar[str] = ""
+
     kind: str = "painted"
     coat: options_of(Paint) = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
 
 
 class Glazed(Plain):
+    form: ClassVar[str] = ""
+
     kind: str = "glazed"
     coat: options_of(Glaze) = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
+
+
+class Bare(Plain):
+    form: ClassVar[str] = ""
+
+    kind: str = "bare"
+    coat: options_of(NoOptions) = Field(default_factory=dict)  # pyright: ignore[reportInvalidTypeForm]
 
 
 class PaintedLid(Painted):
@@ -74,7 +96,7 @@ class GlazedLid(Glazed):
 
 
 class File(ConfigModel):
-    pot: one_of((Painted, Glazed, Plain)) = Field(default_factory=Painted)  # pyright: ignore[reportInvalidTypeForm]
+    pot: one_of((Painted, Glazed, Bare, Plain)) = Field(default_factory=Painted)  # pyright: ignore[reportInvalidTypeForm]
     lid: one_of((PaintedLid, GlazedLid)) = Field(default_factory=PaintedLid)  # pyright: ignore[reportInvalidTypeForm]
     shape: Annotated[Circle | Square, OneOf("kind")] = Field(default_factory=Circle)
 
@@ -86,14 +108,28 @@ def tree_of(text: str) -> MappingNode:
 
 
 def told(*texts: str) -> list[tuple[str, str, str]]:
-    """Code, underlined text and remedy of each finding in a file over its bases, the first of them below all others."""
+    """Code, underlined text and remedy of each error in a file over its bases, the first of them below all others."""
+    errors = [finding for finding in findings(*texts) if finding.severity is Severity.ERROR]
+    return [(error.code, error.span.text, error.help or "") for error in errors]
+
+
+def noted(*texts: str, base: str = "base.yaml") -> list[str]:
+    """The notes on a file over its bases."""
+    return [finding.message for finding in findings(*texts, base=base) if finding.severity is Severity.NOTE]
+
+
+def findings(*texts: str, base: str = "base.yaml") -> Diagnostics:
     diagnostics = Diagnostics()
+    validate(File, merged(*texts, base=base), diagnostics)
+    return diagnostics
+
+
+def merged(*texts: str, base: str = "base.yaml") -> MappingNode:
     file = SourceText("file.yaml", texts[-1])
-    sources = [*(SourceText("base.yaml", text).as_base(file, index) for index, text in enumerate(texts[:-1])), file]
-    tree = reduce(merge, filter(None, (read(source, diagnostics) for source in sources)))
+    sources = [*(SourceText(base, text).as_base(file, index) for index, text in enumerate(texts[:-1])), file]
+    tree = reduce(merge, filter(None, (read(source, Diagnostics()) for source in sources)))
     assert isinstance(tree, MappingNode)
-    validate(File, tree, diagnostics)
-    return [(finding.code, finding.span.text, finding.help or "") for finding in diagnostics]
+    return tree
 
 
 @pytest.mark.parametrize(
@@ -110,7 +146,7 @@ def test_a_key_chooses_the_kind(text: str, expected: Shape) -> None:
 def test_a_key_of_another_kind_is_unknown_and_says_whose_it_is() -> None:
     ((code, where, help),) = told("shape: {kind: square, radius: 3}")
     assert (code, where) == ("unknown-key", "radius")
-    assert help == "it is a key of `kind` `circle`, not of `square`: remove it, or write `kind: circle`"
+    assert help == "it is a key of `kind` `circle`, not of `square`: remove it"
 
 
 def test_known_keys_are_those_of_the_kind() -> None:
@@ -190,7 +226,75 @@ def test_keys_within_a_kind_belong_to_it(texts: tuple[str, ...], expected: list[
 
 def test_a_key_within_another_kind_says_whose_it_is() -> None:
     ((_, _, help),) = told("pot: {coat: {heat: 3}}")
-    assert help == "it is a key of `kind` `glazed`, not of `painted`: remove it, or write `kind: glazed`"
+    assert help == "it is a key of `kind` `glazed`, not of `painted`: remove it"
+
+
+def test_a_kind_without_options_says_so() -> None:
+    ((_, where, help),) = told("pot: {kind: bare, coat: {depth: 3}}")
+    assert (where, help) == ("depth", "`bare` has no `coat`: remove it")
+
+
+def test_a_kind_says_why_it_lacks_a_key() -> None:
+    ((_, _, help),) = told("shape: {side: 3}")
+    assert help == "it is a key of `kind` `square`, not of `circle`: it is round; remove it"
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        # To a kind that takes any keys.
+        (("pot: {kind: glazed, coat: {heat: 3}}", "pot: {kind: plain}"), {}),
+        (("pot: {coat: {layers: 3}}", "pot: {kind: plain, coat: {any: 1}}"), {"any": 1}),
+        (("pot: {kind: plain, coat: {any: 1}}", "pot: {kind: 'my:pot'}"), {}),
+        (("pot: {kind: plain, coat: {any: 1}}", "pot: {kind: plain, coat: {other: 2}}"), {"any": 1, "other": 2}),
+        # From one.
+        (("pot: {kind: plain, coat: {any: 1}}", "pot: {kind: glazed}"), {}),
+        (("pot: {kind: plain, coat: {heat: 4}}", "pot: {kind: glazed, coat: {heat: 5}}"), {"heat": 5}),
+    ],
+)
+def test_options_of_a_free_kind_are_its_own(texts: tuple[str, ...], expected: dict[str, int]) -> None:
+    view = validate(File, merged(*texts), Diagnostics())
+    assert told(*texts) == []
+    assert view.model is not None
+    assert view.model.pot.coat == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "size"),
+    [
+        (("pot: {kind: glazed, size: large}", "pot: {kind: painted}"), None),
+        (("pot: {kind: glazed, size: large}", "pot: {kind: painted, size: wide}"), "wide"),
+        (("pot: {kind: glazed, size: small}", "pot: {kind: painted}"), "small"),
+        (("pot: {kind: glazed, size: large}", "pot: {kind: glazed}"), "large"),
+    ],
+)
+def test_a_key_of_all_kinds_may_say_something_else_to_each(texts: tuple[str, ...], size: str | None) -> None:
+    view = validate(File, merged(*texts), Diagnostics())
+    assert view.model is not None
+    assert view.model.pot.size == size
+
+
+def test_keys_that_are_left_out_are_noted_by_section() -> None:
+    texts = (
+        "{pot: {kind: plain, size: large, coat: {a: 1}}, shape: {radius: 3}}",
+        "pot: {kind: glazed}\nshape: {kind: square}",
+    )
+    assert noted(*texts) == [
+        "of `pot`, `size`, `coat.a` of `plain` are left out: `kind: glazed` is chosen in file.yaml:1",
+        "of `shape`, `radius` of `circle` is left out: `kind: square` is chosen in file.yaml:2",
+    ]
+
+
+def test_nobody_is_told_of_keys_that_no_person_wrote() -> None:
+    texts = ("shape: {radius: 3}", "shape: {kind: square}")
+    assert noted(*texts, base=str(shipped_configs()["laptop"])) == []
+    assert noted("shape: {radius: null}", "shape: {kind: square}") == []
+
+
+def test_all_keys_of_other_kinds_go_from_an_earlier_run() -> None:
+    tree = tree_of("{pot: {kind: glazed, coat: {layers: 3}}, shape: {kind: square, radius: 7, side: 3, other: 1}}")
+    kept = to_data(without_idle_keys(File, tree))
+    assert kept == {"pot": {"kind": "glazed", "coat": {}}, "shape": {"kind": "square", "side": 3, "other": 1}}
 
 
 @pytest.mark.parametrize(

@@ -314,13 +314,29 @@ def test_a_value_that_an_earlier_run_chose_is_a_warning(run: Path) -> None:
     job = load_job(run / "config.yaml", environ={})
     assert {(one.path, one.severity) for one in job.diagnostics if one.code == "no-effect"} == {
         (("algorithm", "entropy_type"), Severity.WARNING),
+        (("algorithm", "critics"), Severity.WARNING),
         (("runner", "weight_sync_interval"), Severity.WARNING),
         (("runner", "checkpoint_style"), Severity.NOTE),
     }
     (entropy,) = [one for one in job.diagnostics if one.path == ("algorithm", "entropy_type")]
     assert "`algorithm.entropy_type: token_level`" in entropy.message
     assert "`algorithm.logprob_type`" in (entropy.help or "")
-    assert not [one for one in job.diagnostics if "critics" in one.message]
+
+
+def test_keys_of_other_kinds_of_an_earlier_run_are_warnings(run: Path) -> None:
+    text = """
+recipe: embodied
+cluster: {num_nodes: 1, component_placement: {actor: 0, rollout: 0, env: 0}}
+env: {train: {simulator_timeout: 100.0, num_processes: null}}
+actor: {model: {is_lora: false, lora_rank: 16}}
+"""
+    (run / "config.yaml").write_text(text)
+    job = load_job(run / "config.yaml", environ={})
+    assert job.config is not None
+    assert {(one.path, one.severity) for one in job.diagnostics if one.code in (*REFUSED, "no-effect")} == {
+        (("env", "train", "simulator_timeout"), Severity.WARNING),
+        (("actor", "model", "lora_rank"), Severity.WARNING),
+    }
 
 
 def test_the_same_file_elsewhere_has_unknown_keys(run: Path, tmp_path: Path) -> None:

@@ -172,6 +172,25 @@ class TestEnv:
         assert (section.eval.task, section.eval.seed) == ("reach", EVAL_SEED_OFFSET)
         assert "eval" not in section.model_fields_set
 
+    @pytest.mark.parametrize(
+        ("train", "env_type", "task", "options"),
+        [
+            ({"env_type": "my.pkg:Cls", "task": "T", "options": {"a": 1}}, "panda_gym", None, {}),
+            ({"env_type": "my.pkg:Cls", "task": "T", "options": {"a": 1}}, "CartPole-v1", "CartPole-v1", {}),
+            ({"env_type": "gymnasium", "task": "A-v1", "options": {"a": 1}}, "envpool", "A-v1", {}),
+            ({"env_type": "franka_mujoco", "task": "push"}, "franka_kin", None, {}),
+            ({"env_type": "franka_mujoco", "task": "reach"}, "franka_kin", "reach", {}),
+            ({"env_type": "panda_gym", "task": "P-v3", "options": {"a": 1}}, "panda_gym", "P-v3", {"a": 1}),
+            ({"env_type": "panda_gym", "task": "P-v3", "options": {"a": 1}}, None, "P-v3", {"a": 1}),
+        ],
+    )
+    def test_an_evaluation_of_another_kind_has_its_own_options(
+        self, train: dict[str, Any], env_type: str | None, task: str | None, options: dict[str, Any]
+    ) -> None:
+        written = {"total_num_envs": 2} if env_type is None else {"env_type": env_type}
+        evaluation = EnvSection.model_validate({"train": train, "eval": written}).eval
+        assert (evaluation.task, evaluation.options) == (task, options)
+
     def test_it_may_have_its_own_seed(self) -> None:
         assert EnvSection.model_validate({"eval": {"seed": 5}}).eval.seed == 5
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from recipes.training import comparing_worker
 from recipes.training.comparing_worker import comparisons_of
@@ -131,6 +132,21 @@ def test_a_run_that_kept_several_components_in_one_key_matches(tmp_path: Path) -
     saved(run, 3, 1.0)
     run.update(config_id="0123456789abcdef")
     assert started(tmp_path, texts[1], resume_dir="auto").path == run.path
+
+
+def test_a_run_that_kept_the_keys_of_all_kinds_matches(tmp_path: Path) -> None:
+    former = {"env": {"train": {"simulator_timeout": 100.0}}, "actor": {"model": {"is_lora": False, "lora_rank": 16}}}
+    texts = [yaml.safe_load(text_of(f"actor.seed={seed}")) for seed in (1, 2)]
+    for text in texts:
+        text["env"]["train"] |= former["env"]["train"]
+        text["actor"]["model"] |= former["actor"]["model"]
+    runs = [started(tmp_path, yaml.safe_dump(text)) for text in texts]
+    for run in runs:
+        saved(run, 3, 1.0)
+    assert started(tmp_path, text_of("actor.seed=1"), resume_dir="auto").path == runs[0].path
+    with pytest.raises(CheckpointError, match=r"`actor\.seed` is `2` there") as raised:
+        started(tmp_path, text_of("actor.seed=3"), resume_dir="auto")
+    assert "lora" not in str(raised.value)
 
 
 def test_one_whose_configuration_is_gone_is_named(tmp_path: Path) -> None:

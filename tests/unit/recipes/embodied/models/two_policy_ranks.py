@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from recipes.embodied.config import EmbodiedConfig
+from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.workers.policy_actor import PolicyActor
@@ -42,7 +43,7 @@ def train(case: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]
     """Return the weights before and after a step, and the number of parts that are gathered one at a time."""
     job = load_job("laptop", (), environ={})
     config = cast("EmbodiedConfig", job.config)
-    model = type(config.actor.model).model_validate({"num_action_chunks": 2, **case["model"]})
+    model = policy_model({"num_action_chunks": 2, **case["model"]})
     config = config.model_copy(update={"actor": config.actor.model_copy(update={"model": model})})
     env = FrankaVisionEnv(EnvSettings(num_envs=ROWS))
     device = torch.device("cpu")

@@ -222,6 +222,28 @@ def test_description_with_a_wrong_value_is_refused(tmp_path: Path, change: dict[
     assert why in str(caught.value.why)
 
 
+def test_keys_of_other_kinds_in_a_folder_are_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(tmp_path / "global_step_1", STATES)
+    file = tmp_path / "global_step_1" / "policy.json"
+    about = json.loads(file.read_text())
+    about["model"] |= {"lora_rank": 16, "is_lora": False}
+    file.write_text(json.dumps(about))
+    assert load(tmp_path / "global_step_1", None).spec == STATES
+    (message,) = [record.getMessage() for record in caplog.records if "policy.json" in record.getMessage()]
+    assert message.endswith("`lora_rank` is left out: it has no effect with `model_type: mlp_policy`")
+
+
+def test_an_unknown_key_in_a_folder_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path / "global_step_1", STATES)
+    file = tmp_path / "global_step_1" / "policy.json"
+    about = json.loads(file.read_text())
+    about["model"] |= {"width": 16}
+    file.write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match=r"policy\.json` is invalid") as caught:
+        load(tmp_path / "global_step_1", None)
+    assert caught.value.where == "model.width"
+
+
 def test_missing_packages_of_a_format_come_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("onnx", "onnxscript"):
         monkeypatch.setitem(sys.modules, module, None)
