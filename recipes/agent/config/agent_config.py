@@ -114,20 +114,26 @@ def _needs_tool(tool: str, *keys: str) -> IgnoredKeys:
     )
 
 
+def _in_own_box(agent: AgentWorkerConfig) -> bool:
+    """Return whether our own agent works on tasks with images."""
+    return agent.run == "env_agent" and agent.environment.type == "harbor" and agent.environment.harness is None
+
+
+def _calls_tools(agent: AgentWorkerConfig) -> bool:
+    return _in_own_box(agent) or (agent.run != "env_agent" and bool(agent.tools or agent.mcp))
+
+
 def _without_calls(agent: AgentWorkerConfig) -> str:
-    """Return why no call of a tool has a time limit; "": some may have."""
+    """Return why no call of a tool has a time limit."""
     if agent.run != "env_agent":
-        return "" if agent.tools or agent.mcp else "`tools` is empty"
-    if agent.environment.type != "harbor":
-        return "`run: env_agent` uses no tools"
-    return "" if agent.environment.harness is None else "an agent of Harbor has limits of its own"
+        return "`tools` is empty"
+    in_box = agent.environment.type == "harbor"
+    return "an agent of Harbor has limits of its own" if in_box else "`run: env_agent` uses no tools"
 
 
 def _without_format(agent: AgentWorkerConfig) -> str:
-    """Return why nothing is called in a format of ours; "": something may be."""
-    if agent.run == "env_agent" and agent.environment.type == "harbor":
-        return "" if agent.environment.harness is None else "an agent of Harbor has its own"
-    return "" if agent.run == "tool_agent" else "`run` is not tool_agent"
+    """Return why nothing is called in a format of ours."""
+    return "`run` is not tool_agent" if agent.environment.harness is None else "an agent of Harbor has its own"
 
 
 class AgentWorkerConfig(ConfigModel):
@@ -143,7 +149,12 @@ class AgentWorkerConfig(ConfigModel):
             "remove it, or write `run: env_agent`",
             because=("run",),
         ),
-        IgnoredKeys(("tool_format",), lambda agent, _: bool(_without_format(agent)), _without_format, because=("run",)),
+        IgnoredKeys(
+            ("tool_format",),
+            lambda agent, _: agent.run != "tool_agent" and not _in_own_box(agent),
+            _without_format,
+            because=("run",),
+        ),
         IgnoredKeys(
             ("tools", "mcp"),
             lambda agent, sizes: agent.run == "env_agent",
@@ -152,7 +163,7 @@ class AgentWorkerConfig(ConfigModel):
         ),
         IgnoredKeys(
             ("tool_timeout",),
-            lambda agent, _: bool(_without_calls(agent)),
+            lambda agent, _: not _calls_tools(agent),
             _without_calls,
             because=("environment.harness", "run", "tools"),
         ),

@@ -5,7 +5,7 @@ The recipes themselves name their parts, so that listing them imports nothing he
 
 from __future__ import annotations
 
-from recipes.agent import agent_memory
+from recipes.agent import agent_memory, box_capacity
 from recipes.agent import program as agent_program
 from recipes.agent.config import agent_config
 from recipes.agent.images import pruning as image_pruning
@@ -41,6 +41,7 @@ RECIPES = (
         check=agent_config.check,
         facts=job_rules.facts,
         memory=agent_memory.forecast,
+        placement_notes=box_capacity.placement_notes,
         inputs=agent_config.inputs,
         trials=agent_config.trials,
         flow=language_flow.flow_of,

@@ -111,7 +111,7 @@ def test_an_evaluation_takes_what_its_kind_has(tmp_path: Path) -> None:
         (
             ("actor.model.is_lora=true",),
             "unknown-key",
-            "`model_type` `openvla`, `openvla_oft`, `pi0`, `pi05` and `smol",
+            "`model_type` `openvla`, `openvla_oft`, `pi0`, `pi05`, `smolvla` and",
         ),
         (("actor.model.options.noisy_steps=one",), "unknown-key", "`flow_policy`, `pi0`, `pi05` and `smolvla`, not of"),
         (("actor.model={model_type: flow_policy, options: {step: 3}}",), "unknown-key", "did you mean `steps`?"),
