@@ -74,5 +74,5 @@ def test_rewards_are_the_way_to_the_named_point_and_success() -> None:
 
 @pytest.mark.parametrize("options", [{"points": 9}, {"points": 0}, {"image_size": 2}])
 def test_what_cannot_be_drawn_is_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=f"`{next(iter(options))}`"):
+    with pytest.raises(ConfigError, match=f"options.{next(iter(options))}`"):
         make(options=options)
