@@ -95,7 +95,7 @@ def test_forwarded_variables_have_the_values_of_this_machine(
     assert "`cluster.forward_env` names `MODE`, which is not set here" in refused.err
     monkeypatch.setenv("MODE", "")
     ended = cli(*arguments)
-    assert (ended.code, head.env) == (143, {"WANDB_API_KEY": "s3cr3t $HOME", "MODE": ""})
+    assert (ended.code, head.env) == (143, {"WANDB_API_KEY": "s3cr3t $HOME", "MODE": "", "RLINF_CLAIMS": "wait"})
     ((_, words, text),) = head.asked
     assert "s3cr3t" not in ended.err + ended.out + text + " ".join(words)
 
