@@ -77,6 +77,7 @@ def values_of(config_text: str, model: type[BaseModel] | None = None) -> Values 
     # Its reader is heavier than the rest.
     from rlinf_core.config.diagnostics import Diagnostics
     from rlinf_core.config.reading import STDIN_NAME, decode, read, split_components
+    from rlinf_core.config.tree import MappingNode
 
     findings = Diagnostics()
     source = decode(STDIN_NAME, config_text.encode("utf-8", "replace"), findings)
@@ -85,7 +86,7 @@ def values_of(config_text: str, model: type[BaseModel] | None = None) -> Values 
     split = None if tree is None else split_components(tree, (), findings)
     if split is None or not findings.ok:
         return None
-    if model is not None:
+    if model is not None and isinstance(split, MappingNode):
         from rlinf_core.config.validating.kinds import without_idle_keys
 
         split = without_idle_keys(model, split)
