@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.errors import ConfigError
 from rlinf_core.registry import Registry
 
@@ -87,9 +88,7 @@ def checked_options(owner: object, written: Mapping[str, Any], section: str) -> 
     try:
         return options_for(owner, written)
     except ValidationError as error:
-        problems = "; ".join(
-            f"`{'.'.join(map(str, (section, *problem['loc'])))}`: {problem['msg']}" for problem in error.errors()
-        )
+        problems = "; ".join(refusals(error, section))
         raise ConfigError(f"the options of `{getattr(owner, '__name__', owner)}` are wrong", why=problems) from error
 
 

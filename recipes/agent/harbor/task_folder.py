@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipes.agent.images.store import folder_digest
 from rlinf_core import ConfigError
+from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.suggest import did_you_mean
 
 TOML, INSTRUCTION, TESTS, SOLUTION = "task.toml", "instruction.md", "tests/test.sh", "solution/solve.sh"
@@ -154,8 +155,7 @@ def _read_toml(path: Path) -> _Toml:
     try:
         return _Toml.model_validate(tomllib.loads((path / TOML).read_text(encoding="utf-8")))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{path / TOML}: `{'.'.join(map(str, first['loc']))}`: {first['msg']}") from None
+        raise ConfigError(f"{path / TOML}: {refusals(error)[0]}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"the task `{path.name}` cannot be read", why=str(error)) from None
 

@@ -26,6 +26,7 @@ from recipes.sections.model_folders import (
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
+from rlinf_core.config.validating.validation_messages import refusals
 
 if TYPE_CHECKING:
     from recipes.embodied.config import PolicyJob
@@ -180,11 +181,10 @@ def frozen_section(model: EmbodiedModelConfig) -> EmbodiedModelConfig:
     try:
         return policy_model(own, said, str(file))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
         raise ConfigError(
             f"the policy in `{folder}` cannot be steered",
-            where=".".join(("actor.model.options.policy", *map(str, first["loc"]))),
-            why=first["msg"],
+            where="actor.model.options.policy",
+            why=refusals(error)[0],
             help="`options.policy` has the keys of `actor.model`",
         ) from None
 

@@ -34,6 +34,7 @@ from recipes.training.reading.adapter_names import beneath_adapters, new_adapter
 from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.state.state_checkpoint import load_weights as load_checkpoint_weights
 from rlinf_core import CheckpointError, ConfigError
+from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.runners.storage.checkpoint import MANIFEST, verify_files
@@ -182,9 +183,7 @@ def _spec(described: dict[str, Any]) -> EnvSpec:
     try:
         return TypeAdapter(EnvSpec).validate_json(json.dumps(described), strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, ("observations_and_actions", *first["loc"])))
-        raise ValueError(f"`{place}` is {json.dumps(first['input'])[:40]}: {first['msg']}") from None
+        raise ValueError(refusals(error, "observations_and_actions")[0]) from None
 
 
 def load_weights(policy: BasePolicy, folder: str) -> None:

@@ -40,6 +40,7 @@ from recipes.embodied.episodes.collector import (
 from recipes.embodied.learning.data_reading import action_bounds
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError, Job, RLinfError
+from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.checkpoint import versions
 from rlinf_core.suggest import did_you_mean
@@ -160,9 +161,8 @@ def _intervention(written: InterventionConfig, device: str, overrides: Mapping[s
         try:
             cast("type[BaseModel]", owner).model_validate(options)
         except ValidationError as error:
-            first = error.errors()[0]
             raise ConfigError(
-                f"`--device {device}`: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+                f"`--device {device}`: {refusals(error)[0]}",
                 help="set it with `--option KEY=VALUE`",
             ) from error
     return InterventionConfig(source=device, options=options)

@@ -20,6 +20,7 @@ from recipes.embodied.models.registry import make_model
 from recipes.training.arrays import Array
 from recipes.training.seeding import Purpose, derive_seed
 from rlinf_core import ConfigError
+from rlinf_core.config.validating.validation_messages import refusals
 
 
 class TrainedPolicy:
@@ -129,10 +130,8 @@ def _section(folder: Path, data: Mapping[str, Any]) -> EmbodiedModelConfig:
     try:
         return policy_model({}, data, str(folder / DESCRIPTION))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
         raise ConfigError(
             f"`{folder / DESCRIPTION}` is invalid",
-            where=".".join(("model", *map(str, first["loc"]))),
-            why=first["msg"],
+            why=refusals(error, "model")[0],
             help="copy the folder again, or correct the key",
         ) from None

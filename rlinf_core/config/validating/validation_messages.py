@@ -13,6 +13,7 @@ from rlinf_core.config.tree import Node, ScalarNode
 from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt, kind_of
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
@@ -114,6 +115,21 @@ def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None,
         return Words("bad-value", f"{subject}: {context.get('error', error['msg'])}")
     text = str(error["msg"])
     return Words("bad-value", f"{subject}: {text[:1].lower()}{text[1:]}")
+
+
+def refusals(error: ValidationError, section: str = "") -> list[str]:
+    """Return what a model refused, a sentence for each value; `section` holds its keys, as in `env.options`."""
+    sentences: list[str] = []
+    for detail in error.errors(include_url=False):
+        subject = f"`{'.'.join(map(str, (section, *detail['loc']) if section else detail['loc'])) or 'the file'}`"
+        if detail["type"] in _OF_KEYS:
+            sentences.append(f"{subject} {_OF_KEYS[detail['type']]}")
+        else:
+            sentences.append(words_for(detail, subject).message)
+    return sentences
+
+
+_OF_KEYS: Final = {"missing": "is missing", "extra_forbidden": "is unknown"}
 
 
 def is_our_code(kind: str) -> bool:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from recipes.embodied.envs.env_spec import BoolArray, EnvError, EnvSpec, FloatArray, IntArray, Observation
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
+from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.registry import Registry
 
 # One row of an observation, by name: `states` float32 [S], `images.CAMERA` uint8 [H, W, 3], `instructions` a text.
@@ -357,6 +358,7 @@ def checked_options(model: type[OptionsT], written: Mapping[str, Any]) -> Option
     try:
         return model.model_validate(dict(written))
     except ValidationError as error:
-        reason = "; ".join(f"`{'.'.join(map(str, detail['loc']))}`: {detail['msg']}" for detail in error.errors())
         known = ", ".join(f"`{name}`" for name in model.model_fields)
-        raise ConfigError("wrong options", where="env.options", why=reason, help=f"known: {known}") from error
+        raise ConfigError(
+            "wrong options", where="env.options", why="; ".join(refusals(error)), help=f"known: {known}"
+        ) from error

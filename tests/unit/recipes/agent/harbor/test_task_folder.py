@@ -31,7 +31,7 @@ def test_sizes_of_earlier_versions_are_read(tmp_path: Path) -> None:
 
 
 def test_a_size_that_no_machine_has_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"`environment.storage_mb`: Input should be less than"):
+    with pytest.raises(ConfigError, match=r"`environment.storage_mb` must be at most"):
         read_task(with_toml(tmp_path, "storage_mb = 1e300\n", "storage_mb = 64\n"))
 
 
@@ -48,8 +48,8 @@ def test_the_digest_changes_with_each_file(tmp_path: Path) -> None:
         ("[environment]\ngpus = 1\n", "needs GPUs"),
         ('[environment]\nmcp_servers = [{name = "a"}]\n', "MCP servers"),
         ('[environment]\nos = "windows"\n', "not for Linux"),
-        ("[environment]\ncpus = -1\n", "`environment.cpus`: Input should be greater than 0"),
-        ('[environment]\ncpus = "many"\n', "`environment.cpus`: Input should be a valid number"),
+        ("[environment]\ncpus = -1\n", "`environment.cpus` must be greater than 0"),
+        ('[environment]\ncpus = "many"\n', "`environment.cpus`: expected a number, found text"),
         ('[environment]\nworkdir = "app"\n', "no absolute path"),
         ('[environment]\nworkdir = "/app/../etc"\n', "no absolute path"),
         ('[environment]\nenv = {KEY = "${HOME}"}\n', "asks for a variable of this machine"),

@@ -199,11 +199,11 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         ({"format": "x"}, '`format` is "x", and this rlinf reads 1'),
         ({"model": None}, "`model` must be an object, but it is null"),
         ({"observations_and_actions": "x"}, '`observations_and_actions` must be an object, but it is "x"'),
-        ({"state_size": "5"}, '`observations_and_actions.state_size` is "5": Input should be a valid integer'),
+        ({"state_size": "5"}, "`observations_and_actions.state_size`: expected an integer, found text"),
         ({"cameras": {"main": [16, 16]}}, "`observations_and_actions.cameras.main.2`"),
-        ({"cameras": None}, "`observations_and_actions.cameras` is null"),
-        ({"has_instructions": 1}, "`observations_and_actions.has_instructions` is 1"),
-        ({"low": [None, "a"]}, '`observations_and_actions.low.1` is "a"'),
+        ({"cameras": None}, "`observations_and_actions.cameras` is empty"),
+        ({"has_instructions": 1}, "`observations_and_actions.has_instructions`: expected true or false"),
+        ({"low": [None, "a"]}, "`observations_and_actions.low.1`: expected a number, found text"),
         ({"reach": 3}, "`observations_and_actions` has the unknown `reach`"),
     ],
 )
@@ -241,7 +241,7 @@ def test_an_unknown_key_in_a_folder_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(about))
     with pytest.raises(ConfigError, match=r"policy\.json` is invalid") as caught:
         load(tmp_path / "global_step_1", None)
-    assert caught.value.where == "model.width"
+    assert caught.value.why == "`model.width` is unknown"
 
 
 def test_missing_packages_of_a_format_come_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
