@@ -108,8 +108,8 @@ class FlowVlaOptions(ConfigModel):
     )
 
 
-class Pi0Options(FlowVlaOptions):
-    """Options of `pi0`."""
+class BuiltFlowVlaOptions(FlowVlaOptions):
+    """Options of those that can be built without a folder."""
 
     num_layers: Count = Field(
         default=2,
@@ -117,6 +117,10 @@ class Pi0Options(FlowVlaOptions):
         " vision.",
     )
     patch_size: Count = Field(default=8, description="Pixels by which that model divides images.")
+
+
+class Pi0Options(BuiltFlowVlaOptions):
+    """Options of `pi0`."""
 
 
 class Pi05Options(Pi0Options):
@@ -133,7 +137,7 @@ class Pi05Options(Pi0Options):
     )
 
 
-class SmolVlaOptions(FlowVlaOptions):
+class SmolVlaOptions(BuiltFlowVlaOptions):
     """Options of `smolvla`."""
 
     vlm_path: Text | None = Field(
@@ -141,12 +145,6 @@ class SmolVlaOptions(FlowVlaOptions):
         description="Folder of HuggingFace with configuration and tokenizer of the vision-language model that a folder"
         " of lerobot names; null: that of the model which is built.",
     )
-    num_layers: Count = Field(
-        default=2,
-        description="The number of layers of the model that is built without `model_path`, in language, expert and"
-        " vision.",
-    )
-    patch_size: Count = Field(default=8, description="Pixels by which that model divides images.")
 
 
 class OpenVlaOptions(ConfigModel):
