@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import subprocess
 import sys
@@ -13,13 +14,14 @@ import pytest
 import ray.exceptions
 
 from rlinf_core.cluster import claiming
-from rlinf_core.cluster.claiming import claim, claim_names, describe, devices_of, give_back, held_words, kept
+from rlinf_core.cluster.claimed_devices import devices_of
+from rlinf_core.cluster.claiming import claim, claim_names, describe, give_back, kept
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, DeviceHeldError
 from rlinf_core.node import device_claims
 from rlinf_core.node.device_claims import DeviceHolder, HolderInfo, holders
-from rlinf_core.node.holder_words import job_words, progress_words, rough_seconds
+from rlinf_core.node.holder_words import held_words, job_words, progress_words, rough_seconds
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.process import pacing
 from rlinf_core.topology import ClusterTopology, NodeInfo
@@ -184,6 +186,7 @@ def test_a_job_that_does_not_wait_still_lets_processes_end(
 
     monkeypatch.setattr(claiming.time, "sleep", end_other)
     claim(node, node.placements("0"))
+    assert [one.pid for one in holders([f"{node.vendor}:0"])] == [os.getpid()]
     other.communicate()
     monkeypatch.setattr(claiming, "_SILENT_SECONDS", 0.0)
     hold(f"{node.vendor}:1", run="")
@@ -312,6 +315,7 @@ def test_nobody_is_refused_for_one_that_waits_itself(
 
     monkeypatch.setattr(claiming.time, "sleep", end_other)
     claim(node, node.placements("0"))
+    assert [one.pid for one in holders([f"{node.vendor}:0"])] == [os.getpid()]
 
 
 def test_a_run_that_had_its_devices_waits_for_them(pair: TwoNodes, hold: Hold, monkeypatch: pytest.MonkeyPatch) -> None:
