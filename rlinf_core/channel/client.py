@@ -1,4 +1,7 @@
-"""The client of a channel in one process."""
+"""The client of a channel in one process, with the puts that it has not sent or that are not accepted yet.
+
+They are one module: what else the client asks must follow the puts that wait in its pipelines, and flushes them.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,8 @@ from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, WorkerDi
 from rlinf_core.supervision.lives import CLOSED
 from rlinf_core.waiting import OperationKind
 
-# The put pipeline: asynchronous puts of one process under one key, in order, batched, and bounded by a window.
-#
-# The first goes at once; what is put before it is accepted waits here and goes together. So a put that comes alone
-# costs no delay, and a thousand of them cost few frames. What exceeds the window stays with its producer: a channel
-# that is full holds no more of it than that.
-
-
+# Puts of this size or more are announced, so that their loss is reported if the producer dies while sending.
+_ANNOUNCED = 4 << 20
 # One frame holds at most that many puts, and about that many bytes of them.
 _FRAME_PUTS = 256
 _FRAME_BYTES = 64 << 10
@@ -53,7 +51,11 @@ class QueuedPut:
 
 
 class PutPipeline:
-    """The puts of one key that are not accepted yet, as a pipeline.
+    """The puts of one process under one key that are not accepted yet: in order, batched, and bounded by a window.
+
+    The first goes at once; what is put before it is accepted waits here and goes together. So a put that comes alone
+    costs no delay, and a thousand of them cost few frames. What exceeds the window stays with its producer: a channel
+    that is full holds no more of it than that.
 
     Args:
         send: sends some small puts in one frame, or one large one; it must not block.
@@ -128,10 +130,6 @@ class PutPipeline:
         self._sent_bytes += size
         if run:
             self._send(run)
-
-
-# Puts of this size or more are announced, so that their loss is reported if the producer dies while sending.
-_ANNOUNCED = 4 << 20
 
 
 class ChannelClient(ChannelBackend):

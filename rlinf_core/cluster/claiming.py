@@ -17,19 +17,18 @@ import sys
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from rlinf_core import env_vars
 from rlinf_core.cluster import engine
+from rlinf_core.cluster.claimed_devices import Devices, devices_of
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.config.ranks import format_ranks
 from rlinf_core.context import current_session
 from rlinf_core.errors import ClusterError, DeviceHeldError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.hardware.accelerators import find_accelerators
-from rlinf_core.hardware.robots.unit import variable_of
 from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
-from rlinf_core.node.holder_words import job_words, progress_words, waits_for
+from rlinf_core.node.holder_words import held_words, job_words, waits_for
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.process import pacing
 from rlinf_core.topology import ClusterTopology, NodeInfo
@@ -45,9 +44,6 @@ _TELL_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 180.0
 # `RLINF_CLAIMS=group:NAME`.
 _GROUP: Final = "group:"
-
-Devices = Mapping[str, str]
-"""Devices of a node, as in `NVIDIA:0`, each with its words for people, as in `accelerator 0`."""
 
 
 class ClaimsOn(Protocol):
@@ -412,61 +408,11 @@ def _on_disconnect() -> Sequence[WorkerGroupError]:
     return ()
 
 
-def devices_of(topology: ClusterTopology, placements: Iterable[Placement]) -> dict[int, dict[str, str]]:
-    """Return the accelerators and robots of processes, by node."""
-    devices: dict[int, dict[str, str]] = {}
-    for placement in placements:
-        node = topology.nodes[placement.cluster_node_rank]
-        if named := dict(_devices(node, placement)):
-            devices.setdefault(node.rank, {}).update(named)
-    return devices
-
-
-def _devices(node: NodeInfo, placement: Placement) -> Iterable[tuple[str, str]]:
-    if placement.local_accelerator_rank is not None:
-        for unit in placement.local_hardware_ranks:
-            name = node.accelerator_ids[unit] if node.accelerator_ids else str(unit)
-            yield f"{placement.hardware_type}:{name}", f"accelerator {unit}"
-        return
-    robots = [robot for robot in node.robots if robot.type == placement.hardware_type]
-    for unit in placement.local_hardware_ranks if robots else ():
-        config = robots[unit].config
-        for field in type(config).exclusive:
-            value: Any = getattr(config, field)
-            several = isinstance(value, tuple | list)
-            for single in map(str, cast("Sequence[object]", value) if several else [value] if value else ()):
-                # What a variable of the node stands for is not known here: the robot's own claim guards it.
-                if variable_of(single) is None:
-                    # A camera is the same whatever robot has it.
-                    kind = "camera" if field.endswith("camera_serials") else placement.hardware_type
-                    yield f"{kind}:{single}", f"{kind} {single}"
-
-
-def held_words(rank: int, devices: Devices, others: Sequence[HolderInfo]) -> str:
-    """Return `accelerators 0-1 of node 0: runs/a, step 12 of 30, about 2 min`, for each holder."""
-    by_holder: dict[int, list[HolderInfo]] = {}
-    for one in others:
-        by_holder.setdefault(one.pid, []).append(one)
-    texts: list[str] = []
-    for holdings in by_holder.values():
-        what = _together([devices.get(one.device, one.device) for one in holdings])
-        parts = [job_words(holdings[0]), progress_words(holdings[0])]
-        texts.append(f"{what} of node {rank}: {', '.join(part for part in parts if part)}")
-    return "; ".join(texts) or f"{_together(list(devices.values()))} of node {rank}: processes that end or start"
-
-
 def _command() -> str:
     """Return what this process runs, in two words: further arguments may hold secrets."""
     program, *arguments = sys.argv or [""]
     name = os.path.basename(program)
     return f"rlinf {arguments[0]}" if arguments and name in ("rlinf", "__main__.py") else name or "python"
-
-
-def _together(names: Sequence[str]) -> str:
-    numbers = [name.removeprefix("accelerator ") for name in names]
-    if len(names) > 1 and all(number.isdecimal() for number in numbers):
-        return f"accelerators {format_ranks(sorted(set(map(int, numbers))))}"
-    return ", ".join(dict.fromkeys(names))
 
 
 def _refusal(words: str, devices: Devices, *, waits: bool) -> DeviceHeldError:

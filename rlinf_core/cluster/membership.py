@@ -13,7 +13,7 @@ from typing import Any
 
 from rlinf_core import env_vars
 from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.collective.connections.handshake import listen_tcp
+from rlinf_core.collective.connections.listener import listen_tcp
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import ClusterError
 from rlinf_core.hardware.accelerators import find_accelerators

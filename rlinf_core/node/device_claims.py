@@ -15,7 +15,6 @@ Sent to nodes: standard library only, and no syntax or function later than Pytho
 from __future__ import annotations
 
 import array
-import errno
 import hashlib
 import json
 import os
@@ -23,12 +22,14 @@ import re
 import secrets
 import select
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
+
+from rlinf_core.process.abstract_sockets import bind, bound, connected
+from rlinf_core.process.proc import peer_credentials
 
 _ASK_SECONDS = 1.0
 # For all holders of a node together.
@@ -41,11 +42,6 @@ _MAX_BYTES = 4096
 _MAX_NAME = 60
 _WHO, _COPY = b"?", b"c"
 _PLAIN = re.compile(r"[^A-Za-z0-9.:-]")
-_CREDENTIALS = struct.Struct("3i")
-# A question about a socket, and the answer (sock_diag(7)): a header, then the request or attributes.
-_HEADER, _REQUEST = struct.Struct("=IHHII"), struct.Struct("=BBHIIIII")
-_SOCK_DIAG, _BY_FAMILY, _IS_REQUEST, _SHOW_USER, _USER = 4, 20, 1, 0x40, 7
-_ATTRIBUTES_AT = _HEADER.size + 16
 
 # Copies of the sockets of this process's devices: they are closed when it ends.
 _copies: list[socket.socket] = []
@@ -136,11 +132,9 @@ class DeviceHolder:
 
     def look(self, devices: Iterable[str], *, group: str = "") -> list[HolderInfo]:
         """Return who else holds these devices, and takes nothing; without those of this group."""
-        by_name = {claim_name(device): device for device in devices}
-        names = [name for name in _bound(_prefix("claim")) if _device_name(name) in by_name]
         with self._lock:
-            names = [name for name in names if name not in self._sockets and not _of_group(name, group)]
-        return _ask_all({name: by_name[_device_name(name)] for name in names})
+            own = set(self._sockets)
+        return holders(devices, without=own, group=group)
 
     def _names(self) -> dict[str, str]:
         """Return the name of each claim by that of its device."""
@@ -150,7 +144,7 @@ class DeviceHolder:
     def wait(self) -> None:
         """Let others see that this process waits; what it tells says for what."""
         name = f"{_prefix('wait')}{os.getpid()}-{secrets.token_hex(4)}"
-        sock = _bind(name)
+        sock = bind(name)
         with self._lock:
             if sock is not None:
                 self._hold({name: sock})
@@ -215,7 +209,7 @@ class DeviceHolder:
             return
         with connection:
             connection.settimeout(_ASK_SECONDS)
-            if _peer(connection)[1] != os.getuid():
+            if peer_credentials(connection)[1] != os.getuid():
                 return
             question = connection.recv(16)
             with self._lock:
@@ -247,18 +241,19 @@ def claim_name(device: str) -> str:
     return _prefix("claim") + plain
 
 
-def holders(devices: Iterable[str]) -> list[HolderInfo]:
-    """Return who holds these devices, each holder of each device."""
+def holders(devices: Iterable[str], *, without: Collection[str] = (), group: str = "") -> list[HolderInfo]:
+    """Return who holds these devices, each holder of each device, but for sockets of these names and of this group."""
     by_name = {claim_name(device): device for device in devices}
-    names = [name for name in _bound(_prefix("claim")) if _device_name(name) in by_name]
+    names = [name for name in bound(_prefix("claim")) if _device_name(name) in by_name]
+    names = [name for name in names if name not in without and not _of_group(name, group)]
     return _ask_all({name: by_name[_device_name(name)] for name in names})
 
 
 def listing() -> dict[str, list[dict[str, Any]]]:
     """Return who holds devices of this node, and who waits, as data: `claims` and `waiting`."""
     claim, wait = _prefix("claim"), _prefix("wait")
-    held = _ask_all({name: _device_name(name)[len(claim) :] for name in _bound(claim)})
-    waiting = _ask_all(dict.fromkeys(_bound(wait), ""))
+    held = _ask_all({name: _device_name(name)[len(claim) :] for name in bound(claim)})
+    waiting = _ask_all(dict.fromkeys(bound(wait), ""))
     return {"claims": [one._asdict() for one in held], "waiting": [one._asdict() for one in waiting]}
 
 
@@ -276,8 +271,8 @@ def _kept(name: str, end: float) -> bool:
     """Keep a copy of a claim; return whether its holder gave one. A busy one is asked again until `end`."""
     while True:
         try:
-            with _connected(name, max(_ASK_SECONDS, end - time.monotonic())) as connection:
-                if _peer(connection)[1] != os.getuid():
+            with connected(name, max(_ASK_SECONDS, end - time.monotonic())) as connection:
+                if peer_credentials(connection)[1] != os.getuid():
                     return False
                 connection.send(_COPY)
                 room = socket.CMSG_SPACE(array.array("i").itemsize)
@@ -319,18 +314,18 @@ def _claimed(device: str, *, share: bool, group: str) -> tuple[str, socket.socke
     """Bind a name for the device of this name; None: another process of this user has one. Closed, it is free again."""
 
     def others(own: str = "") -> list[str]:
-        names = [name for name in _bound(device) if _device_name(name) == device]
+        names = [name for name in bound(device) if _device_name(name) == device]
         return [] if share else [name for name in names if name != own and not _of_group(name, group)]
 
     if others():
         return None
-    name, sock = device, None if group else _bind(device)
+    name, sock = device, None if group else bind(device)
     if sock is None:
         # Of two that come at once, the one without the plain name yields. It is only free where another user has it.
         if others():
             return None
         name = f"{device}+{_tag(group)}-{secrets.token_hex(4)}"
-        sock = _bind(name)
+        sock = bind(name)
     if sock is None:
         return None
     try:
@@ -342,64 +337,6 @@ def _claimed(device: str, *, share: bool, group: str) -> tuple[str, socket.socke
         sock.close()
         return None
     return name, sock
-
-
-def _bind(name: str) -> socket.socket | None:
-    """Return a socket of this name; None: it is taken.
-
-    Raises:
-        OSError: there is none for another reason.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        sock.bind(f"\0{name}")
-    except OSError as error:
-        sock.close()
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return None
-    return sock
-
-
-def _bound(prefix: str) -> list[str]:
-    """Return the names with this prefix that processes of this user have bound in this network namespace, in order."""
-    names: set[str] = set()
-    with suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
-        for line in file:
-            head, _, path = line.rstrip("\n").rpartition(" ")
-            if path.startswith(f"@{prefix}") and path[1:] not in names and _is_own(path[1:], head.rpartition(" ")[2]):
-                names.add(path[1:])
-    return sorted(names)
-
-
-def _is_own(name: str, number: str) -> bool:
-    """Return whether this user made a socket, of this number (inode); also where the kernel does not say."""
-    user = _owner(int(number)) if number.isdecimal() else None
-    if user is None:
-        # A kernel before 5.3, or a sandbox.
-        with suppress(OSError), _connected(name, _ASK_SECONDS) as connection:
-            user = _peer(connection)[1]
-    return user in (None, os.getuid())
-
-
-def _owner(number: int) -> int | None:
-    """Return the user who made a Unix socket, by sock_diag(7); None: the kernel does not say."""
-    request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, number, _SHOW_USER, 0xFFFFFFFF, 0xFFFFFFFF)
-    header = _HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _IS_REQUEST, 1, 0)
-    try:
-        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
-            kernel.settimeout(_ASK_SECONDS)
-            kernel.send(header + request)
-            data = kernel.recv(_MAX_BYTES)
-    except OSError:
-        return None
-    at = _ATTRIBUTES_AT if len(data) >= _HEADER.size and _HEADER.unpack_from(data)[1] == _BY_FAMILY else len(data)
-    while at + 8 <= len(data):
-        size, kind = struct.unpack_from("=HH", data, at)
-        if kind == _USER:
-            return int(struct.unpack_from("=I", data, at + 4)[0])
-        at += max(4, (size + 3) & ~3)
-    return None
 
 
 def _ask_all(devices: Mapping[str, str]) -> list[HolderInfo]:
@@ -419,14 +356,14 @@ def _ask(name: str, device: str, silent: set[int], *, listen: bool) -> HolderInf
     """Return who holds a name, and what it says of itself; None: nobody does any more."""
     pid, user, about = 0, os.getuid(), None
     try:
-        with _connected(name, _ASK_SECONDS) as connection:
-            pid, user = _peer(connection)
+        with connected(name, _ASK_SECONDS) as connection:
+            pid, user = peer_credentials(connection)
             if listen and user == os.getuid() and pid not in silent:
                 connection.send(_WHO)
                 about = _read(connection.recv(_MAX_BYTES + 1))
     except ConnectionRefusedError:
         # Nobody listens: it has just ended, or has just begun.
-        if name not in _bound(name):
+        if name not in bound(name):
             return None
     except OSError:
         silent.add(pid)
@@ -440,24 +377,6 @@ def _read(text: bytes) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", about) if isinstance(about, dict) and about else None
-
-
-def _connected(name: str, seconds: float) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connection.settimeout(seconds)
-        connection.connect(f"\0{name}")
-    except OSError:
-        connection.close()
-        raise
-    return connection
-
-
-def _peer(connection: socket.socket) -> tuple[int, int]:
-    """Return the process at the other end and its user, by the kernel."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(data)
-    return pid, user
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
 from rlinf_core.node.device_claims import HolderInfo
 from rlinf_core.suggest import clipped
@@ -56,6 +57,25 @@ def progress_words(one: HolderInfo) -> str:
     return text if left is None else f"{text}, about {rough_seconds(left)}"
 
 
+def held_words(rank: int, devices: Mapping[str, str], others: Sequence[HolderInfo]) -> str:
+    """Return `accelerators 0-1 of node 0: runs/a, step 12 of 30, about 2 min`, for each holder.
+
+    Args:
+        rank: the node.
+        devices: the words for each device, by its name.
+        others: who holds them.
+    """
+    by_holder: dict[int, list[HolderInfo]] = {}
+    for one in others:
+        by_holder.setdefault(one.pid, []).append(one)
+    texts: list[str] = []
+    for holdings in by_holder.values():
+        what = _together([devices.get(one.device, one.device) for one in holdings])
+        parts = [job_words(holdings[0]), progress_words(holdings[0])]
+        texts.append(f"{what} of node {rank}: {', '.join(part for part in parts if part)}")
+    return "; ".join(texts) or f"{_together(list(devices.values()))} of node {rank}: processes that end or start"
+
+
 def since(one: HolderInfo) -> float | None:
     """Return since when it holds or waits, in seconds since 1970; None if unknown."""
     return _number(one.about or {}, "since")
@@ -67,10 +87,17 @@ def waits_for(one: HolderInfo) -> str:
 
 
 def rough_seconds(seconds: float) -> str:
-    """Return about how long something takes: `40 s`, `2 min`, `3 h`."""
+    """Return about how long something takes: `40 s`, `2 min`, `3 h`. Estimates deserve no digits of `spell_seconds`."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 5400 else f"{round(seconds / 3600)} h"
+
+
+def _together(names: Sequence[str]) -> str:
+    numbers = [name.removeprefix("accelerator ") for name in names]
+    if len(names) > 1 and all(number.isdecimal() for number in numbers):
+        return f"accelerators {format_ranks(sorted(set(map(int, numbers))))}"
+    return ", ".join(dict.fromkeys(names))
 
 
 def _text(about: Mapping[str, Any], key: str) -> str:

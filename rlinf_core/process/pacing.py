@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from rlinf_core import env_vars
+from rlinf_core.process.abstract_sockets import bind, connected
 
 # Between two looks whether the holder of a device, which has just bound its name, listens already.
 _PAUSE: Final = 0.001
@@ -51,7 +52,7 @@ class PacedCalls:
 
     def __init__(self, pacing: Pacing, device: str = "") -> None:
         self.pacing = pacing
-        self._name = f"\0rlinf-rehearsal-{device}" if device else ""
+        self._name = f"rlinf-rehearsal-{device}" if device else ""
         self._draws = random.Random(device)
 
     def begin(self, tag: str) -> socket.socket | None:
@@ -75,34 +76,27 @@ def _held(name: str) -> socket.socket:
 
     Raises:
         TimeoutError: others have held it for RLINF_TIMEOUT seconds.
+        OSError: the kernel makes no socket of this name.
     """
     ends = time.monotonic() + env_vars.TIMEOUT.get()
-    while True:
-        own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            own.bind(name)
-        except OSError:
-            own.close()
-            _wait_for_holder(name, ends - time.monotonic())
-        else:
-            own.listen(_BACKLOG)
-            return own
+    while (own := bind(name)) is None:
+        _wait_for_holder(name, ends - time.monotonic())
+    own.listen(_BACKLOG)
+    return own
 
 
 def _wait_for_holder(name: str, seconds: float) -> None:
     if seconds <= 0:
         raise TimeoutError("the accelerator of a rehearsal was held by others all the time")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-        other.settimeout(seconds)
-        try:
-            other.connect(name)
-        except OSError:
-            # It does not listen yet, or has just let go.
-            time.sleep(_PAUSE)
-            return
-        with suppress(ConnectionError):
-            # Ends when the holder closes, or dies.
-            other.recv(1)
+    try:
+        other = connected(name, seconds)
+    except OSError:
+        # It does not listen yet, or has just let go.
+        time.sleep(_PAUSE)
+        return
+    with other, suppress(ConnectionError):
+        # Ends when the holder closes, or dies.
+        other.recv(1)
 
 
 # What the driver of a rehearsal wants of the processes that it launches; None: they work.

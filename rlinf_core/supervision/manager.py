@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import ProcessEnd, RLinfError, RuntimeFailure, UnknownGroupError
 from rlinf_core.failures import PackedError
 from rlinf_core.node.stacks import StackRequest
@@ -34,68 +33,11 @@ from rlinf_core.supervision.lives import (
     WorkerRecord,
     WorkerRegistry,
 )
+from rlinf_core.supervision.rank_stores import RankStores
 from rlinf_core.supervision.rpc import LATER, Caller, Reply, Rpc
 from rlinf_core.supervision.wait_graph import Deadlock
 from rlinf_core.supervision.waits import Pauses, ProcessAnswer, Round, Watch
 from rlinf_core.waiting import Publication
-
-# The keys and values by which the ranks of a group find each other: what `torch.distributed` calls a store.
-#
-# Each group has its own. Nobody names it: the data plane has proved which worker a call is from.
-
-
-class RankStores:
-    """The stores of a job's groups.
-
-    Args:
-        answer: answers a read that had to wait.
-    """
-
-    def __init__(self, answer: Callable[[Caller, object], None]) -> None:
-        self._reply = answer
-        self._values: dict[str, dict[str, bytes]] = {}
-        self._waiting: list[_WaitingRead] = []
-
-    def read(self, caller: Caller, keys: tuple[str, ...], wait: bool) -> object:
-        """Return the value of each key, or None where it has none; `LATER` until all are there, if it waits."""
-        values = self._values_of(caller)
-        result = tuple(values.get(key) for key in keys)
-        if wait and None in result:
-            self._waiting.append(_WaitingRead(caller, keys))
-            return LATER
-        return result
-
-    def write(self, caller: Caller, key: str, value: bytes | int | None) -> bytes | None:
-        """Store a value, add a number to the one that is there, or remove it at None; return the new or removed one."""
-        values = self._values_of(caller)
-        before = values.get(key)
-        if value is None:
-            values.pop(key, None)
-            return before
-        values[key] = str(int(before or 0) + value).encode() if isinstance(value, int) else value
-        waiting, self._waiting = self._waiting, []
-        for read in waiting:
-            result = self.read(read.caller, read.keys, True)
-            if result is not LATER:
-                self._reply(read.caller, result)
-        return values[key]
-
-    def forget(self, stream: PeerStream, serial: int) -> None:
-        """Drop a read whose sender no longer waits."""
-        self._waiting = [read for read in self._waiting if read.caller != (stream, serial)]
-
-    def drop(self, group: str) -> None:
-        """Drop the values of a group: it has ended, or is launched once more."""
-        self._values.pop(group, None)
-
-    def _values_of(self, caller: Caller) -> dict[str, bytes]:
-        return self._values.setdefault(str(WorkerAddress.from_name(caller.name).get_parent_address()), {})
-
-
-class _WaitingRead(NamedTuple):
-    caller: Caller
-    keys: tuple[str, ...]
-
 
 _log = logging.getLogger(__name__)
 # Seconds between ticks, while something is due soon, and otherwise.
@@ -450,9 +392,6 @@ class Manager:
         return {
             str(worker.address): worker for group in self._registry.groups() for worker in self._registry.workers(group)
         }
-
-
-# The process of a job's manager, as an actor of Ray.
 
 
 class ManagerProcess:

@@ -7,20 +7,17 @@ is something to send.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container
 from typing import cast
 
-from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.connections.connection_pool import ConnectionPool, UnreachableError
-from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver
-from rlinf_core.collective.transfer.received_message import Backlog, BufferClaim, PostedReceive, ReceivedMessage, fits
+from rlinf_core.collective.endpoint_info import Resolver
+from rlinf_core.collective.transfer.received_message import BufferClaim, PostedReceive, ReceivedMessage, fits
 from rlinf_core.collective.work import Work
-from rlinf_core.errors import CommunicationTimeoutError, MismatchError, PeerNotFoundError, WorkerDiedError
+from rlinf_core.errors import MismatchError
 
 _DRAIN_SLICE = 0.005
 # Unraised mismatches kept for each peer. Each is logged as well.
@@ -298,191 +295,3 @@ class PeerStream:
                 work.fail(error)
             else:
                 work.finish(None)
-
-
-_log = logging.getLogger(__name__)
-# (peer, what happened to the connection) -> the error that its operations raise.
-Explain = Callable[[str, str], Exception]
-
-
-def died(peer: str, reason: str) -> Exception:
-    """Return the error for a peer that was lost for an unknown reason."""
-    return WorkerDiedError(peer, cause=reason)
-
-
-def fail_all(works: Iterable[Work[object]], error: Exception) -> None:
-    for work in works:
-        work.fail(error)
-
-
-class PeerStreams:
-    """The streams of one endpoint, each made on first use; `explain` may block for a moment."""
-
-    def __init__(
-        self,
-        connections: ConnectionPool,
-        info: EndpointInfo,
-        connect_timeout: float,
-        explain: Explain,
-        backlog: Backlog,
-    ) -> None:
-        self._connections = connections
-        self._info = info
-        self._connect_timeout = connect_timeout
-        self.explain = explain
-        self._backlog = backlog
-        self._lock = threading.Lock()
-        self._streams: dict[tuple[str, str], PeerStream] = {}
-        # By the endpoint of the peer.
-        self._with: dict[str, list[PeerStream]] = {}
-        self._lost_callbacks: list[Callable[[str, str], None]] = []
-
-    def of(self, me: str, peer: str) -> PeerStream:
-        with self._lock:
-            stream = self._streams.get((me, peer))
-            if stream is None:
-                stream = self._streams[me, peer] = PeerStream(me, peer)
-            return stream
-
-    def all(self) -> list[PeerStream]:
-        with self._lock:
-            return list(self._streams.values())
-
-    def with_peer_of(self, connection: Connection) -> list[PeerStream]:
-        """Return the streams with addresses of the endpoint at the other end of a connection."""
-        with self._lock:
-            return list(self._with.get(connection.peer.incarnation, ()))
-
-    def are_awaited_through(self, connection: Connection, waiting: Container[Work[object]]) -> bool:
-        """Return whether any stream is, see `PeerStream.is_awaited_through`."""
-        return any(stream.is_awaited_through(connection, waiting) for stream in self.with_peer_of(connection))
-
-    def on_lost(self, callback: Callable[[str, str], None]) -> None:
-        self._lost_callbacks.append(callback)
-
-    def connect(self, stream: PeerStream, work: Work[object]) -> Connection | None:
-        """Return the stream's connection; None when the peer lives in this process."""
-        connection = stream.connection
-        if connection is not None and connection.usable:
-            return connection
-        if stream.incarnation == self._info.incarnation:
-            return None
-        if stream.resolver is None:
-            raise PeerNotFoundError(stream.peer, f"`{stream.peer}` is not connected, and its address is unknown")
-        deadline = min(work.deadline, time.monotonic() + self._connect_timeout)
-        info = stream.resolver.lookup(WorkerAddress.from_name(stream.peer), deadline - time.monotonic())
-        if info.incarnation == self._info.incarnation:
-            self._index(stream, info.incarnation)
-            return None
-        try:
-            connection = self._connections.connect(info, deadline)
-        except UnreachableError as error:
-            if error.gone:
-                raise self.explain(stream.peer, error.why or error.message) from error
-            why = f"{error.message}: {error.why}" if error.why else error.message
-            if deadline == work.deadline:
-                # It was given less time than a connection may take.
-                raise CommunicationTimeoutError(work.title, work.seconds, picture=why) from error
-            raise PeerNotFoundError(
-                stream.peer,
-                f"`{stream.peer}` could not be reached in {self._connect_timeout:g} s",
-                why=why,
-                help="check that the hosts reach each other, and RLINF_NET_IF where they have several networks; allow"
-                " more seconds by RLINF_CONNECT_TIMEOUT where they are very busy",
-            ) from error
-        self.bind(stream, connection)
-        # The thread that reads may have bound the one that the peer dialed: all messages leave through one.
-        bound = stream.connection
-        return bound if bound is not None and bound.usable else connection
-
-    def bind(self, stream: PeerStream, connection: Connection) -> None:
-        incarnation = connection.peer.incarnation
-        # Who connects and who reads meet a successor at once: the second must not drop what came after the first.
-        with stream.binding:
-            if incarnation in stream.former:
-                return
-            current = stream.connection
-            if stream.incarnation is not None and stream.incarnation != incarnation:
-                if connection.hung_up() and current is not None and not current.hung_up():
-                    # The first words of a dead process may be read after those of its successor.
-                    stream.former.add(incarnation)
-                    return
-                self._end_predecessor(stream, stream.incarnation)
-            if stream.incarnation != incarnation:
-                self._index(stream, incarnation)
-            # What is sent through one that was replaced, and whose end is not read yet, would be lost.
-            if current is None or not current.usable or current.peer.incarnation != incarnation:
-                stream.connection = connection
-
-    def _end_predecessor(self, stream: PeerStream, incarnation: str) -> None:
-        """Drop what a relaunched peer sent before, and fail what was sent to it: the end of its connection will not."""
-        stream.former.add(incarnation)
-        stale = stream.clear_inbox()
-        for received in stale:
-            self._backlog.taken(received)
-            received.release()
-        if stale:
-            _log.warning("`%s` was relaunched: %d messages of its predecessor are dropped", stream.peer, len(stale))
-        if stream.connection is not stream.ended:
-            self._tell(stream, RELAUNCHED)
-        self._fail_later(
-            stream, stream.take_unacknowledged(lambda one: one.peer.incarnation in stream.former), RELAUNCHED
-        )
-
-    def _index(self, stream: PeerStream, incarnation: str) -> None:
-        with self._lock:
-            if stream.incarnation is not None:
-                rest = [other for other in self._with.pop(stream.incarnation, ()) if other is not stream]
-                if rest:
-                    self._with[stream.incarnation] = rest
-            self._with.setdefault(incarnation, []).append(stream)
-            stream.incarnation = incarnation
-        # A receive of this stream may wait for what its connection brings.
-        self._backlog.stir(incarnation)
-
-    def lost(self, connection: Connection, reason: str) -> None:
-        """Fail what was sent through a connection that is over, and where its peer has no other, all that awaits it."""
-        for stream in self.with_peer_of(connection):
-            with stream.binding:
-                works = stream.take_unacknowledged(lambda one: one is connection)
-                if stream.connection is connection:
-                    # That one's end is told after this one's.
-                    present = self._connections.get(connection.peer.incarnation)
-                    if present is not None:
-                        stream.connection = present
-                    else:
-                        works += stream.open_works()
-                        stream.ended = connection
-                        self._tell(stream, reason)
-            self._fail_later(stream, works, reason)
-
-    def _tell(self, stream: PeerStream, reason: str) -> None:
-        for callback in self._lost_callbacks:
-            callback(stream.peer, reason)
-
-    def sent(self, stream: PeerStream, sequence: int, work: Work[None], connection: Connection) -> None:
-        """Record a message that is about to be sent, and whose acknowledgement is wanted."""
-        stream.await_acknowledgement(sequence, work, connection)
-        # Somebody may wait for it already.
-        self._backlog.stir(connection.peer.incarnation)
-        if connection.peer.incarnation in stream.former:
-            self._fail_later(stream, stream.take_unacknowledged(lambda one: one is connection), RELAUNCHED)
-
-    def look_for_acknowledgement(self, work: Work[object]) -> None:
-        """Have the threads look again that may bring the acknowledgement that somebody waits for from now on."""
-        if not self._backlog.holds_back:
-            return
-        for stream in self.all():
-            if stream.peer == work.target and work in list(stream.unacknowledged.values()) and stream.incarnation:
-                self._backlog.stir(stream.incarnation)
-
-    def _fail_later(self, stream: PeerStream, works: Sequence[Work[object]], reason: str) -> None:
-        if works:
-            self.explain_later(stream.peer, reason, lambda error: fail_all(works, error))
-
-    def explain_later(self, peer: str, reason: str, then: Callable[[Exception], object]) -> None:
-        """Call `then` with the error for a lost peer, in its own thread: the explanation may take a moment.
-
-        Everything that ends because a peer was lost ends here: the thread that notices the loss reads for everybody.
-        """
-        threading.Thread(target=lambda: then(self.explain(peer, reason)), name="rlinf-lost-peer", daemon=True).start()

@@ -13,14 +13,10 @@ from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameError, FrameKind
 from rlinf_core.collective.messages.payload import private_memory
-from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, StaleMessageError
-from rlinf_core.collective.transfer.received_message import (
-    Backlog,
-    BufferClaim,
-    PostedReceive,
-    ReceivedMessage,
-    find_mismatch,
-)
+from rlinf_core.collective.transfer.backlog import Backlog
+from rlinf_core.collective.transfer.peer_stream import PeerStream, StaleMessageError
+from rlinf_core.collective.transfer.peer_streams import PeerStreams
+from rlinf_core.collective.transfer.received_message import BufferClaim, PostedReceive, ReceivedMessage, find_mismatch
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError, RuntimeFailure
 

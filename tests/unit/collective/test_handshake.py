@@ -17,14 +17,8 @@ import pytest
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.collective_group import CollectiveGroup
 from rlinf_core.collective.connections import handshake
-from rlinf_core.collective.connections.handshake import (
-    Acceptance,
-    Admission,
-    ClusterSecret,
-    Listener,
-    PeerIdentity,
-    listen_unix,
-)
+from rlinf_core.collective.connections.handshake import Acceptance, Admission, ClusterSecret, PeerIdentity
+from rlinf_core.collective.connections.listener import Listener, listen_unix
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import StaticResolver

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rlinf_core.collective.connections.handshake import listen_tcp
+from rlinf_core.collective.connections.listener import listen_tcp
 from rlinf_core.errors import ClusterError
 
 BUFFER = 1 << 16

@@ -23,9 +23,11 @@ from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.messages.codec import encode
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
-from rlinf_core.collective.transfer import received_message, receiver
-from rlinf_core.collective.transfer.peer_stream import PeerStream, PeerStreams, died
-from rlinf_core.collective.transfer.received_message import Backlog, PostedReceive, ReceivedMessage
+from rlinf_core.collective.transfer import backlog, received_message, receiver
+from rlinf_core.collective.transfer.backlog import Backlog
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.peer_streams import PeerStreams, died
+from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Receiver
 from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError, WorkerDiedError
@@ -395,7 +397,7 @@ def test_replaced_connection_is_not_sent_through(replaced: bool) -> None:
 def test_replaced_connection_is_read_to_its_end_at_once(
     make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(received_message, "_SLICE", 60.0)
+    monkeypatch.setattr(backlog, "_SLICE", 60.0)
     pair = make_pair(tcp=False, inbox_messages=2)
     for number in range(6):
         pair.there.send(number, HERE)
@@ -413,6 +415,8 @@ def test_replaced_connection_is_read_to_its_end_at_once(
     other.send("second", HERE)
     until(lambda: former.closed)
     assert [pair.here.recv(THERE) for _ in range(6)] == list(range(6))
+    # Nobody can dial `beside`: a receive before its messages are here would ask for its address.
+    until(lambda: [stream.unread() for stream in pair.near.streams() if stream.peer == beside.get_name()] == [2])
     here = CollectiveGroup(pair.near, HERE, (beside,), pair.resolver)
     assert [here.recv(beside) for _ in range(2)] == ["first", "second"]
 
@@ -421,7 +425,7 @@ def test_replaced_connection_is_read_to_its_end_at_once(
 
 
 def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(received_message, "_SLICE", 20.0)
+    monkeypatch.setattr(backlog, "_SLICE", 20.0)
     waiting = Backlog(Settings(inbox_messages=4, inbox_bytes=1000))
     looks: list[int] = []
     ended: list[int] = []
@@ -452,7 +456,7 @@ def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.Mon
 
 
 def test_taken_bytes_wake_whom_they_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(received_message, "_SLICE", 20.0)
+    monkeypatch.setattr(backlog, "_SLICE", 20.0)
     waiting = Backlog(Settings(inbox_messages=100, inbox_bytes=1000))
     connection: Any = SimpleNamespace(backlog=0, closed=False, peer=SimpleNamespace(incarnation="one"))
     messages = [ReceivedMessage(Frame(FrameKind.MESSAGE, head=bytes(100))) for _ in range(11)]

@@ -17,6 +17,7 @@ import pytest
 
 from rlinf_core.node import device_claims
 from rlinf_core.node.device_claims import DeviceHolder, claim_name, holders, keep, listing
+from rlinf_core.process import abstract_sockets
 from tests.waiting import until
 
 _HOLD = """\
@@ -172,16 +173,16 @@ def test_two_that_look_at_once_see_each_other(
     holder: DeviceHolder, devices: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of a group and a stranger, of which each has seen nobody before it binds its name."""
-    stranger, bind = DeviceHolder(), device_claims._bind  # pyright: ignore[reportPrivateUsage]
+    stranger, bind = DeviceHolder(), device_claims.bind
     results: list[bool] = []
 
     def bind_after_another(name: str) -> socket.socket | None:
-        monkeypatch.setattr(device_claims, "_bind", bind)
+        monkeypatch.setattr(device_claims, "bind", bind)
         sock = bind(name)
         results.append(stranger.take(devices[:1]).ok)
         return sock
 
-    monkeypatch.setattr(device_claims, "_bind", bind_after_another)
+    monkeypatch.setattr(device_claims, "bind", bind_after_another)
     try:
         results.append(holder.take(devices[:1], group="sweep").ok)
         assert results == [False, True]
@@ -275,13 +276,13 @@ def test_another_users_socket_does_not_count(
     """As if the kernel named another user, which takes no other user."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as thief:
         thief.bind(f"\0{claim_name(devices[0])}")
-        number, owner = os.fstat(thief.fileno()).st_ino, device_claims._owner  # pyright: ignore[reportPrivateUsage]
+        number, owner = os.fstat(thief.fileno()).st_ino, abstract_sockets._owner  # pyright: ignore[reportPrivateUsage]
         assert owner(number) in (os.getuid(), None)
 
         def another(asked: int) -> int | None:
             return os.getuid() + 1 if asked == number else owner(asked)
 
-        monkeypatch.setattr(device_claims, "_owner", another)
+        monkeypatch.setattr(abstract_sockets, "_owner", another)
         assert holders(devices[:1]) == []
         assert holder.take(devices[:1]).ok
 
@@ -306,7 +307,7 @@ def test_workers_get_their_copies_of_a_busy_driver(
     name, tries = claim_name(devices[0]), list[float]()
     other = start()
     assert other.do("take", devices[:1])
-    connected = device_claims._connected  # pyright: ignore[reportPrivateUsage]
+    connected = device_claims.connected
 
     def busy(name: str, seconds: float) -> socket.socket:
         tries.append(seconds)
@@ -314,7 +315,7 @@ def test_workers_get_their_copies_of_a_busy_driver(
             raise BlockingIOError
         return connected(name, seconds)
 
-    monkeypatch.setattr(device_claims, "_connected", busy)
+    monkeypatch.setattr(device_claims, "connected", busy)
     monkeypatch.setattr(device_claims, "_copies", copies := list[socket.socket]())
     assert keep([name]) == []
     assert len(copies) == 1

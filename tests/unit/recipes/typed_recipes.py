@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from recipes.agent import agent_memory, box_capacity
 from recipes.agent import program as agent_program
-from recipes.agent.config import agent_config
+from recipes.agent.config import agent_config, agent_rules
 from recipes.agent.images import pruning as image_pruning
 from recipes.embodied import config as embodied_config
 from recipes.embodied import embodied_memory
@@ -38,7 +38,7 @@ RECIPES = (
         config=agent_config.AgentConfig,
         default_config="",
         program=agent_program.program,
-        check=agent_config.check,
+        check=agent_rules.check,
         facts=job_rules.facts,
         memory=agent_memory.forecast,
         placement_notes=box_capacity.placement_notes,

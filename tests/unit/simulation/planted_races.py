@@ -15,7 +15,7 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.queue_state import Announced, Delivery, Put, Reason, Refused
-from rlinf_core.collective.transfer.peer_stream import PeerStreams
+from rlinf_core.collective.transfer.peer_streams import PeerStreams
 from rlinf_core.runners.recovery import Restart, Restarts, SnapshotSchedule
 from rlinf_core.supervision.deaths import Died
 from rlinf_core.supervision.lives import WorkerRegistry

@@ -16,7 +16,7 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import InvalidNameError
-from rlinf_core.runners.record import write_profile
+from rlinf_core.runners.storage.profile import write_profile
 from rlinf_core.worker import calls
 from rlinf_core.worker import timer as module
 from rlinf_core.worker.calls import CallRecord, add_call, call_records

@@ -34,7 +34,7 @@ def test_tool_that_is_gone_names_what_does_its_work(findings: Any) -> None:
 
 def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = FILE + "agent:\n  mcp:\n    files: {command: [python3, server.py], env: {ROOT: /data}}\n"
-    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", lambda names: [])
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", lambda names: [])
     assert findings(servers) == []
     assert findings(servers.replace("[python3, server.py]", "python3")) == []
     diagnostics = findings(servers.replace("python3", "no-such-program"), messages=True)
@@ -45,7 +45,7 @@ def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         "missing-key"
     ]
     assert [diagnostic[0] for diagnostic in findings(servers.replace("[python3, server.py]", "[]"))] == ["bad-value"]
-    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", list)
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
     assert findings(servers)[0][0] == "missing-extra"
 
 
@@ -64,11 +64,11 @@ def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.M
     remote = played.replace("{}", "{type: openenv}")
     assert [diagnostic[:2] for diagnostic in findings(remote)] == [("conflicting-settings", "openenv")]
     assert findings(remote.replace("openenv", "openenv, url: 'http://127.0.0.1:8000'")) == []
-    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", lambda names: [])
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", lambda names: [])
     library = played.replace("{}", "{type: verifiers}")
     assert [diagnostic[:2] for diagnostic in findings(library)] == [("conflicting-settings", "verifiers")]
     assert findings(library.replace("verifiers", "verifiers, name: textarena, options: {game: Wordle-v0}")) == []
-    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", list)
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
     assert [diagnostic[0] for diagnostic in findings(library.replace("verifiers", "verifiers, name: words"))] == [
         "missing-extra"
     ]
@@ -89,7 +89,7 @@ def test_a_time_limit_of_commands_counts_in_boxes(findings: Any, monkeypatch: py
     assert without_effect("{type: treasure}") == ["`tools`", "`tool_timeout`"]
     assert without_effect(tasks % "") == ["`tools`"]
     harness = text % (tasks % ", harness: terminus-2, options: {max_turns: 3}")
-    monkeypatch.setattr("recipes.agent.config.agent_config.missing_modules", list)
+    monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
     assert [row[0] for row in findings(harness)] == ["unusable-path", "missing-extra"]
     assert without_effect(tasks % ", harness: terminus-2, options: {max_turns: 3}") == ["`tools`", "`tool_timeout`"]
     assert without_effect(tasks % ", options: {max_turns: 3}") == ["`tools`", "`max_turns`"]
@@ -129,9 +129,9 @@ def test_bash_is_no_tool_by_itself(findings: Any) -> None:
 
 def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = FILE + "agent:\n  tools: [calculator, python]\n"
-    monkeypatch.setattr("recipes.agent.config.agent_config.shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("recipes.agent.config.agent_rules.shutil.which", lambda name: f"/usr/bin/{name}")
     assert findings(programs) == []
-    monkeypatch.setattr("recipes.agent.config.agent_config.shutil.which", lambda name: None)
+    monkeypatch.setattr("recipes.agent.config.agent_rules.shutil.which", lambda name: None)
     diagnostics = findings(programs, messages=True)
     assert [(diagnostic[0], diagnostic[1], diagnostic[3]) for diagnostic in diagnostics] == [
         ("missing-extra", "python", "run `apt install bubblewrap`")

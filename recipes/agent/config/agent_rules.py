@@ -1,0 +1,163 @@
+"""The rules between the values of an agent job's file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from recipes.agent.config.agent_config import COMPONENTS, EPISODES, INDEX, AgentConfig, AgentWorkerConfig
+from recipes.language.config.language_config import (
+    OPTIONAL_COMPONENTS,
+)
+from recipes.language.rules.job_rules import check_job
+from recipes.sections.checks import Report, WorldSizes, blame
+from recipes.sections.imports import check_import, runs_in_this_interpreter
+from rlinf_core import ConfigError
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.process.requirements import install_command, missing_modules
+
+
+def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
+    """Report inconsistent settings of this recipe."""
+    check_job(config, COMPONENTS, world_sizes, report, (*OPTIONAL_COMPONENTS, INDEX))
+    _check_limits(config, report)
+    _check_agent(config, report)
+
+
+def _check_limits(config: AgentConfig, report: Report) -> None:
+    prompt, turn = config.data.max_prompt_length, config.rollout.sampling_params.max_new_tokens
+    if prompt + turn > config.runner.seq_length:
+        report(
+            blame(
+                config,
+                ("runner", "seq_length"),
+                ("rollout", "sampling_params", "max_new_tokens"),
+                ("data", "max_prompt_length"),
+            ),
+            "conflicting-settings",
+            f"max_prompt_length {prompt} + max_new_tokens {turn} = {prompt + turn} tokens exceed the longest"
+            f" conversation, `runner.seq_length` {config.runner.seq_length}",
+            f"raise `runner.seq_length` to {prompt + turn} plus room for further turns",
+        )
+
+
+def _check_agent(config: AgentConfig, report: Report) -> None:
+    agent = config.agent
+    if ":" in agent.run:
+        check_import(config, ("agent", "run"), agent.run, "agent", report)
+    for number, tool in enumerate(agent.tools):
+        if ":" in tool:
+            check_import(config, ("agent", "tools", number), tool, "agent", report)
+    _check_environment(config, report)
+    if "python" in agent.tools and shutil.which("bwrap") is None and runs_in_this_interpreter(config, "agent"):
+        report(
+            ("agent", "tools", agent.tools.index("python")),
+            "missing-extra",
+            "`python` runs programs in a bubblewrap sandbox, and bubblewrap is not installed",
+            "run `apt install bubblewrap`",
+        )
+    if agent.mcp and runs_in_this_interpreter(config, "agent"):
+        _check_servers(agent, report)
+    if "search" in agent.tools:
+        _check_search(config, report)
+    elif INDEX in config.cluster.component_placement:
+        report(
+            ("cluster", "component_placement", INDEX),
+            "unused-component",
+            "the index is unused: `agent.tools` has no `search`, and nothing would run there",
+            "remove it, or write `agent.tools: [search]`",
+            severity=Severity.WARNING,
+        )
+
+
+def _check_environment(config: AgentConfig, report: Report) -> None:
+    environment, plays = config.agent.environment, config.agent.run == "env_agent"
+    if plays != (config.data.source == EPISODES) and (plays or ":" not in config.agent.run):
+        report(
+            blame(config, ("data", "type"), ("agent", "run")),
+            "conflicting-settings",
+            f"`agent.run: {config.agent.run}` does not match tasks of {config.data.source}: environments and episode"
+            " seeds go together",
+            "write both `agent.run: env_agent` and `data.type: episodes`",
+        )
+    if not plays:
+        return
+    at = ("agent", "environment", "type")
+    if environment.type == "openenv" and not environment.url:
+        report(
+            at, "conflicting-settings", "`openenv` needs a server", "write `agent.environment.url: http://HOST:PORT`"
+        )
+    if environment.type == "verifiers":
+        if not environment.name:
+            report(at, "conflicting-settings", "`verifiers` needs a taskset", "write `agent.environment.name: TASKSET`")
+        if missing_modules(["verifiers"]) and runs_in_this_interpreter(config, "agent"):
+            message = "environments of verifiers need the package verifiers"
+            report(at, "missing-extra", message, f"run `{install_command('verifiers')}`")
+    if environment.type == "harbor":
+        _check_tasks(config, report)
+    if ":" in environment.type:
+        check_import(config, at, environment.type, "agent", report)
+
+
+def _check_tasks(config: AgentConfig, report: Report) -> None:
+    at, path = ("agent", "environment", "path"), config.agent.environment.path
+    if path is None:
+        report(
+            ("agent", "environment", "type"),
+            "conflicting-settings",
+            "`harbor` needs tasks",
+            "write `agent.environment.path: FOLDER`",
+        )
+        return
+    if not runs_in_this_interpreter(config, "agent"):
+        return
+    # It reads each task: for the files that have some.
+    from recipes.agent.harbor.checking import load_checked
+    from recipes.agent.harbor.task_folder import HARBOR_HELP
+
+    if config.agent.environment.harness is not None and missing_modules(["harbor"]):
+        message = "agents of Harbor (`harness`) need the package harbor, which is not installed"
+        report(("agent", "environment", "harness"), "missing-extra", message, HARBOR_HELP)
+    if not Path(path).is_dir():
+        message = f"`path` names `{path}`, which does not exist on this machine"
+        report(at, "unusable-path", message, severity=Severity.WARNING)
+        return
+    try:
+        tasks = load_checked(Path(path))
+    except ConfigError as error:
+        report(at, "unusable-path", f"{error.message}: {error.why}" if error.why else error.message, error.help)
+        return
+    memory = config.agent.environment.box_memory_mib
+    large = max((task for task, _ in tasks), key=lambda task: task.memory_mib)
+    if memory is not None and large.memory_mib > memory:
+        report(
+            ("agent", "environment", "box_memory_mib"),
+            "conflicting-settings",
+            f"the task `{large.name}` needs {large.memory_mib} MiB, and all boxes of a node may have {memory} MiB",
+            f"raise it to {large.memory_mib} at least, or lower `memory_mb` in the task's task.toml",
+        )
+
+
+def _check_servers(agent: AgentWorkerConfig, report: Report) -> None:
+    if missing_modules(["mcp"]):
+        report(("agent", "mcp"), "missing-extra", "MCP servers need the package mcp", f"run `{install_command('mcp')}`")
+    for name, server in agent.mcp.items():
+        if shutil.which(server.command[0], path=server.env.get("PATH")) is None:
+            message = f"the command `{server.command[0]}` does not exist on this machine"
+            report(("agent", "mcp", name, "command"), "unusable-path", message, severity=Severity.WARNING)
+
+
+def _check_search(config: AgentConfig, report: Report) -> None:
+    agent = config.agent
+    if agent.corpus_path is None and config.data.source != "lookups":
+        report(
+            blame(config, ("agent", "corpus_path"), ("agent", "tools"), ("data", "type")),
+            "conflicting-settings",
+            f"`search` needs documents, and tasks of {config.data.source} provide none",
+            "write `agent.corpus_path: FILE`, a text file with one document per line",
+        )
+        return
+    here = agent.corpus_path is not None and runs_in_this_interpreter(config, "agent")
+    if here and not Path(str(agent.corpus_path)).is_file():
+        message = f"`corpus_path` names `{agent.corpus_path}`, which does not exist on this machine"
+        report(("agent", "corpus_path"), "unusable-path", message, severity=Severity.WARNING)

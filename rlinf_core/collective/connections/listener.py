@@ -1,0 +1,263 @@
+"""Listening sockets, and the authentication of connecting peers.
+
+A stranger costs a thread for a few seconds at most, and only that many at a time: the one that dawdles longest, of
+the address that has the most, makes room for the next, so strangers cannot keep members out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import random
+import select
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rlinf_core import env_vars
+from rlinf_core.collective.connections.handshake import Acceptance, ClusterSecret
+from rlinf_core.errors import AuthenticationError, ClusterError
+from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
+from rlinf_core.process.proc import peer_credentials
+
+_PREFIX = "rlinf-"
+# The kernel's limit is 107 bytes; some systems have less.
+LONGEST_PATH = 90
+
+
+class UnixDirectory:
+    """The private directory for the unix sockets of one process.
+
+    The process holds a lock on it while it lives; later processes remove directories whose lock is free.
+    """
+
+    def __init__(self, base: str | None = None) -> None:
+        base = base if base is not None and len(base) <= LONGEST_PATH - 40 else tempfile.gettempdir()
+        if len(base) > LONGEST_PATH - 40:
+            base = "/tmp"
+        reap(Path(base))
+        self._pid = os.getpid()
+        self._lock = -1
+        while self._lock < 0:
+            self._make(base)
+
+    def _make(self, base: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=base))  # mkdtemp makes it 0700
+        try:
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # another process removed it before it was locked
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if self.path.is_dir():
+            self._lock = lock
+        else:
+            os.close(lock)  # as above
+
+    def close(self) -> None:
+        """Remove the directory, if this process made it."""
+        if self._lock < 0:
+            return
+        if self._pid == os.getpid():
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def reap(base: Path) -> None:
+    """Remove the directories that killed processes of this user left in `base`."""
+    for directory in base.glob(f"{_PREFIX}{os.getuid()}-*"):
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            if os.fstat(fd).st_uid == os.getuid():
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+        except OSError:
+            continue  # its process lives
+        finally:
+            os.close(fd)
+
+
+_log = logging.getLogger(__name__)
+_BACKLOG = 128
+_OUT_OF_DESCRIPTORS_PAUSE = 0.05
+# Decides about an authenticated connection, and owns its socket from then on.
+Admit = Callable[[socket.socket, Acceptance], None]
+
+
+def listen_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(path)
+    sock.listen(_BACKLOG)
+    return sock
+
+
+def listen_tcp(host: str, buffer: int, ports: range | None = None) -> socket.socket:
+    """Listen on a free port at `host`, or at every address where `host` is not an address of this machine (NAT).
+
+    Args:
+        buffer: bytes of the kernel's buffer for each direction.
+        ports: those to choose from; by default any.
+
+    Raises:
+        ClusterError: none of `ports` is free.
+    """
+    if ports is None:
+        return _listen_at(host, 0, buffer)
+    # Processes of a node that start together begin at different ones.
+    first = random.randrange(len(ports))
+    for port in (*ports[first:], *ports[:first]):
+        try:
+            return _listen_at(host, port, buffer)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise ClusterError(
+        f"no port from {ports[0]} to {ports[-1]} is free on this machine",
+        why="every worker, channel and driver listens on one of its node",
+        help=f"set a longer range as `cluster.ports`, or as `{env_vars.PORTS.name}` where Ray was started by hand",
+    )
+
+
+def _listen_at(host: str, port: int, buffer: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # Accepted connections inherit the buffers, and the window is agreed on before they are accepted.
+        tune_tcp(sock, buffer)
+        # The last connections of a process that has ended do not keep its port.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EINVAL):
+                raise
+            sock.bind(("", port))
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def tune_tcp(sock: socket.socket, buffer: int) -> None:
+    """Set large windows and TCP_NODELAY, and end the connection within 15 seconds when the other host vanishes."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 10_000)
+
+
+class Listener:
+    """The listener: accepts connections at several sockets, and passes on those that authenticate."""
+
+    def __init__(
+        self, sockets: list[socket.socket], secret: ClusterSecret, admit: Admit, *, timeout: float, most: int
+    ) -> None:
+        """`timeout`: seconds for a handshake. `most`: unproven connections at a time, for each socket."""
+        self._sockets = sockets
+        self._secret = secret
+        self._admit = admit
+        self._timeout = timeout
+        self._unproven: dict[int, Unproven[socket.socket]] = {
+            # All workers of a node may dial at once, from one address.
+            listening.fileno(): Unproven(most, from_one=most)
+            for listening in sockets
+        }
+        self._warn = LimitedWarnings(_log.warning)
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="rlinf-accept", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopped = True
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        for sock in self._sockets:
+            sock.close()
+        for unproven in self._unproven.values():
+            for sock in unproven.remove_all():
+                _hang_up(sock)
+        self._warn.close()
+        os.close(self._stop)
+
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child."""
+        for sock in self._sockets:
+            sock.close()
+        for unproven in self._unproven.values():
+            for sock in unproven.waiting():
+                sock.close()
+        os.close(self._stop)
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(self._stop, select.POLLIN)
+        by_fd = {sock.fileno(): sock for sock in self._sockets}
+        for fd in by_fd:
+            poller.register(fd, select.POLLIN)
+        while not self._stopped:
+            for fd, _ in poller.poll():
+                if fd in by_fd:
+                    self._accept(by_fd[fd])
+
+    def _accept(self, listening: socket.socket) -> None:
+        unproven = self._unproven[listening.fileno()]
+        try:
+            sock, peer = listening.accept()
+        except OSError as error:
+            self._warn(f"a connection could not be accepted: {error.strerror or error}")
+            for waiting in unproven.remove_all():
+                _hang_up(waiting)
+            time.sleep(_OUT_OF_DESCRIPTORS_PAUSE)
+            return
+        if sock.family == socket.AF_UNIX and peer_credentials(sock)[1] != os.getuid():
+            sock.close()
+            return
+        for waiting in unproven.admit(sock, origin_of(peer)):
+            _hang_up(waiting)
+        threading.Thread(target=self._greet, args=(sock, unproven), name="rlinf-handshake", daemon=True).start()
+
+    def _greet(self, sock: socket.socket, unproven: Unproven[socket.socket]) -> None:
+        proven = False
+        try:
+            acceptance = Acceptance(sock, self._secret, time.monotonic() + self._timeout)
+            # Nobody takes its place once it is welcome. What was shut down just before is not answered.
+            proven = unproven.remove(sock)
+            if proven:
+                self._admit(sock, acceptance)
+        except AuthenticationError as error:
+            self._warn(f"{error.message} (from {_origin(sock)})")
+        except OSError as error:
+            _log.debug("a connection ended in its handshake: %s", error)
+        except Exception:  # noqa: BLE001 - the listener outlives whatever one connection does
+            _log.exception("a connection could not be admitted")
+        finally:
+            unproven.remove(sock)
+            if not proven:
+                sock.close()
+
+
+def _hang_up(sock: socket.socket) -> None:
+    """Shut a connection down; its thread closes it."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _origin(sock: socket.socket) -> str:
+    with contextlib.suppress(OSError):
+        return "a local process" if sock.family == socket.AF_UNIX else str(sock.getpeername()[0])
+    return "somebody"

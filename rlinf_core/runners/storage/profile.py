@@ -1,0 +1,70 @@
+"""`profile.json` of a run: how long the timed calls of its processes take, by rows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rlinf_core.runners.storage import durable
+from rlinf_core.worker.calls import CallRecord, call_records, size_of
+
+# Who counts what is known to the loop alone, such as lengths of answers.
+DRIVER: Final = "driver"
+# Durations are kept as this many quantiles at equal distances, from the smallest to the largest.
+_QUANTILES: Final = 21
+
+
+def write_profile(file: Path, components: Mapping[str, Sequence[Sequence[CallRecord]]]) -> None:
+    """Write the calls of all processes, those of the driver included.
+
+    Args:
+        file: the file.
+        components: the calls of each process that has answered, by component.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    rows = [row for name, ranks in components.items() for row in _rows(name, ranks)]
+    rows += _rows(DRIVER, [call_records()])
+    record = {"schema": "rlinf.profile/1", "cpus": os.cpu_count() or 1, "load": os.getloadavg()[0], "rows": rows}
+    lines = json.dumps(record).replace('{"component"', '\n  {"component"')
+    durable.write_whole(file, lines + "\n")
+
+
+def _rows(component: str, ranks: Sequence[Sequence[CallRecord]]) -> list[dict[str, Any]]:
+    """Return one row for each tag and size, over all ranks."""
+    merged: dict[tuple[str, int], list[CallRecord]] = {}
+    for calls in ranks:
+        for call in calls:
+            merged.setdefault((call.tag, size_of(int(call.rows))), []).append(call)
+    rows: list[dict[str, Any]] = []
+    for (tag, _), calls in merged.items():
+        number = sum(call.calls for call in calls)
+        rows.append(
+            {
+                "component": component,
+                "phase": tag,
+                "processes": len(calls),
+                "rows": round(sum(call.rows * call.calls for call in calls) / number, 2),
+                "calls": number,
+                "seconds": _rounded(sum(call.seconds for call in calls)),
+                "slowest": _rounded(max(call.seconds for call in calls)),
+                "quantiles": _quantiles([seconds for call in calls for seconds in call.newest]),
+            }
+        )
+    return rows
+
+
+def _quantiles(durations: Sequence[float]) -> list[float]:
+    ordered = sorted(durations)
+    if not ordered or not ordered[-1]:
+        return []
+    last = len(ordered) - 1
+    return [_rounded(ordered[round(number * last / (_QUANTILES - 1))]) for number in range(_QUANTILES)]
+
+
+def _rounded(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
