@@ -24,8 +24,9 @@ Node: TypeAlias = tuple[str, int]
 _CODE = 0
 # Stands for the code of all processes, for operations that any process may end.
 _ANYONE: Node = ("", _CODE)
-# Maximum number of sentences in a description.
+# Maximum number of sentences in a description, and of lines of what one process holds.
 _PICTURE_LINES = 12
+_HELD_LINES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class Process:
         running: whether some of its code runs without waiting.
         doing: its activity, as in `runs `train` for 3 s`, for the description.
         died: seconds since its death, or None while it lives.
+        holds: what it holds besides, in words: where it waits, that goes on.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Process:
     running: bool = False
     doing: str = "runs"
     died: float | None = None
+    holds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,8 @@ class WaitGraph:
             process = self._processes.get(node[0])
             if node in self._waits:
                 wait = self._waits[node]
-                sentences.append(f"{role}{node[0]} {wait.operation.waits(wait.age, wait.state)}")
+                held = "" if process is None else _held(process)
+                sentences.append(f"{role}{node[0]} {wait.operation.waits(wait.age, wait.state)}{held}")
                 if wait.role and not wait.waits_for:
                     sentences.append(f"it has had no {wait.role} so far")
                 only = "only " if len(wait.waits_for) == 1 else ""
@@ -240,7 +244,7 @@ class WaitGraph:
             elif process.died is not None:
                 sentences.append(f"{role}{node[0]} died {spell_seconds(process.died)} ago")
             elif process.running or not self._edges[node]:
-                sentences.append(f"{role}{node[0]} {process.doing}")
+                sentences.append(f"{role}{node[0]} {process.doing}{_held(process)}")
             else:
                 for operation in self._edges[node]:
                     follow(operation, role)
@@ -282,6 +286,10 @@ class DeadlockDetector:
                 moving.add(process.name)
         self._seen = observed
         return WaitGraph(processes, moving).deadlocks()
+
+
+def _held(process: Process) -> str:
+    return f" and {'; '.join(process.holds[:_HELD_LINES])}" if process.holds else ""
 
 
 def _idle(wait: Wait) -> bool:

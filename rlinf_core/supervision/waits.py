@@ -183,7 +183,7 @@ def processes_of(
             # A message, a call or its answer is on its way, on a link that may be slow or cut: it goes on by itself, or
             # the link is given up.
             publication = replace(publication, running=True)
-        processes.append(view.process(name, publication))
+        processes.append(replace(view.process(name, publication), holds=answer.holds))
     return processes
 
 

@@ -168,8 +168,12 @@ class BoxHost:
                 del self._live[box]
 
     def shown(self) -> list[str]:
-        """Return the boxes of this process in which something may run, and what does, a line each after one of all."""
+        """Return the boxes of this process in which something may run, and what does, a line each after one of all.
+
+        Those in which a command runs come first.
+        """
         live = [(box, title) for box, title in self._live.items() if not box.finished]
+        live.sort(key=lambda one: not one[0].commands)
         waiting = self.admission.waiting
         if not live and not waiting:
             return []

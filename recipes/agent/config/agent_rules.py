@@ -123,7 +123,7 @@ def _check_tasks(config: AgentConfig, report: Report) -> None:
         report(at, "unusable-path", message, severity=Severity.WARNING)
         return
     try:
-        tasks = load_checked(Path(path))
+        tasks = load_checked(Path(path), config.agent.environment.harness)
     except ConfigError as error:
         report(at, "unusable-path", f"{error.message}: {error.why}" if error.why else error.message, error.help)
         return

@@ -61,7 +61,7 @@ class TaskAgent:
         self._system_prompt = (config.data.system_prompt or "") if self._has_template else ""
         if environment.harness is not None:
             check_harness(environment.harness, environment.options, config.runner.seq_length)
-        self._tasks = load_checked(Path(environment.path or "."))
+        self._tasks = load_checked(Path(environment.path or "."), environment.harness)
         if len(self._tasks) < 2:
             raise ConfigError(f"`{environment.path}` has only {len(self._tasks)} task; there must be two at least")
         self._held = min(config.data.val_size, len(self._tasks) // 2)

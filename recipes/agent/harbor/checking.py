@@ -24,6 +24,8 @@ from rlinf_core.runners.storage.durable import write_whole
 
 _SCHEMA: Final = "rlinf.tasks-checked/1"
 _TIMES: Final = 3
+# Agents of Harbor that work in it.
+_IN_TMUX: Final = ("terminus", "terminus-1", "terminus-2")
 # Of processes that a solution's tests may leave.
 _ANY: Final = 1 << 20
 # Solves the task, and then ends whoever loads the solution as if all were well.
@@ -46,6 +48,8 @@ class CheckedTask(FileModel):
         seconds: the time that the tests took for the solution.
         why: the reason of the solution's reward, if it is not the tests'.
         output: the end of what the tests wrote for the solution, where it does not earn 1.
+        tmux: whether its image has the program, in which some agents of Harbor work; None: an earlier check did not
+            look.
     """
 
     name: str
@@ -59,6 +63,7 @@ class CheckedTask(FileModel):
     seconds: float
     why: str = ""
     output: str = ""
+    tmux: bool | None = None
 
     @property
     def fit(self) -> bool:
@@ -75,8 +80,8 @@ class CheckedTask(FileModel):
         """The facts that grades are held against."""
         return Expected(self.mode, self.kinds, self.running)
 
-    def fault(self, verifier_seconds: float) -> str:
-        """Return why it is not trained on; "": it is."""
+    def fault(self, verifier_seconds: float, harness: str | None = None) -> str:
+        """Return why it is not trained on, by an agent of Harbor if one is named; "": it is."""
         if self.solution != 1:
             return f"its solution earns {self.solution:g}: {self.why or 'the tests say so'}"
         if self.nothing != 0:
@@ -88,6 +93,8 @@ class CheckedTask(FileModel):
                 f"slow: the tests of its solution take {self.seconds:.1f} s, more than a third of"
                 f" `verifier.timeout_sec` {verifier_seconds:g}"
             )
+        if harness in _IN_TMUX and self.tmux is False:
+            return f"its image has no `tmux`, in which `{harness}` works: install it where the image is built"
         return ""
 
 
@@ -110,6 +117,8 @@ async def check_task(store: ImageStore, task: TaskFolder) -> CheckedTask:
         expected = Expected(mode, solved.kinds, solved.running)
         nothing, _ = await _tried(store, task, image, mode, "", expected)
         canary, changed = await _tried(store, task, image, mode, _CANARY, expected)
+        async with task_box(store, task, image) as box:
+            has_tmux = (await box.run(["tmux", "-V"], timeout=task.agent_seconds)).status == 0
     return CheckedTask(
         name=task.name,
         digest=task.digest,
@@ -122,6 +131,7 @@ async def check_task(store: ImageStore, task: TaskFolder) -> CheckedTask:
         seconds=round(solved.seconds, 3),
         why=solved.why,
         output="" if solved.reward == 1 else solved.output[-2000:],
+        tmux=has_tmux,
     )
 
 
@@ -181,18 +191,23 @@ def find_check(task: TaskFolder) -> CheckedTask | None:
     return None
 
 
-def load_checked(path: Path) -> list[tuple[TaskFolder, CheckedTask]]:
+def load_checked(path: Path, harness: str | None = None) -> list[tuple[TaskFolder, CheckedTask]]:
     """Return the tasks of a folder with the results of their checks.
+
+    Args:
+        path: a folder of tasks, or a task.
+        harness: the agent of Harbor that does them; None: rlinf's own.
 
     Raises:
         ConfigError: a task cannot be read, was not checked as it is now, or is not fit to be trained on.
     """
     checks, tasks = read_checks(path), [read_task(folder) for folder in find_tasks(path)]
-    faults = [
-        f"{task.name}: {fault}"
-        for task in tasks
-        if (fault := checks[task.digest].fault(task.verifier_seconds) if task.digest in checks else "was not checked")
-    ]
+
+    def fault_of(task: TaskFolder) -> str:
+        checked = checks.get(task.digest)
+        return "was not checked" if checked is None else checked.fault(task.verifier_seconds, harness)
+
+    faults = [f"{task.name}: {fault}" for task in tasks if (fault := fault_of(task))]
     if faults:
         rest = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
         raise ConfigError(

@@ -18,6 +18,7 @@ from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.suggest import did_you_mean
 
 TOML, INSTRUCTION, TESTS, SOLUTION = "task.toml", "instruction.md", "tests/test.sh", "solution/solve.sh"
+_FIRST: Final = "task.yaml"
 # What `rlinf tasks check` writes beside tasks.
 RECORD: Final = "checked.json"
 HARBOR_HELP: Final = (
@@ -138,7 +139,11 @@ def find_tasks(path: Path) -> list[Path]:
     for pattern in (TOML, f"*/{TOML}", f"*/*/{TOML}"):
         if folders := sorted(file.parent for file in path.glob(pattern)):
             return folders
-    raise ConfigError(f"`{path}` has no tasks", why=f"there is no `{TOML}` in it, or in the folders below it")
+    why, help = f"there is no `{TOML}` in it, or in the folders below it", None
+    if any(next(path.glob(pattern), None) for pattern in (_FIRST, f"*/{_FIRST}", f"*/*/{_FIRST}")):
+        why = f"there are files `{_FIRST}`, of the first format of Terminal-Bench, and none named `{TOML}`"
+        help = "where Harbor is installed, `harbor task migrate --help` says how to convert them"
+    raise ConfigError(f"`{path}` has no tasks", why=why, help=help)
 
 
 def memory_of(path: Path) -> int:
@@ -167,13 +172,15 @@ def read_task(path: Path) -> TaskFolder:
         ConfigError: a file is missing or cannot be read, or the task needs what boxes do not have.
     """
     where, toml = path / TOML, _read_toml(path)
+    # Tasks of several steps, or for Windows, have other files.
+    _refuse_unsupported(path, toml)
+    for name in (INSTRUCTION, TESTS):
+        if not (path / name).is_file():
+            raise ConfigError(f"the task `{path.name}` has no `{name}`")
     try:
         instruction = (path / INSTRUCTION).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the task `{path.name}` cannot be read", why=str(error)) from None
-    if not (path / TESTS).is_file():
-        raise ConfigError(f"the task `{path.name}` has no `{TESTS}`")
-    _refuse_unsupported(path, toml)
     environment, agent, verifier = toml.environment, toml.agent, toml.verifier
     artifacts = tuple(item if isinstance(item, str) else str(item.get("source", "")) for item in toml.artifacts)
     for folder in filter(None, (environment.workdir, *artifacts)):
@@ -194,8 +201,8 @@ def read_task(path: Path) -> TaskFolder:
         verifier_seconds=verifier.timeout_sec,
         agent_user=str(agent.user),
         verifier_user=str(verifier.user),
-        env=_variables(where, environment.env),
-        verifier_env=_variables(where, verifier.env),
+        env=_variables(where, "environment", environment.env),
+        verifier_env=_variables(where, "verifier", verifier.env),
         artifacts=artifacts,
         notes=tuple(_notes(toml)),
     )
@@ -203,13 +210,15 @@ def read_task(path: Path) -> TaskFolder:
 
 def _refuse_unsupported(path: Path, toml: _Toml) -> None:
     environment = toml.environment
+    compose = next((name for name in _COMPOSE if (path / "environment" / name).exists()), "")
     reasons = (
         (bool(toml.steps), "has several steps (`[[steps]]`)"),
-        (any((path / "environment" / name).exists() for name in _COMPOSE), "has several containers (compose)"),
-        (environment.gpus > 0, "needs GPUs (`gpus`)"),
-        (environment.network_mode == "allowlist", "needs some hosts of the internet (`allowlist`)"),
-        (bool(environment.mcp_servers), "needs MCP servers (`mcp_servers`)"),
-        (environment.os.lower() != "linux", "is not for Linux (`os`)"),
+        (bool(compose), f"is run by compose (`environment/{compose}`)"),
+        (environment.gpus > 0, "needs GPUs (`environment.gpus`)"),
+        ("tpu" in (environment.model_extra or {}), "needs a TPU (`environment.tpu`)"),
+        (environment.network_mode == "allowlist", "needs some hosts of the internet (`environment.network_mode`)"),
+        (bool(environment.mcp_servers), "needs MCP servers (`environment.mcp_servers`)"),
+        (environment.os.lower() != "linux", "is not for Linux (`environment.os`)"),
     )
     for holds, what in reasons:
         if holds:
@@ -227,10 +236,12 @@ def _mib(where: Path, text: str | None, mib: float) -> int:
     return math.ceil(size)
 
 
-def _variables(where: Path, env: _Variables) -> dict[str, str]:
+def _variables(where: Path, section: str, env: _Variables) -> dict[str, str]:
     for name, value in env.items():
         if "${" in str(value):
-            raise ConfigError(f"{where}: `env.{name}` asks for a variable of this machine, which no box is given")
+            raise ConfigError(
+                f"{where}: `{section}.env.{name}` asks for a variable of this machine, which no box is given"
+            )
     return {name: str(value) for name, value in env.items()}
 
 

@@ -79,6 +79,15 @@ def test_a_picture_tells_who_did_not_answer() -> None:
     assert graph.explain("a") == "a waits in recv from b for 14 s; b did not answer within 0.7 s"
 
 
+def test_a_picture_says_what_goes_on_while_a_process_waits() -> None:
+    boxes = ("holds 2 boxes", "tests of made/sum for 9.0 s: /tests/test.sh", "box of made/sum for 3.0 s: idle")
+    processes = [Process("env:3", (get("action", "agent:0"),)), Process("agent:0", (get("task"),), holds=boxes)]
+    assert WaitGraph(processes).explain("env:3") == (
+        "env:3 waits on channel `action`, empty, for 12 s; its only producer agent:0 waits on channel `task`, empty,"
+        " for 12 s and holds 2 boxes; tests of made/sum for 9.0 s: /tests/test.sh; it has had no producer so far"
+    )
+
+
 def test_a_channel_without_producers_is_said() -> None:
     graph = WaitGraph([Process("env:0", (get("action", anyone=True),))])
     assert graph.explain("env:0") == "env:0 waits on channel `action`, empty, for 12 s; it has had no producer so far"

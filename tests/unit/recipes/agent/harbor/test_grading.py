@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from recipes.agent.boxes.box import BoxEnded
 from recipes.agent.boxes.boxes import BoxHost
-from recipes.agent.harbor.checking import CheckedTask, check_task, read_checks, write_checks
+from recipes.agent.harbor.checking import CheckedTask, check_task, load_checked, read_checks, write_checks
 from recipes.agent.harbor.grading import Expected, Grade, finish, grade, read_reward, task_box
 from recipes.agent.harbor.task_folder import read_task
 from recipes.agent.images.building import image_of
@@ -153,6 +154,19 @@ def test_a_sound_task_is_fit(box_folder: Path, tmp_path: Path) -> None:
     result = checked(box_folder, greeting_task(tmp_path))
     assert (result.solution, result.nothing, result.mode, result.kinds) == (1.0, 0.0, "work", ("txt",))
     assert result.fault(30.0) == ""
+    # The machine's own programs are those of the image.
+    assert result.tmux is (shutil.which("tmux") is not None)
+
+
+def test_an_image_without_tmux_is_refused_to_agents_in_it(tmp_path: Path) -> None:
+    without = fit(read_task(greeting_task(tmp_path))).model_copy(update={"tmux": False})
+    assert "its image has no `tmux`, in which `terminus-2` works" in without.fault(30.0, "terminus-2")
+    assert without.fault(30.0) == without.fault(30.0, "own.agents:Own") == ""
+    write_checks(tmp_path, [without])
+    assert load_checked(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        load_checked(tmp_path, "terminus-2")
+    assert "made/greeting: its image has no `tmux`" in (error.value.why or "")
 
 
 def test_a_task_that_loads_the_policys_code_is_named_forgeable(box_folder: Path, tmp_path: Path) -> None:

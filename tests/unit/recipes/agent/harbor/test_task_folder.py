@@ -46,13 +46,14 @@ def test_the_digest_changes_with_each_file(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("[environment]\ngpus = 1\n", "needs GPUs"),
+        ('[environment]\ntpu = {type = "v5"}\n', r"needs a TPU \(`environment.tpu`\)"),
         ('[environment]\nmcp_servers = [{name = "a"}]\n', "MCP servers"),
         ('[environment]\nos = "windows"\n', "not for Linux"),
         ("[environment]\ncpus = -1\n", "`environment.cpus` must be greater than 0"),
         ('[environment]\ncpus = "many"\n', "`environment.cpus`: expected a number, found text"),
         ('[environment]\nworkdir = "app"\n', "no absolute path"),
         ('[environment]\nworkdir = "/app/../etc"\n', "no absolute path"),
-        ('[environment]\nenv = {KEY = "${HOME}"}\n', "asks for a variable of this machine"),
+        ('[environment]\nenv = {KEY = "${HOME}"}\n', "`environment.env.KEY` asks for a variable of this machine"),
         ('[environment]\nmemory = "much"\n', "no size"),
         (f'[environment]\nmemory = "{"9" * 400}G"\n', "no size"),
     ],
@@ -65,13 +66,16 @@ def test_what_boxes_do_not_have_is_refused_by_name(text: str, why: str, tmp_path
 def test_several_steps_containers_and_hosts_are_refused(tmp_path: Path) -> None:
     for name, text in (("steps", '[[steps]]\nname = "a"\n[environment]'), ("hosts", "[environment]")):
         task = with_toml(tmp_path / name, text)
+        if name == "steps":
+            # Those of its steps are in folders of their own.
+            (task / "instruction.md").unlink()
         if name == "hosts":
             toml = (task / "task.toml").read_text()
             (task / "task.toml").write_text(toml.replace('"no-network"', '"allowlist"'))
         with pytest.raises(ConfigError, match="several steps" if name == "steps" else "some hosts"):
             read_task(task)
     task = greeting_task(tmp_path / "compose", **{"environment/docker-compose.yaml": "services: {}\n"})
-    with pytest.raises(ConfigError, match="several containers"):
+    with pytest.raises(ConfigError, match=r"run by compose \(`environment/docker-compose.yaml`\)"):
         read_task(task)
 
 
@@ -99,5 +103,10 @@ def test_tasks_are_found_in_a_folder_and_below_it(tmp_path: Path) -> None:
     assert find_tasks(tmp_path / "set") == [task]
     with pytest.raises(ConfigError, match="has no tasks"):
         find_tasks(task / "tests")
+    (tmp_path / "old/task").mkdir(parents=True)
+    (tmp_path / "old/task/task.yaml").touch()
+    with pytest.raises(ConfigError) as error:
+        find_tasks(tmp_path / "old")
+    assert "`task.yaml`, of the first format of Terminal-Bench" in (error.value.why or "")
     with pytest.raises(ConfigError, match=r"there is no folder `.*none`"):
         find_tasks(tmp_path / "none")
