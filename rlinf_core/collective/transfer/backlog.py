@@ -28,7 +28,8 @@ def _limit(pause: _Pause) -> int:
 
 
 class Backlog:
-    """The undelivered messages of an endpoint: how many of each connection, and the bytes of all.
+    """The undelivered messages of an endpoint: how many of each connection, and the bytes of all, with those of bodies
+    that are being read.
 
     A thread that reads waits here while they are too many, so that the kernel's buffers fill and the sender waits. With
     hundreds of them, only those whose limit a taken message crosses are woken.
@@ -42,11 +43,14 @@ class Backlog:
         # By their limits, ascending.
         self._pauses: list[_Pause] = []
 
-    def add(self, received: ReceivedMessage, connection: Connection) -> None:
-        """Count a message that waits for a receive. It may be taken before that: what matters is the sum."""
+    def add(self, received: ReceivedMessage, connection: Connection, reserved: int = 0) -> None:
+        """Count a message that waits for a receive, of which the `reserved` bytes are counted already.
+
+        It may be taken before that: what matters is the sum.
+        """
         with self._lock:
             connection.backlog += 1
-            self._bytes += received.nbytes
+            self._bytes += received.nbytes - reserved
 
     def taken(self, received: ReceivedMessage) -> None:
         """Record that a message that waited was taken."""
@@ -55,8 +59,7 @@ class Backlog:
             return
         with self._lock:
             connection.backlog -= 1
-            before, self._bytes = self._bytes, self._bytes - received.nbytes
-            crossed = self._between(self._bytes, before)
+            crossed = self._subtract(received.nbytes)
             if connection.backlog == self._half_of_messages:
                 crossed.extend(pause for pause in self._pauses if pause.connection is connection)
         _wake(crossed)
@@ -80,11 +83,34 @@ class Backlog:
             half = (self._most_bytes - 1) // 2
             self._wait(connection, half, lambda: connection.backlog <= self._half_of_messages, awaited)
 
-    def wait_for_bytes(self, connection: Connection, size: int, awaited: Callable[[], bool]) -> None:
-        """Wait until a body of this size fits, or is all there is."""
+    def reserve(self, connection: Connection, size: int, awaited: Callable[[], bool]) -> None:
+        """Count the bytes of a body before it is read, once it fits, is all there is, or is awaited.
+
+        So many bodies that are read at once take no more memory than one after the other.
+        """
         limit = max(0, self._most_bytes - size)
-        if self._bytes > limit:
-            self._wait(connection, limit, lambda: True, awaited)
+
+        def fits() -> bool:
+            with self._lock:
+                if self._bytes > limit:
+                    return False
+                self._bytes += size
+                return True
+
+        if not (fits() or self._wait(connection, limit, fits, awaited)):
+            with self._lock:
+                self._bytes += size
+
+    def free(self, size: int) -> None:
+        """Count the bytes of a body no more, which was given to a receive or will not be read."""
+        with self._lock:
+            crossed = self._subtract(size)
+        _wake(crossed)
+
+    def _subtract(self, size: int) -> list[_Pause]:
+        """Subtract bytes; return the threads that they suffice for. The caller holds the lock."""
+        before, self._bytes = self._bytes, self._bytes - size
+        return self._between(self._bytes, before)
 
     @property
     def _half_of_messages(self) -> int:
@@ -97,16 +123,22 @@ class Backlog:
 
     def _wait(
         self, connection: Connection, nbytes: int, is_short: Callable[[], bool], awaited: Callable[[], bool]
-    ) -> None:
+    ) -> bool:
+        """Wait; return whether there is room, and not whether the connection is closed or a message awaited."""
         pause = _Pause(connection, nbytes)
         # Before the look: what happens after it wakes this thread.
         with self._lock:
             insort(self._pauses, pause, key=_limit)
         try:
             # Without the lock: there may be hundreds who look.
-            while not (connection.closed or (self._bytes <= nbytes and is_short()) or awaited()):
+            while not connection.closed:
+                if self._bytes <= nbytes and is_short():
+                    return True
+                if awaited():
+                    return False
                 pause.look.wait(_SLICE)
                 pause.look.clear()
+            return False
         finally:
             with self._lock:
                 self._pauses.remove(pause)

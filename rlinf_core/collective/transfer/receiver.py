@@ -29,10 +29,15 @@ Handler = Callable[[PeerStream, ReceivedMessage], None]
 
 @dataclass(slots=True)
 class _Body:
-    """The memory of a body that was read; None where that is the buffer of a receive, which has it."""
+    """The memory of a body that was read; None where that is the buffer of a receive, which has it.
+
+    Attributes:
+        reserved: bytes of it that the backlog counts, until its message is there.
+    """
 
     memory: memoryview | None
     lease: BlockLease | None = None
+    reserved: int = 0
 
 
 class Receiver:
@@ -113,7 +118,11 @@ class Receiver:
         if frame.flags & Flag.SHARED or not frame.body_size:
             self.arrived(connection, frame)
             return
-        self.arrived(connection, frame, self._read_body(connection, frame))
+        body = self._read_body(connection, frame)
+        try:
+            self.arrived(connection, frame, body)
+        finally:
+            self._backlog.free(body.reserved)
 
     def _read_body(self, connection: Connection, frame: Frame) -> _Body:
         size = frame.body_size
@@ -123,14 +132,15 @@ class Receiver:
                 claim = stream.claim(size, frame.head.decode(), connection.peer.incarnation)
                 if claim is not None:
                     return self._read_into(claim, stream, connection)
-        memory, lease = self._place(connection, frame)
+        memory, body = self._place(connection, frame)
         try:
             connection.reader.read_body(memory[:size], self._waits.operations.moved)
         except Exception:
-            if lease is not None:
-                lease.release()
+            if body.lease is not None:
+                body.lease.release()
+            self._backlog.free(body.reserved)
             raise
-        return _Body(memory, lease)
+        return body
 
     def _read_into(self, claim: BufferClaim, stream: PeerStream, connection: Connection) -> _Body:
         """Read a body into the buffer of the receive that claims it, for as long as that is not given up."""
@@ -153,18 +163,27 @@ class Receiver:
         stream.let_go(claim)
         return _Body(claim.body)
 
-    def _place(self, connection: Connection, frame: Frame) -> tuple[memoryview, BlockLease | None]:
+    def _place(self, connection: Connection, frame: Frame) -> tuple[memoryview, _Body]:
         """Return the memory for the body of an arriving frame; wait while there is none."""
         size = frame.body_size
         if size <= self._inline_limit:
-            return memoryview(bytearray(size)), None
+            memory = memoryview(bytearray(size))
+            return memory, _Body(memory)
         block = self._arena.try_allocate(size)
         if block is not None:
-            return block.memory(), block.lease()
-        if not frame.tag:
+            memory = block.memory()
+            return memory, _Body(memory, block.lease())
+        if frame.tag:
             # A service bounds what it gets, and somebody may wait for its answer.
-            self._backlog.wait_for_bytes(connection, size, lambda: self._is_awaited(connection))
-        return private_memory(size), None
+            memory = private_memory(size)
+            return memory, _Body(memory)
+        self._backlog.reserve(connection, size, lambda: self._is_awaited(connection))
+        try:
+            memory = private_memory(size)
+        except Exception:
+            self._backlog.free(size)
+            raise
+        return memory, _Body(memory, reserved=size)
 
     def _is_awaited(self, connection: Connection) -> bool:
         """Return whether an operation waits for what comes through a connection.
@@ -221,13 +240,15 @@ class Receiver:
             received = ReceivedMessage(frame)
         received.connection = connection
         if not frame.tag:
-            self._deliver(stream, received, connection)
+            self._deliver(stream, received, connection, body)
         elif connection.peer.incarnation in stream.former:
             received.release()
         else:
             self._serve(stream, received)
 
-    def _deliver(self, stream: PeerStream, received: ReceivedMessage, connection: Connection) -> None:
+    def _deliver(
+        self, stream: PeerStream, received: ReceivedMessage, connection: Connection, body: _Body | None
+    ) -> None:
         try:
             if self._give(stream, received):
                 return
@@ -235,7 +256,10 @@ class Receiver:
             # A process that was stopped reads what a dead one sent after its successor's first words.
             received.release()
             return
-        self._backlog.add(received, connection)
+        reserved = 0
+        if body is not None:
+            reserved, body.reserved = body.reserved, 0
+        self._backlog.add(received, connection, reserved)
         self._backlog.wait_for_room(connection, lambda: self._is_awaited(connection))
 
     def _match(self, stream: PeerStream, posted: PostedReceive, received: ReceivedMessage) -> bool:

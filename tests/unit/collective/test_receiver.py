@@ -77,13 +77,13 @@ class Wired:
     def stream(self) -> PeerStream:
         return self.streams.of("here:0", "there:0")
 
-    def connect(self, source: str = "there:0") -> tuple[Connection, socket.socket]:
+    def connect(self, source: str = "there:0", incarnation: str = "one") -> tuple[Connection, socket.socket]:
         """Return both ends of a new connection, which is read and has named its stream."""
         near, far = socket.socketpair()
         self.sockets.append(far)
         far.sendall(route_frame(source))
-        self.pool._establish("c", near, cast("Any", SimpleNamespace(incarnation="one")))
-        connection = self.pool.get("one")
+        self.pool._establish("c", near, cast("Any", SimpleNamespace(incarnation=incarnation)))
+        connection = self.pool.get(incarnation)
         assert connection is not None
         return connection, far
 
@@ -424,6 +424,44 @@ def test_replaced_connection_is_read_to_its_end_at_once(
 # Many that are held back
 
 
+def test_bodies_that_are_read_at_once_share_the_limit(wired: Wired, monkeypatch: pytest.MonkeyPatch) -> None:
+    wired.backlog = Backlog(Settings(inbox_bytes=SIZE + SIZE // 2))
+    wired.receiver._backlog = wired.streams._backlog = wired.backlog
+    sizes: list[int] = []
+    real = receiver.private_memory
+
+    def memory(size: int) -> memoryview:
+        sizes.append(size)
+        return real(size)
+
+    monkeypatch.setattr(receiver, "private_memory", memory)
+    _, first = wired.connect()
+    first.sendall(tensor_frame())
+    until(lambda: sizes == [SIZE])
+    _, second = wired.connect("there:1", "two")
+    second.sendall(tensor_frame() + NINES.tobytes())
+    until(lambda: wired.backlog.holds_back)
+    first.sendall(SEVENS.tobytes())
+    until(lambda: wired.stream.unread() == 1)
+    assert (sizes, wired.backlog.holds_back) == ([SIZE], True)
+    buffer = np.zeros(SIZE, np.uint8)
+    assert np.array_equal(wired.group.recv_tensor(buffer, THERE), SEVENS)
+    until(lambda: len(sizes) == 2)
+    first.sendall(tensor_frame())
+    until(lambda: wired.backlog.holds_back)
+    other = wired.streams.of("here:0", "there:1")
+    until(lambda: other.unread() == 1)
+    # A connection that ends in the middle of a body gives back what it had reserved.
+    second.sendall(tensor_frame())
+    second.close()
+    posted = PostedReceive(OperationKind.RECV, "there:1", 20.0)
+    assert wired.receiver.post(other, posted)
+    until(lambda: len(sizes) >= 3)
+    first.close()
+    until(lambda: not wired.backlog.holds_back)
+    assert wired.backlog._bytes == 0
+
+
 def test_taken_message_wakes_only_whose_limit_it_crosses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backlog, "_SLICE", 20.0)
     waiting = Backlog(Settings(inbox_messages=4, inbox_bytes=1000))
@@ -465,9 +503,9 @@ def test_taken_bytes_wake_whom_they_suffice(monkeypatch: pytest.MonkeyPatch) -> 
         waiting.add(received, connection)
     looks: list[str] = []
     waits: dict[str, Callable[[Callable[[], bool]], None]] = {
-        "small": lambda awaited: waiting.wait_for_bytes(connection, 200, awaited),
+        "small": lambda awaited: waiting.reserve(connection, 200, awaited),
         "room": lambda awaited: waiting.wait_for_room(connection, awaited),
-        "large": lambda awaited: waiting.wait_for_bytes(connection, 2000, awaited),
+        "large": lambda awaited: waiting.reserve(connection, 2000, awaited),
     }
     threads = {
         name: threading.Thread(target=wait, args=(lambda name=name: looks.append(name),), daemon=True)
@@ -482,4 +520,6 @@ def test_taken_bytes_wake_whom_they_suffice(monkeypatch: pytest.MonkeyPatch) -> 
             waiting.taken(messages.pop())
         threads[name].join(20)
         assert not threads[name].is_alive()
+        if name == "small":
+            waiting.free(200)
     assert len(looks) == 3, "nobody looked again in vain"
