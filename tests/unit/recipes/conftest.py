@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +16,11 @@ import torch
 from recipes.agent.boxes.boxes import BoxHost
 from recipes.agent.images.host_layer import HOST
 from recipes.agent.images.store import ImageStore
+from recipes.language.sandbox import sandbox
 from rlinf_cli.job.load import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT
 
+SECRET = "a secret that no program may read"
 # MiB of all boxes of a test.
 BOX_MEMORY = 4096
 Findings = Callable[..., list[tuple[str, str]]]
@@ -71,3 +77,40 @@ def box_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     asyncio.run(make())
     yield folder
     asyncio.run(remove())
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What an attacker knows of this machine: a file, a variable, this process, and sockets that answer."""
+    folder = tmp_path_factory.mktemp("host")
+    secret = folder / "secret"
+    secret.write_text(SECRET, encoding="utf-8")
+    listening = socket.create_server(("", 0))
+    path, name = str(folder / "s"), f"rlinf-{os.getpid()}"
+    unix, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    unix.bind(path)
+    abstract.bind(f"\0{name}")
+    for item in (unix, abstract):
+        item.listen()
+    with pytest.MonkeyPatch.context() as patch, listening, unix, abstract:
+        patch.setenv("RLINF_TEST_SECRET", SECRET)
+        yield {
+            "secret": str(secret),
+            "value": SECRET,
+            "code": os.path.realpath(sandbox.__file__),
+            "pid": os.getpid(),
+            "port": listening.getsockname()[1],
+            "address": socket.gethostbyname(socket.gethostname()),
+            "socket": path,
+            "abstract": name,
+            "key": _secret_key(),
+        }
+    assert secret.read_text(encoding="utf-8") == SECRET
+
+
+def _secret_key() -> int:
+    """Return a key of the session that this process is in, which all its children would possess."""
+    add_key, session_keyring = 248, -3
+    key = ctypes.CDLL(None).syscall(add_key, b"user", b"rlinf-test", SECRET.encode(), len(SECRET), session_keyring)
+    assert key > 0
+    return int(key)

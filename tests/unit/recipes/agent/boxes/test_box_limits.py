@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
-import os
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 
 from recipes.agent.boxes import boxes as boxes_module
 from recipes.agent.boxes.box import BoxEnded, Done, LiveBox, Written
-from tests.unit.recipes.agent.boxes.running import in_box, put, sh
+from recipes.agent.boxes.boxes import MIB
+from recipes.agent.boxes.groups import group_place
+from tests.unit.recipes.agent.boxes.running import LIMITS, in_box, one_box, put, sh
 from tests.unit.recipes.agent.tools.escapes import ESCAPES, program_of
 
 pytestmark = pytest.mark.security
@@ -72,11 +75,31 @@ def test_a_fork_bomb_and_removed_programs_leave_a_box_to_read(box_folder: Path) 
     assert in_box(box_folder, act) == Written(b"7\n", late=False)
 
 
-def test_nothing_gets_out_of_a_box(box_folder: Path, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("a secret that no box may read", encoding="utf-8")
-    host = {"secret": str(secret), "value": "a secret that", "code": __file__, "pid": os.getpid(), "port": 1}
-    facts = json.dumps({**host, "address": "10.0.0.1", "socket": str(tmp_path / "s"), "abstract": "a", "key": 1})
+@pytest.mark.skipif(group_place() is None, reason="no control group is delegated that bounds memory")
+def test_bombs_end_neither_a_box_nor_its_neighbour(box_folder: Path) -> None:
+    limits = replace(LIMITS, memory=200 * MIB)
+    take = "held = []\nwhile True: held.append(bytearray(b'x' * (4 << 20)))"
+    fork = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
+
+    async def act() -> tuple[Done, Done, Any]:
+        async with (
+            one_box(box_folder, limits) as (boxes, box),
+            boxes.box([box_folder / "layers/host"], limits) as beside,
+        ):
+            await box.run(["python3", "-c", take], timeout=60)
+            alive = await sh(box, "echo 7 > /app/kept; cat /app/kept")
+            await box.run(["python3", "-c", fork], timeout=0.5)
+            await sh(box, "rm -rf --no-preserve-root / 2>/dev/null")
+            return alive, await sh(beside, "ls /usr/bin | head -n1; echo 8"), await box.finish(["/app"])
+
+    alive, beside, left = asyncio.run(act())
+    assert (alive.output, beside.status) == (b"7\n", 0)
+    assert beside.output.endswith(b"8\n")
+    assert 150 * MIB < left.peak <= 210 * MIB
+
+
+def test_nothing_gets_out_of_a_box(box_folder: Path, host: dict[str, Any]) -> None:
+    facts = json.dumps(host)
     tried = {name: program_of(attempt, facts) for name, attempt in ESCAPES.items() if name not in HARMLESS}
     assert len(tried) >= 40
     runner = (

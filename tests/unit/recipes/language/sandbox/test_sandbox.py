@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
 ]
 
-SECRET = "a secret that no program may read"
 NEIGHBOUR = """
 import time
 written = open("mine", "w")
@@ -47,43 +43,6 @@ def ran(program: str, limits: SandboxLimits | None = None, patience: float = 60.
             return await sandbox.run(program, limits or SandboxLimits())
 
     return asyncio.run(run())
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What an attacker knows of this machine: a file, a variable, this process, and sockets that answer."""
-    folder = tmp_path_factory.mktemp("host")
-    secret = folder / "secret"
-    secret.write_text(SECRET, encoding="utf-8")
-    listening = socket.create_server(("", 0))
-    path, name = str(folder / "s"), f"rlinf-{os.getpid()}"
-    unix, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    unix.bind(path)
-    abstract.bind(f"\0{name}")
-    for item in (unix, abstract):
-        item.listen()
-    with pytest.MonkeyPatch.context() as patch, listening, unix, abstract:
-        patch.setenv("RLINF_TEST_SECRET", SECRET)
-        yield {
-            "secret": str(secret),
-            "value": SECRET,
-            "code": os.path.realpath(sandbox.__file__),
-            "pid": os.getpid(),
-            "port": listening.getsockname()[1],
-            "address": socket.gethostbyname(socket.gethostname()),
-            "socket": path,
-            "abstract": name,
-            "key": _secret_key(),
-        }
-    assert secret.read_text(encoding="utf-8") == SECRET
-
-
-def _secret_key() -> int:
-    """Return a key of the session that this process is in, which all its children would possess."""
-    add_key, session_keyring = 248, -3
-    key = ctypes.CDLL(None).syscall(add_key, b"user", b"rlinf-test", SECRET.encode(), len(SECRET), session_keyring)
-    assert key > 0
-    return int(key)
 
 
 @pytest.mark.parametrize("attempt", ESCAPES.values(), ids=ESCAPES.keys())
