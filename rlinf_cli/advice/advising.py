@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlinf_cli.advice.free_devices import FreeDevices
-from rlinf_cli.advice.job_devices import JobDevices, devices_of, kinds_for
+from rlinf_cli.advice.job_devices import JobDevices, devices_of
 from rlinf_cli.advice.recorded_runs import RecordedRun, flow_of
 from rlinf_cli.runs.memory_record import node_memory, node_needs
 from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, candidates
@@ -122,12 +122,12 @@ def advise(
     """
     flow = flow_of(job)
     devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
-    rows = [row for run, _ in recorded for row in run.rows]
+    rows = [row for run, its_flow in recorded for row in its_flow.calls(run)]
     calls = Durations.of(rows)
     constants = [row for run, its_flow in recorded for row in its_flow.constants(run, calls)]
     durations = Durations.of([*rows, *constants])
     config: Any = job.config
-    choices, refused = _choices(flow, devices, parts, durations)
+    choices, refused = _choices(flow, devices, durations)
     limit = config.runner.staleness if staleness is None else staleness
     sizes: dict[str, list[tuple[float, int]]] = {}
     for run, _ in recorded:
@@ -159,7 +159,7 @@ def advise(
 
 
 def _choices(
-    flow: JobFlow, devices: JobDevices, parts: SoundJob, durations: Durations
+    flow: JobFlow, devices: JobDevices, durations: Durations
 ) -> tuple[dict[str, list[DeviceGroup] | DeviceSpan], list[str]]:
     """Return the kinds that each component may be on, and what was left out for want of a record.
 
@@ -170,7 +170,7 @@ def _choices(
     refused: list[str] = []
     for name in flow.components:
         own = devices.seats[name]
-        kinds = kinds_for(name, devices, parts.cluster, parts.topology)
+        kinds = devices.kinds_for(name)
         for label, model in [(own.kind, "")] if own.kind is None else [(kind.label, kind.model) for kind in kinds]:
             missing = [phase for phase in flow.phases[name] if durations.of_phase(phase, model) is None]
             if not missing:

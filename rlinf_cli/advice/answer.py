@@ -15,6 +15,7 @@ import typer
 
 from rlinf_cli.advice.advising import Advice, Judged, advise
 from rlinf_cli.advice.free_devices import free_of, holders_of
+from rlinf_cli.advice.job_devices import ranks_of
 from rlinf_cli.advice.recorded_runs import read_runs
 from rlinf_cli.arguments.options import assumed
 from rlinf_cli.command import Result
@@ -26,7 +27,7 @@ from rlinf_core.errors import RLinfError
 
 if TYPE_CHECKING:
     from rlinf_cli.advice.advising import Advice, Judged
-    from rlinf_core.advice.arrangements import Arrangement, DeviceSpan
+    from rlinf_core.advice.arrangements import Arrangement
 
 
 _MADE_BY: Final = "# Made by `rlinf inspect placement --advise`"
@@ -39,14 +40,8 @@ def changes_of(advice: Advice, arrangement: Arrangement) -> dict[str, Any]:
         now = advice.devices.seats[name]
         if seats == now or seats.kind is None:
             continue
-        changed[f"cluster.component_placement.{name}"] = {"placement": ranks_of(seats), "node_group": seats.kind}
+        changed[f"cluster.component_placement.{name}"] = advice.devices.placed(name, seats)
     return {**changed, **advice.flow.changes(arrangement)}
-
-
-def ranks_of(seats: DeviceSpan) -> str:
-    """Return `0-3`, or `2`."""
-    last = seats.first + seats.size - 1
-    return str(seats.first) if seats.size == 1 else f"{seats.first}-{last}"
 
 
 def as_overrides(advice: Advice, arrangement: Arrangement) -> list[str]:
@@ -54,8 +49,8 @@ def as_overrides(advice: Advice, arrangement: Arrangement) -> list[str]:
     words: list[str] = []
     for name, seats in arrangement.seats:
         if seats.kind is not None:
-            entry = {"placement": ranks_of(seats), "node_group": seats.kind}
-            words.append(f"cluster.component_placement.{name}={json.dumps(entry)}")
+            entry = json.dumps(advice.devices.placed(name, seats))
+            words.append(f"cluster.component_placement.{name}={entry}")
     return words + [f"{key}={json.dumps(value)}" for key, value in advice.flow.changes(arrangement).items()]
 
 
@@ -270,7 +265,9 @@ def _record(advice: Advice, judged: Judged) -> dict[str, Any]:
         "high": round(judged.high, 4),
         "bound": round(judged.ranked.bound, 4),
         "components": {
-            name: {"group": seats.kind, "ranks": None if seats.kind is None else ranks_of(seats)}
+            name: {"group": None, "ranks": None}
+            if seats.kind is None
+            else {"group": advice.devices.groups[name][seats.kind], "ranks": ranks_of(seats)}
             for name, seats in where.seats
         },
         "stages": where.stages,

@@ -30,14 +30,25 @@ class JobDevices(NamedTuple):
     """The accelerators of a job and their holders.
 
     Attributes:
-        kinds: the accelerators, by the label of their group.
+        kinds: the accelerators, by the label of their group; of groups with the same ones, by the first.
         seats: the seats of each component of the flow.
         fixed: components that stay where they are: on machines, robots, or out of the flow.
+        groups: the kinds that each component may be on, and the group through which it is placed there: its own, and
+            those with the same interpreter; none without an accelerator.
     """
 
     kinds: Mapping[str, DeviceGroup]
     seats: Mapping[str, DeviceSpan]
     fixed: tuple[str, ...]
+    groups: Mapping[str, Mapping[str, str]]
+
+    def kinds_for(self, name: str) -> list[DeviceGroup]:
+        """Return the kinds that a component may be on."""
+        return [self.kinds[kind] for kind in self.groups.get(name, ())]
+
+    def placed(self, name: str, seats: DeviceSpan) -> dict[str, str]:
+        """Return seats of a component as its entry in `cluster.component_placement`; it has accelerators."""
+        return {"placement": ranks_of(seats), "node_group": self.groups[name][seats.kind or ""]}
 
     @property
     def models(self) -> dict[str, str]:
@@ -66,11 +77,14 @@ def devices_of(
 
     Raises:
         PlacementError: a component is missing, has processes with several accelerators or in several ranges, or two
-            groups share nodes: the model has no such placements.
+            groups share some of their nodes: the model has no such placements.
     """
     kinds: dict[str, DeviceGroup] = {}
     seats: dict[str, DeviceSpan] = {}
     fixed: list[str] = []
+    # The groups that have the accelerators of a kind, which differ in interpreters and variables.
+    alike: dict[str, list[str]] = {}
+    own: dict[str, str] = {}
     for name in components:
         if name not in placements:
             raise PlacementError(f"the file places no component `{name}`, so there is nothing to advise on")
@@ -82,14 +96,38 @@ def devices_of(
             seats[name] = DeviceSpan(None, 0, len(placements[name]))
             fixed.append(name)
             continue
+        label = labels[0]
+        kind_label = next((other for other in kinds if topology.group(other).node_ranks == group.node_ranks), label)
+        if kind_label != label and kinds[kind_label].units != group.num_units:
+            raise _not_modelled(name, f"is placed through `{label}`, which has other accelerators of `{kind_label}`")
         for other in kinds:
-            if other != labels[0] and set(group.node_ranks) & set(topology.group(other).node_ranks):
-                raise _not_modelled(name, f"is placed through `{labels[0]}`, which shares nodes with `{other}`")
-        node = topology.nodes[group.node_ranks[0]]
-        kind = DeviceGroup(labels[0], group.num_units, node.num_accelerators or 1, node.accelerator_model or UNNAMED)
-        kinds[kind.label] = kind
-        seats[name] = _seats(name, kind, placements[name], list(group.node_ranks))
-    return JobDevices(kinds, seats, tuple(fixed))
+            if other != kind_label and set(group.node_ranks) & set(topology.group(other).node_ranks):
+                raise _not_modelled(name, f"is placed through `{label}`, which shares nodes with `{other}`")
+        if kind_label not in kinds:
+            node = topology.nodes[group.node_ranks[0]]
+            model = node.accelerator_model or UNNAMED
+            kinds[label] = DeviceGroup(label, group.num_units, node.num_accelerators or 1, model)
+        alike.setdefault(kind_label, []).append(label)
+        own[name] = label
+        seats[name] = _seats(name, kinds[kind_label], placements[name], list(group.node_ranks))
+
+    def interpreter(label: str) -> str | None:
+        return process_environment(cluster, topology.group(label).node_ranks[0], label).interpreter
+
+    def through(name: str, kind: str) -> str | None:
+        """Return the group through which a component may be placed on a kind."""
+        if kind == seats[name].kind:
+            return own[name]
+        return next((label for label in alike[kind] if interpreter(label) == interpreter(own[name])), None)
+
+    groups = {name: {kind: label for kind in kinds if (label := through(name, kind)) is not None} for name in own}
+    return JobDevices(kinds, seats, tuple(fixed), groups)
+
+
+def ranks_of(seats: DeviceSpan) -> str:
+    """Return `0-3`, or `2`."""
+    last = seats.first + seats.size - 1
+    return str(seats.first) if seats.size == 1 else f"{seats.first}-{last}"
 
 
 def _seats(name: str, kind: DeviceGroup, processes: Sequence[Placement], nodes: Sequence[int]) -> DeviceSpan:
@@ -109,15 +147,3 @@ def _not_modelled(name: str, what: str) -> PlacementError:
         why="the model knows one process on each accelerator of one range of one group",
         help="place it so, or judge it by a run of its own",
     )
-
-
-def kinds_for(name: str, devices: JobDevices, cluster: ClusterConfig, topology: ClusterTopology) -> list[DeviceGroup]:
-    """Return the kinds that a component may be on: its own, and those with the same interpreter; none without one."""
-    own = devices.seats[name].kind
-    if own is None:
-        return []
-
-    def interpreter(label: str) -> str | None:
-        return process_environment(cluster, topology.group(label).node_ranks[0], label).interpreter
-
-    return [kind for label, kind in devices.kinds.items() if interpreter(label) == interpreter(own)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import typer
 
-from rlinf_cli.advice.job_devices import devices_of, kinds_for
+from rlinf_cli.advice.job_devices import devices_of
 from rlinf_cli.advice.recorded_runs import flow_of, read_runs
 from rlinf_cli.advice.trials import FILE, SCHEMA
 from rlinf_cli.command import Result
@@ -22,6 +22,7 @@ from rlinf_cli.live.run_summary import shown
 from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
 from rlinf_cli.sweep.queue import LOGS, RunQueue
 from rlinf_core import env_vars
+from rlinf_core.advice.arrangements import DeviceSpan
 from rlinf_core.advice.durations import CallRow, Durations
 from rlinf_core.config.machines.cluster import RESERVED_LABELS
 from rlinf_core.errors import ConfigError, RLinfError, RunError
@@ -162,12 +163,11 @@ def _placed(flow: JobFlow, devices: JobDevices, parts: SoundJob, wanted: str | N
         if own is None:
             values[f"cluster.component_placement.{name}"] = {"placement": "0", "node_group": _group_of(parts, name)}
             continue
-        labels = [kind.label for kind in kinds_for(name, devices, parts.cluster, parts.topology)]
-        label = wanted if wanted in labels else own
+        label = wanted if wanted is not None and wanted in devices.groups[name] else own
         rank = used.get(label, 0)
         used[label] = rank + 1
-        place = {"placement": str(rank % devices.kinds[label].units), "node_group": label}
-        values[f"cluster.component_placement.{name}"] = place
+        seats = DeviceSpan(label, rank % devices.kinds[label].units, 1)
+        values[f"cluster.component_placement.{name}"] = devices.placed(name, seats)
     return values
 
 

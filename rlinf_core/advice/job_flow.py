@@ -47,6 +47,7 @@ class Recorded(Protocol):
     Attributes:
         arrangement: where its components were.
         models: the model of the accelerators of each kind.
+        rows: its calls.
         phases: median seconds of the phases of its steps, by metric, as `time/step`.
         sizes: the sizes of what has no duration.
     """
@@ -55,6 +56,8 @@ class Recorded(Protocol):
     def arrangement(self) -> Arrangement: ...
     @property
     def models(self) -> Mapping[str, str]: ...
+    @property
+    def rows(self) -> Sequence[CallRow]: ...
     @property
     def phases(self) -> Mapping[str, float]: ...
     @property
@@ -87,6 +90,10 @@ class JobFlow(Protocol):
 
     def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes) -> Flow:
         """Return the flow with durations; `models` are the accelerators of each kind, `sizes` as in `Recorded`."""
+        ...
+
+    def calls(self, run: Recorded) -> Sequence[CallRow]:
+        """Return the calls of a run with the rows that the flow gives calls in an arrangement."""
         ...
 
     def constants(self, run: Recorded, durations: Durations) -> list[CallRow]:

@@ -116,6 +116,10 @@ class EmbodiedFlow:
         calls = [(UPDATE, share, epochs * (mine // share)), (UPDATE, mine % share, epochs if mine % share else 0)]
         return [call for call in calls if call[2]]
 
+    def calls(self, run: Recorded) -> Sequence[CallRow]:
+        """See `JobFlow`: as recorded."""
+        return run.rows
+
     def constants(self, run: Recorded, durations: Durations) -> list[CallRow]:
         """See `JobFlow`: weights on their way, what lies between phases, and a message, by what a rollout lacks."""
         phases, where = run.phases, run.arrangement
@@ -211,7 +215,9 @@ class EmbodiedFlow:
             *(["~env.train.judge"] if train.judge.source != ENVIRONMENT else []),
         ]
         if self.off_policy:
-            words += ["algorithm.replay.recording_path=null"]
+            # A rehearsal has few steps, and each of them learns.
+            starts = ["algorithm.learning_starts=1", "algorithm.random_steps=0"]
+            words += ["algorithm.replay.recording_path=null", *starts]
         else:
             numbers = policy_sizes(actor, spec).acting // acting_type(actor).itemsize
             words += [

@@ -33,7 +33,8 @@ def flow_of(config: LanguageConfig) -> LanguageFlow:
     further = [name for name in OPTIONAL_COMPONENTS if name in config.cluster.component_placement]
     if further:
         why = "the model has actors, rollout and reward workers"
-        raise RLinfError(f"no advice on jobs with component `{further[0]}`", why=why)
+        help = "compare runs of a few steps of each placement: `time/step` in their metrics"
+        raise RLinfError(f"no advice on jobs with component `{further[0]}`", why=why, help=help)
     return LanguageFlow(config)
 
 
@@ -69,6 +70,19 @@ class LanguageFlow:
     def training(self, actors: int, tokens: float) -> list[tuple[float, int]]:
         """Return the calls of an actor in a step: tokens of a call, and their number."""
         return [(tokens / actors / self.updates, self.updates * self._epochs)]
+
+    def calls(self, run: Recorded) -> list[CallRow]:
+        """See `JobFlow`: tokens of an update are counted as drawn ones.
+
+        An update leaves out answers that nothing is learned from, and has what tools said between turns: the steps of
+        a placement are told from what engines draw alone.
+        """
+        drawn = sum(tokens * number for tokens, number in run.sizes.get(ANSWER, ())) * self._epochs
+        trained = sum(row.rows * row.calls for row in run.rows if row.phase == UPDATE)
+        if not (drawn and trained):
+            return list(run.rows)
+        share = trained / drawn
+        return [row._replace(rows=row.rows / share) if row.phase == UPDATE else row for row in run.rows]
 
     def constants(self, run: Recorded, durations: Durations) -> list[CallRow]:
         """See `JobFlow`."""
@@ -118,8 +132,14 @@ class LanguageFlow:
         return {**TRIAL, **values}
 
     def rehearsal(self) -> Sequence[str]:
-        """See `JobFlow`."""
-        raise RLinfError("jobs of language models cannot be rehearsed yet", help="`--advise` predicts their steps")
+        """See `JobFlow`: processes that rehearse have an engine, a model, a scorer and an agent that are stand-ins."""
+        runner = self._config.runner
+        return [
+            *(["~runner.max_samples"] if "max_samples" in runner.model_fields_set else []),
+            "runner.sample_interval=-1",
+            "runner.save_format=dcp",
+            'rollout.check_logprobs="off"',
+        ]
 
     def flow(self, durations: Durations, models: Mapping[str, str], sizes: Sizes) -> Flow:
         """See `JobFlow`.

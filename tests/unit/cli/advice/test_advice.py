@@ -345,3 +345,22 @@ def test_what_is_free_is_in_the_text(cli: Cli, job: Path, monkeypatch: pytest.Mo
     assert "free now, in a row: 1-3 of cluster" in text
     assert "held: NVIDIA 0 of node 0: /runs/other, step 12 of 30" in text
     assert "1 is the fastest on free ones" in text
+
+
+def test_groups_of_the_same_accelerators_are_one_kind(cli: Cli, job: Path) -> None:
+    """As of shipped jobs, whose simulator has an interpreter of its own on the accelerators of the others."""
+    sim = "{label: sim, node_ranks: 0, accelerators: {model: A800, per_node: 4}, env_configs: [{node_ranks: 0,"
+    sim += " python_interpreter_path: /opt/sim/bin/python}]}"
+    text = job.read_text().replace("actor,rollout,env: 0", PLACED)
+    job.write_text(text.replace("  node_groups:", f"  node_groups:\n    - {sim}"))
+    one, two = (record_run(job, f"{number}", "", processes=number) for number in (1, 2))
+    made = advice(cli, job, f"{one},{two}")
+    best = made["best"][0]
+    assert best["components"]["env"] == {"group": "sim", "ranks": "0-3"}
+    assert best["components"]["actor"] == {"group": "gpu", "ranks": "0-3"}
+    # Who shares one waits for it.
+    assert made["now"]["seconds"] / best["seconds"] > 1.5
+    assert best["accelerators"] == 4
+    changed = load_job("advice.yaml")
+    changed.raise_if_bad()
+    assert changed.world_sizes == {"actor": 4, "rollout": 4, "env": 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from recipes.language.advice.language_flow import ANSWER, PAUSE, SCORE, STEP, TURNS, UPDATE, LanguageFlow, flow_of
 from rlinf_core import RLinfError
 from rlinf_core.advice.arrangements import Arrangement, DeviceSpan
-from rlinf_core.advice.durations import Duration, Durations
+from rlinf_core.advice.durations import CallRow, Duration, Durations
 from rlinf_core.advice.search import Flow
 from rlinf_core.job.load import load_job
 
@@ -81,6 +82,18 @@ def test_without_lengths_of_answers_there_is_no_advice() -> None:
 def test_components_that_the_model_lacks_are_refused() -> None:
     with pytest.raises(RLinfError, match="component `critic`"):
         job_of("cluster.component_placement.critic={node_group: node, placement: 0}", "algorithm.adv_type=gae")
+
+
+@pytest.mark.parametrize("trained", [40, 400])
+def test_tokens_of_an_update_are_counted_as_drawn_ones(trained: float) -> None:
+    """Of 100 drawn tokens 40 are learned from; or those of tools are among 400."""
+    rows = [CallRow("actor", UPDATE, trained, "m", 4, 2.0), CallRow("rollout", STEP, 8.0, "m", 9, 0.1)]
+    run: Any = SimpleNamespace(rows=rows, sizes={ANSWER: [(10.0, 40)]})
+    update, step = JOB.calls(run)
+    assert update == rows[0]._replace(rows=pytest.approx(100.0))
+    assert step == rows[1]
+    # A run that recorded no lengths says nothing of it.
+    assert JOB.calls(SimpleNamespace(rows=rows, sizes={})) == rows  # type: ignore[arg-type]
 
 
 def test_a_conversation_waits_for_its_tools() -> None:
