@@ -165,7 +165,10 @@ def flow_of(job: Job) -> JobFlow:
     flow = None if job.recipe is None else job.recipe.load(job.recipe.flow)
     if flow is None:
         what = "a file without a recipe" if job.recipe is None else f"recipe `{job.recipe.name}`"
-        raise RLinfError(f"{what} gives no advice on its placement", help="recipes with a `flow` do, as `embodied`")
+        raise RLinfError(
+            f"{what} gives no advice on its placement",
+            help="compare runs of a few steps of each placement: `time/step` in their metrics",
+        )
     return flow(job.config)
 
 

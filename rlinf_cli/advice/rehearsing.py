@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
 
 _STEPS: Final = 8
+# The component of what a flow derives from whole runs.
+DRIVER: Final = "driver"
 # Keys of a trial that a rehearsal has as the file does, or sets itself.
 _OWN: Final = frozenset(("runner.max_steps", "runner.max_staleness"))
 
@@ -82,7 +84,7 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
                 f"run `{run.name}` is one of recipe `{run.recipe}`, and the file is of `{recipe}`",
                 help="give runs of the same recipe",
             )
-    rows = [row for run, _ in recorded for row in run.rows]
+    rows = [row for run, its_flow in recorded for row in its_flow.calls(run)]
     calls = Durations.of(rows)
     constants = [row for run, its_flow in recorded for row in its_flow.constants(run, calls)]
     durations = Durations.of([*rows, *constants])
@@ -152,7 +154,7 @@ def _pacing(
     Raises:
         RLinfError: a component was never seen where it is.
     """
-    owners = {row.phase: row.component for run, _ in recorded for row in run.rows if row.component != "driver"}
+    owners = {row.phase: row.component for run, _ in recorded for row in run.rows if row.component != DRIVER}
     paces: dict[str, Pace] = {}
     for phase, owner in owners.items():
         needed = any(phase in phases for phases in flow.phases.values())
@@ -165,7 +167,13 @@ def _pacing(
         # What only contains others, or waits, has no rows.
         if line is not None and (line.rows[1] or phase.endswith("/move")):
             paces[phase] = Pace(line.fix, line.slope, line.spread)
-    return Pacing(paces, {phase: tuple(listed) for phase, listed in sizes.items()})
+    # What stand-ins have to know besides, such as the turns of a conversation, the flow has derived from whole runs.
+    derived = {phase: ((models[""].at(0), 1),) for phase, models in durations.phases.items() if _is_derived(phase)}
+    return Pacing(paces, {**{phase: tuple(listed) for phase, listed in sizes.items()}, **derived})
+
+
+def _is_derived(phase: str) -> bool:
+    return phase.startswith(f"{DRIVER}/")
 
 
 def _result(folder: RunFolder, predicted: float, staleness: int, runs: Sequence[str]) -> Result:

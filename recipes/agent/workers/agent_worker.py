@@ -12,6 +12,7 @@ from recipes.agent.conversation import agents
 from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
 from recipes.agent.conversation.conversation import no_turn
+from recipes.agent.conversation.stand_in_agent import stand_in_agent
 from recipes.agent.environments.env_agent import make_env_agent
 from recipes.agent.tasks.make_tools import make_tools, start_servers
 from recipes.agent.tasks.tasks import first_messages, load_tasks
@@ -30,6 +31,7 @@ from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core import WorkerGroup
 from rlinf_core.errors import RuntimeFailure
+from rlinf_core.process import pacing
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import Difference
 
@@ -63,6 +65,7 @@ class AgentWorker(ComparingWorker):
         self._config = config
         self._failures = 0
         self._told_mended = False
+        self._agent: Agent
         self._kept = KeptGroups(keeps=config.runner.max_restarts.max > 0)
 
     def init_worker(self, layout: LanguageLayout) -> None:
@@ -77,6 +80,19 @@ class AgentWorker(ComparingWorker):
         training, evaluation = (len(self._tasks[trains]) for trains in (True, False))
         counts = Difference(note=f"{training} tasks for training, {evaluation} for evaluation")
         self._contact.keep("rows of `data`", "their keys and types", counts)
+        self._channel = self.connect_channel(layout.answers)
+        self._client = EngineClient(self._channel, self._rank, layout.rollouts)
+        # Groups that became whole and were not handed on yet.
+        self._whole: list[AnswerGroup] = []
+        # Whether tasks come without an end, so that any reward worker may take any group.
+        self._streams = False
+        if pacing.active is None:
+            self._load_agent(config)
+        else:
+            self._tools, self._agent = list[Tool](), stand_in_agent
+
+    def _load_agent(self, config: AgentConfig) -> None:
+        """Load tools and the agent; see `init_worker`."""
         began = time.perf_counter()
         self._tools = make_tools(config, self._index_search(), start_servers(config))
         if config.agent.mcp or "python" in config.agent.tools:
@@ -84,15 +100,9 @@ class AgentWorker(ComparingWorker):
             self._contact.keep("tools", "the sandbox's trial program, the lists of MCP servers", names, seconds)
         name = config.agent.run
         if name == "env_agent":
-            self._agent: Agent = make_env_agent(config)
+            self._agent = make_env_agent(config)
         else:
             self._agent = cast("Agent", import_target(name, "agent") if ":" in name else getattr(agents, name))
-        self._channel = self.connect_channel(layout.answers)
-        self._client = EngineClient(self._channel, self._rank, layout.rollouts)
-        # Groups that became whole and were not handed on yet.
-        self._whole: list[AnswerGroup] = []
-        # Whether tasks come without an end, so that any reward worker may take any group.
-        self._streams = False
 
     def _index_search(self) -> Tool | None:
         """Return a search client of the index workers, if there are any."""

@@ -12,12 +12,15 @@ from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, age
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
+from recipes.language.engines.engine import Engine
+from recipes.language.engines.stand_in_engine import StandInEngine
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import GenerationReport
 from recipes.language.rules.template_rules import require_conversations
 from recipes.language.templates.chat_template import TemplateRefusalError
 from recipes.language.workers.engine_stream import EngineStream
 from recipes.language.workers.engine_worker import EngineWorker
+from rlinf_core.process import pacing
 
 
 class AgentRolloutWorker(EngineWorker):
@@ -46,6 +49,10 @@ class AgentRolloutWorker(EngineWorker):
         )
         self._channel = self.connect_channel(layout.answers)
         self._inbox = Inbox(self._channel, engine_key(self._rank))
+
+    def make_engine(self, stops: tuple[int, ...]) -> Engine:
+        """See `EngineWorker`; in a rehearsal agents choose the lengths of turns."""
+        return super().make_engine(stops) if pacing.active is None else StandInEngine(whole=True)
 
     def serve(self) -> GenerationReport:
         """Generate the requested turns until the request None arrives."""

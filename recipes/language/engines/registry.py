@@ -12,8 +12,10 @@ import torch
 from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.engines.engine import Engine
+from recipes.language.engines.stand_in_engine import StandInEngine
 from recipes.language.models.load_model import make_model
 from recipes.training.typed_tensors import DTYPES
+from rlinf_core.process import pacing
 from rlinf_core.runners.storage.first_contact import FirstContact
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def make_engine(
     contact: FirstContact | None = None,
     owner: str = "rollout",
 ) -> Engine:
-    """Return the engine that `rollout.backend` names, with its model.
+    """Return the engine that `rollout.backend` names, with its model; in a rehearsal, its stand-in.
 
     Args:
         config: the whole file.
@@ -41,6 +43,8 @@ def make_engine(
     Raises:
         ConfigError: its package is missing, the model cannot be loaded, or the server does not answer.
     """
+    if pacing.active is not None:
+        return StandInEngine()
     name = BACKENDS[config.rollout.backend].name
     rollout, lora = config.rollout, config.actor.model.adapter()
     # In float32 on a CPU: half the bits are slower there.

@@ -24,8 +24,10 @@ from recipes.language.loop.order_inbox import Inbox
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer
+from recipes.language.rewards.stand_in_scorer import StandInScorer
 from recipes.language.templates.chat_template import TemplateRefusalError
 from rlinf_core import Channel, ConfigError
+from rlinf_core.process import pacing
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import FirstContact
 from rlinf_core.suggest import excerpt
@@ -296,7 +298,7 @@ class JudgeClient:
 
 
 def make_scorer(config: LanguageConfig, ask: Callable[[], Ask], rank: int = 0) -> AnswerScorer:
-    """Return the scorer of `reward.reward_type`.
+    """Return the scorer of `reward.reward_type`; in a rehearsal, its stand-in.
 
     Args:
         config: the whole file.
@@ -304,6 +306,8 @@ def make_scorer(config: LanguageConfig, ask: Callable[[], Ask], rank: int = 0) -
         rank: the rank of this reward worker.
     """
     reward, data = config.reward, config.data
+    if pacing.active is not None:
+        return StandInScorer()
     if reward.asks_judge:
         return JudgeScorer(ask(), rank, correct=reward.correct_reward, incorrect=reward.incorrect_reward)
     settings: dict[str, Any] | None = None

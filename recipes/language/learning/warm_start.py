@@ -20,9 +20,10 @@ from recipes.language.models.load_model import check_vocabulary, hollow_causal, 
 from recipes.language.models.packing import pack
 from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.language.models.policy import METHODS, AnswerModel, LanguagePolicy, checkpoint_decoder
+from recipes.language.models.stand_in_policy import StandInPolicy, Zeros
 from recipes.training.huggingface import with_lora
 from recipes.training.initial.pretrained import stored_weights, within
-from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource
+from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource, fill_weights
 from recipes.training.optim.optimizer import EagerAdamW
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.sharding import is_sharded
@@ -30,6 +31,7 @@ from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import DTYPES, cast_weights, compute_dtype
 from recipes.training.without_memory import forget_weights, without_memory
 from rlinf_core import ConfigError
+from rlinf_core.process import pacing
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import FirstContact
 
@@ -63,7 +65,7 @@ def initial_policy(
     shards: bool = False,
     rank: int = 0,
 ) -> InitialPolicy:
-    """Return the initial model; all processes that build it get equal weights.
+    """Return the initial model, or in a rehearsal its stand-in; all processes that build it get equal weights.
 
     It stays in evaluation mode, so that nothing is dropped at random and engine and trainer compute the same.
 
@@ -84,6 +86,11 @@ def initial_policy(
     """
     chosen = model or config.actor.model
     actor = config.actor.model_copy(update={"model": chosen})
+    if pacing.active is not None:
+        policy, source = _stand_in(actor, tokenizer), Zeros()
+        if not shards:
+            fill_weights(policy, source, device)
+        return InitialPolicy(policy, source if shards else None)
     if not shards:
         policy, source = _whole_policy(config, actor, tokenizer, device, trains=trains), None
     else:
@@ -144,6 +151,19 @@ def _hollow_policy(
     if not trains:
         cast_weights(policy.requires_grad_(False), DTYPES[actor.model.precision])
     return policy, None if stored is None else within(policy, stored)
+
+
+def _stand_in(actor: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase) -> StandInPolicy:
+    """Return the stand-in of a rehearsal, whose weights have no memory; a folder's are not looked at."""
+    model, dtype = actor.model, _dtype(actor, trains=True)
+    if model.model_path is not None:
+        plain = hollow_causal(model.model_path, dtype)
+    else:
+        with without_memory():
+            plain = make_model(actor, tokenizer, dtype)
+    lora = model.adapter()
+    policy = StandInPolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora)))
+    return policy.eval()
 
 
 def _policy_of(plain: PreTrainedModel, actor: LanguageActorConfig, *, trains: bool) -> LanguagePolicy:

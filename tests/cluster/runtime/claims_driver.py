@@ -15,7 +15,7 @@ from tests.cluster.steps import serve
 
 sys.path.insert(0, sys.argv[1])
 
-from stand_in_devices import StandAccelerator
+from stand_in_accelerator import StandAccelerator
 
 
 class Peer(Worker):

@@ -63,7 +63,35 @@ actor:
   max_tokens_per_micro_batch: 512
   optim: {{lr: 1.0e-6}}
   fsdp_config: {{sharding_strategy: no_shard}}
-runner: {{seq_length: 128, max_steps: 7, val_check_interval: -1, save_interval: -1}}
+runner: {{save_format: dcp, seq_length: 128, max_steps: 7, val_check_interval: -1, save_interval: -1}}
+"""
+AGENT = f"""
+recipe: agent
+cluster: {CLUSTER}
+  component_placement: {{actor: 0, rollout: 0, "reward,agent": {{node_group: node, placement: 0}}}}
+data: {{type: calculations, rollout_batch_size: 8, max_prompt_length: 24}}
+agent: {{run: "stand_in_agent:converse", tools: ["stand_in_agent:look_up"], max_turns: 4}}
+rollout: {{check_logprobs: "off", sampling_params: {{temperature: 1.0, max_new_tokens: 40}}}}
+reward: {{reward_type: "stand_in_job:reward"}}
+algorithm: {{group_size: 4, n_minibatches: 1, kl_beta: 0.0, entropy_bonus: 1.0e-6}}
+actor:
+  warm_start: {{steps: 1}}
+  model: {{hidden_dim: 32, num_layers: 1}}
+  max_tokens_per_micro_batch: 512
+  optim: {{lr: 1.0e-6}}
+  fsdp_config: {{sharding_strategy: no_shard}}
+runner: {{save_format: dcp, seq_length: 512, max_steps: 7, val_check_interval: -1, save_interval: -1}}
+"""
+OFF_POLICY = f"""
+recipe: embodied
+cluster: {CLUSTER}
+  component_placement: {{actor: 0, rollout: 0, env: 0}}
+env:
+  train:
+    {{env_type: "stand_in_job:StandInEnv", total_num_envs: 16, max_episode_steps: 16, max_steps_per_rollout_epoch: 16}}
+actor: {{model: {{model_type: squashed_policy, hidden_dim: 64}}, global_batch_size: 128}}
+algorithm: {{loss_type: sac, update_to_data: 0.1, learning_starts: 1, replay: {{capacity: 10000}}}}
+runner: {{max_steps: 8, val_check_interval: -1, save_interval: -1}}
 """
 # Placements by components, with stages and staleness; runs of the first two are what advice is fitted to.
 OF_EMBODIED = [
@@ -80,14 +108,21 @@ OF_MATH = [
     ({"rollout": "0", "actor": "0-1"}, 1, 0),
     ({"rollout": "0-1", "actor": "2"}, 1, 1),
 ]
+OF_AGENT = [
+    ({"rollout": "0", "actor": "0"}, 1, 0),
+    ({"rollout": "0-1", "actor": "0-1"}, 1, 0),
+    ({"rollout": "0", "actor": "1"}, 1, 1),
+    ({"rollout": "0", "actor": "0-1"}, 1, 0),
+    ({"rollout": "0-1", "actor": "2"}, 1, 1),
+]
 MOST_OFF = 0.10
 TIE = 0.03
 
 
-def rlinf(folder: Path, *words: str) -> str:
-    environ = {name: os.environ[name] for name in ("PATH", "HOME")}
+def rlinf(folder: Path, *words: str, work: Any = WORK, **variables: str) -> str:
+    environ = {name: os.environ[name] for name in ("PATH", "HOME")} | variables
     environ |= {"PYTHONPATH": f"{STAND_INS}:{REPOSITORY}", "RLINF_REPORT": "0", "RLINF_ADDRESS": "local"}
-    environ |= {"STAND_IN_WORK": json.dumps(WORK), "STAND_IN_LOCKS": str(folder)}
+    environ |= {"STAND_IN_WORK": json.dumps(work), "STAND_IN_LOCKS": str(folder)}
     command = [sys.executable, "-m", "rlinf_cli", *words]
     ended = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
@@ -99,26 +134,37 @@ def overrides_of(place: dict[str, str], stages: int, ahead: int) -> list[str]:
     return [*words, f"runner.max_staleness={ahead}", *([f"rollout.pipeline_stage_num={stages}"] if stages > 1 else [])]
 
 
-def measured(folder: Path, name: str, words: list[str]) -> tuple[str, float]:
+def measured(folder: Path, name: str, words: list[str], *, job: str = "job.yaml", **options: Any) -> tuple[str, float]:
     """Run a job; return its name, and the mean of its steps but for the first ones and the last."""
-    rlinf(folder, "train", "job.yaml", *words, "runner.logger.log_path=runs", f"runner.logger.experiment_name={name}")
+    said = ["runner.logger.log_path=runs", f"runner.logger.experiment_name={name}"]
+    rlinf(folder, "train", job, *words, *said, **options)
     (run,) = (folder / "runs").glob(f"{name}-2*")
     steps: list[Any] = [json.loads(line)["metrics"]["time/step"] for line in (run / "metrics.jsonl").open()]
     return str(run), mean(steps[2:-1])
 
 
-@pytest.mark.parametrize(("job", "placements"), [(EMBODIED, OF_EMBODIED), (MATH, OF_MATH)], ids=["embodied", "math"])
+@pytest.mark.parametrize(
+    ("job", "placements"),
+    [(EMBODIED, OF_EMBODIED), (MATH, OF_MATH), (AGENT, OF_AGENT)],
+    ids=["embodied", "math", "agent"],
+)
 def test_steps_are_predicted_and_in_the_right_order(tmp_path: Path, job: str, placements: Any) -> None:
     (tmp_path / "job.yaml").write_text(job)
     words = [overrides_of(*placement) for placement in placements]
     runs, seconds = zip(*(measured(tmp_path, f"p{at}", words[at]) for at in range(len(words))), strict=True)
     asked = ["inspect", "placement", "job.yaml", "--advise", f"{runs[0]},{runs[1]}", "--json"]
-    predicted = [json.loads(rlinf(tmp_path, *asked, *placed))["now"]["seconds"] for placed in words]
+    advice = [json.loads(rlinf(tmp_path, *asked, *placed)) for placed in words]
+    predicted = [made["now"]["seconds"] for made in advice]
     table = [f"{p:.2f} predicted, {m:.2f} measured, {p / m - 1:+.1%}" for p, m in zip(predicted, seconds, strict=True)]
     print("\n".join(table))
     assert all(abs(p / m - 1) <= MOST_OFF for p, m in zip(predicted, seconds, strict=True)), table
     pairs = [(a, b) for a in range(len(words)) for b in range(len(words)) if seconds[a] < seconds[b] * (1 - TIE)]
     assert all(predicted[a] < predicted[b] * (1 + TIE) for a, b in pairs), table
+    # Without work, in the placement in which rollouts run ahead.
+    said = json.loads(rlinf(tmp_path, "train", "job.yaml", *runs[:2], "--rehearse", "--json", *words[2]))
+    rehearsed = f"{said['rehearsed']:.2f} rehearsed, {seconds[2]:.2f} measured"
+    print(rehearsed)
+    assert abs(said["rehearsed"] / seconds[2] - 1) <= MOST_OFF, rehearsed
 
 
 def test_the_file_that_is_written_makes_the_job_faster(tmp_path: Path) -> None:
@@ -130,3 +176,14 @@ def test_the_file_that_is_written_makes_the_job_faster(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text.replace("job.yaml", "old.yaml"))
     _, after = measured(tmp_path, "advised", [])
     assert before / after >= 1.5, f"{before:.2f} before, {after:.2f} after"
+
+
+def test_a_job_that_learns_off_policy_is_rehearsed(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(OFF_POLICY)
+    one, _ = measured(tmp_path, "one", [])
+    words = overrides_of({"env": "0-1", "rollout": "2", "actor": "3"}, 1, 0)
+    two, seconds = measured(tmp_path, "two", words)
+    said = json.loads(rlinf(tmp_path, "train", "job.yaml", one, two, "--rehearse", "--json", *words))
+    line = f"{said['predicted']:.2f} predicted, {said['rehearsed']:.2f} rehearsed, {seconds:.2f} measured"
+    print(line)
+    assert abs(said["rehearsed"] / seconds - 1) <= MOST_OFF, line

@@ -13,7 +13,7 @@ _VENDORS = "rlinf_core.hardware.accelerators"
 
 
 def _register(module: Any) -> None:
-    from stand_in_devices import StandAccelerator
+    from stand_in_accelerator import StandAccelerator
 
     module.register_accelerator(StandAccelerator())
 

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import random
 import zlib
-from typing import Any
+from math import exp
+from statistics import NormalDist
+from typing import Any, Final
 
 from stand_in_devices import settings, work
 
+# Logarithms of the tokens of an answer.
+_LENGTHS: Final = NormalDist(2.9, 0.7)
+# Multiples of it fill an interval evenly.
+_GOLDEN: Final = 0.6180339887
 
-def _lengths(seed: int, number: int) -> list[int]:
-    """Return lengths of answers, the same for the same request: log-normal, cut."""
-    draws = random.Random(seed)
-    most = settings()["longest"]
-    return [max(2, min(most, int(draws.lognormvariate(2.9, 0.7)))) for _ in range(number)]
+
+def _lengths(seed: int, first: int, number: int, most: int) -> list[int]:
+    """Return lengths of answers to a request: log-normal, cut.
+
+    They are the same for the same request. Those of a group are spread over the distribution: a step has about as many
+    tokens as any other.
+    """
+    quantiles = ((seed / 2**32 + sample * _GOLDEN) % 1.0 for sample in range(first, first + number))
+    most = min(most, settings()["longest"])
+    return [max(2, min(most, int(exp(_LENGTHS.inv_cdf(min(max(at, 1e-3), 1 - 1e-3)))))) for at in quantiles]
 
 
 def draw_by_sleep(module: Any) -> None:
@@ -26,9 +37,11 @@ def draw_by_sleep(module: Any) -> None:
         self._rows = []
 
     def submit(self: Any, request: Any) -> None:
-        seed = zlib.crc32(f"{request.request_id}:{request.params.seed}".encode())
-        for sample, length in enumerate(_lengths(seed, request.group_size)):
-            self._rows.append((request, sample + request.sample_offset, length, []))
+        # Names of requests differ from run to run.
+        seed = zlib.crc32(repr((request.prompt[:8], request.params.seed)).encode())
+        first, most = request.sample_offset, request.params.max_new_tokens
+        for sample, length in enumerate(_lengths(seed, first, request.group_size, most), first):
+            self._rows.append((request, sample, length, []))
 
     def step(self: Any) -> list[Any]:
         if not self._rows or self._paused:

@@ -1,4 +1,4 @@
-"""Accelerators that are lock files: work on one is a sleep while it is held, as `STAND_IN_WORK` says how long."""
+"""Work on accelerators that are lock files: a sleep while one is held, as `STAND_IN_WORK` says how long."""
 
 from __future__ import annotations
 
@@ -9,22 +9,8 @@ import time
 from functools import cache
 from typing import Any
 
-from rlinf_core.hardware.accelerators import Accelerator, Device, Host
-
-_VISIBLE = "STAND_VISIBLE_DEVICES"
-
-
-class StandAccelerator(Accelerator):
-    """Four devices of no vendor, whose tensors are on the CPU."""
-
-    # A test that claims its devices has its own vendor.
-    name = os.environ.get("STAND_IN_VENDOR", "STAND")
-    visibility_variable = _VISIBLE
-    torch_device = "cpu"
-    models = ("stand",)
-
-    def devices(self, host: Host) -> tuple[Device, ...]:
-        return tuple(Device(index, "STAND") for index in range(4))
+# Nothing of the project is imported with this file: the accelerators register while it imports its own.
+VISIBLE = "STAND_VISIBLE_DEVICES"
 
 
 @cache
@@ -39,14 +25,19 @@ def _lock(device: str) -> int:
 
 
 def work(part: str, rows: int) -> None:
-    """Hold this process's device and sleep; without one just sleep."""
+    """Hold this process's device and sleep; without one just sleep. A rehearsal has its own stand-ins."""
+    from rlinf_core.process import pacing
+
+    if pacing.active is not None:
+        return
     line = settings()[part]
     seconds = line["fix"] + line["slope"] * rows
-    visible = os.environ.get(_VISIBLE, "")
-    if not visible:
+    device = os.environ.get(VISIBLE, "")
+    # One that is placed on a machine sees all of its devices, and has none.
+    if not device.isdecimal():
         time.sleep(seconds)
         return
-    descriptor = _lock(visible.split(",")[0])
+    descriptor = _lock(device)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         time.sleep(seconds)

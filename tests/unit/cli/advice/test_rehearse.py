@@ -162,3 +162,15 @@ def test_no_robot_person_or_recording_is_part_of_it(name: str) -> None:
     assert train.env_type.endswith("stand_ins:StandInEnv")
     assert (train.intervention.source, train.judge.source) == ("none", "environment")
     assert rehearsed.config.algorithm.replay.recording_path is None
+    # Each step of a rehearsal learns, as those that were recorded.
+    assert (rehearsed.config.algorithm.learning_starts, rehearsed.config.algorithm.random_steps) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["math_laptop", "agent_calculator", "math_gsm8k", "agent_search"])
+def test_language_models_are_neither_loaded_nor_saved(name: str) -> None:
+    loaded: Any = load_job(name)
+    flow = loaded.recipe.load(loaded.recipe.flow)(loaded.config)
+    rehearsed: Any = load_job(name, list(flow.rehearsal()))
+    rehearsed.raise_if_bad()
+    assert not rehearsed.config.runner.saves_model
+    assert rehearsed.config.runner.sample_interval == -1
