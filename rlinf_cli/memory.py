@@ -11,8 +11,8 @@ from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.placement.job_layout import lay_out
-from rlinf_cli.report.documents import PLACEMENT, recorded_places
 from rlinf_cli.run.policies import find_run_folder
+from rlinf_cli.runs.documents import PLACEMENT, recorded_places
 from rlinf_cli.runs.memory_record import machine_memory, memory_record, node_memory, read_peaks
 from rlinf_core.errors import RLinfError
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from rlinf_cli.advice.job_devices import UNNAMED, JobDevices, devices_of
 from rlinf_core.advice.durations import CallRow, steady_or_spread
 from rlinf_core.errors import RLinfError, RunError
-from rlinf_core.foreign.file_models import FileModel, read_model
 from rlinf_core.runners.metrics import read_metrics
+from rlinf_core.runners.storage.profile import CallsOfSize, Profile, read_profile
 
 if TYPE_CHECKING:
     from rlinf_core.advice.arrangements import Arrangement
@@ -24,22 +24,6 @@ _FIRST: Final = 1
 _FEWEST_STEPS: Final = 3
 # Calls of a phase, of any size, that say how long it takes.
 _FEWEST_CALLS: Final = 4
-
-
-class _Row(FileModel):
-    component: str
-    phase: str
-    processes: int
-    rows: float
-    calls: int
-    seconds: float
-    quantiles: list[float]
-
-
-class _Profile(FileModel):
-    rows: list[_Row]
-    load: float = 0.0
-    cpus: int = 1
 
 
 class RecordedRun(NamedTuple):
@@ -172,10 +156,10 @@ def flow_of(job: Job) -> JobFlow:
     return flow(job.config)
 
 
-def _profile(folder: Path) -> _Profile:
+def _profile(folder: Path) -> Profile:
     file = folder / "profile.json"
     try:
-        return read_model(file, _Profile)
+        return read_profile(file)
     except FileNotFoundError:
         help = "runs write it after their first and their last step; an older run has none"
         raise RunError(f"run `{folder.name}` has no record of its calls", where=str(file), help=help) from None
@@ -183,7 +167,7 @@ def _profile(folder: Path) -> _Profile:
         raise RunError("the record of calls cannot be read", where=str(file), why=error.strerror) from error
 
 
-def _call(row: _Row, devices: JobDevices, arrangement: Arrangement) -> CallRow:
+def _call(row: CallsOfSize, devices: JobDevices, arrangement: Arrangement) -> CallRow:
     seats = devices.seats.get(row.component)
     kind = None if seats is None or seats.kind is None else devices.kinds[seats.kind]
     together = arrangement.staleness > 0 or arrangement.stages > 1

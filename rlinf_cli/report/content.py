@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli.live import labels
-from rlinf_cli.report.documents import ORIGINS, PLACEMENT, DrawnPlacement, OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.report.samples import read_samples, sampled_steps
+from rlinf_cli.runs.documents import ORIGINS, PLACEMENT, DrawnPlacement, OriginsFile, PlacedProcess, PlacementFile
 from rlinf_cli.runs.memory_record import read_peaks
 from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, newest_of, series_of
 from rlinf_cli.runs.provenance import Provenance, read_provenance

@@ -16,7 +16,7 @@ from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Curve, Spec
 from rlinf_cli.report.content import RunContent
 from rlinf_cli.report.curves import result_curves
-from rlinf_cli.runs.metric_columns import NEWEST, MetricColumn, RunSeries
+from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries
 from rlinf_core.foreign.budget import Budget, OverBudgetError
 
 # Keeps a page, most of which is the chart library's code, below 3 MB.
@@ -33,7 +33,6 @@ TEMPLATES: Final = Path(__file__).parent / "templates"
 # Makes the specification of a chart.
 Drawing: TypeAlias = Callable[[], Spec]
 Drawings: TypeAlias = dict[str, Drawing]
-_IDLE: Final = {"speed/learner_idle": "actor for samples", "speed/env_idle": "env for a rollout to begin"}
 # Phases outside the steps, not part of their time.
 BESIDE: Final = ("step", "evaluate", "save_checkpoint")
 
@@ -144,20 +143,7 @@ def _times(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, An
     beside = [(short_phase(name), means[name]) for name in BESIDE[1:] if name in means]
     rest = step - sum(phases.values())
     rest = rest if rest > 0.01 * step else 0.0
-    return {"phases": rows, "step": step, "rest": rest, "beside": beside, "waits": _waits(columns)}
-
-
-def _waits(columns: Mapping[str, MetricColumn]) -> list[tuple[str, float]]:
-    """Return who waits, and which share of the newest steps, the longest first."""
-
-    def recent(name: str) -> float:
-        return columns[name].last(NEWEST).mean() if name in columns else 0.0
-
-    step = recent(f"{TIME}step")
-    waits = [name for name in columns if step and name.startswith(TIME) and name.endswith("/wait")]
-    shares = {f"{name.split('/')[1]} for others": recent(name) / step for name in waits}
-    shares |= {label: recent(name) for name, label in _IDLE.items() if name in columns}
-    return sorted(shares.items(), key=lambda row: -row[1])
+    return {"phases": rows, "step": step, "rest": rest, "beside": beside}
 
 
 def _chosen(

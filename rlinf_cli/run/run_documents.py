@@ -13,7 +13,7 @@ from rlinf_cli.job.findings import without_effect
 from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View, relaunched
-from rlinf_cli.report.documents import ORIGINS, PLACEMENT
+from rlinf_cli.runs.documents import ORIGINS, PLACEMENT
 from rlinf_cli.runs.provenance import Provenance, collect, write_provenance
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.process.known_secrets import hidden

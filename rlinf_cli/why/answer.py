@@ -39,7 +39,7 @@ MOST_BYTES: Final = 20 << 20
 _MOST_OF_A_FILE: Final = 1 << 20
 _FILES: Final = (
     *("run.json", "config.yaml", EVENTS, "metrics.jsonl", "environment.json", "first_contact.json", "memory.json"),
-    "placement.json",
+    *("placement.json", "profile.json"),
 )
 
 
@@ -142,13 +142,15 @@ def summary(run: str | None) -> Result:
     """Return the outcome of a run in a few lines."""
     folder = find_run(run)
     (row,) = rows_of([folder])
+    diagnosis = diagnose(read_facts(folder))
     lines = [
         ("run", shown(folder.path)),
         ("recipe", folder.state.recipe),
         ("status", f"{row.status}: {row.reason}" if row.reason else str(row.status)),
         ("step", str(folder.state.step)),
         *([("result", row.result)] if row.result else []),
-        *why_brief(diagnose(read_facts(folder))),
+        *why_brief(diagnosis),
+        *(("speed", finding.what) for finding in diagnosis.speed),
     ]
     width = max(len(label) for label, _ in lines)
     return Result("\n".join(f"{label.ljust(width)}  {text}" for label, text in lines), row.record())

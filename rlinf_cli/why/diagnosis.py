@@ -12,6 +12,7 @@ from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident, incidents
 from rlinf_cli.why.sign_rules import SET_ASIDE
 from rlinf_cli.why.signs import FOLLOWS, SIGNS
+from rlinf_cli.why.slow_steps import slow_steps
 
 
 class Diagnosis(NamedTuple):
@@ -21,12 +22,14 @@ class Diagnosis(NamedTuple):
         failures: each failure with its incident, oldest first; those but the last sent the run back.
         learning: why it does not learn, or not what it should; root causes only.
         restarts: the incidents after which processes were started again.
+        speed: what its steps wait for, where that is more than the error of a prediction; nothing is wrong then.
     """
 
     facts: RunFacts
     failures: Sequence[tuple[Incident, RunFinding]]
     learning: Sequence[RunFinding]
     restarts: Sequence[Incident] = ()
+    speed: Sequence[RunFinding] = ()
 
     @property
     def clean(self) -> bool:
@@ -52,7 +55,7 @@ def diagnose(facts: RunFacts) -> Diagnosis:
     ended = {finding.code for _, finding in failures}
     learning = [finding for finding in findings if finding.code not in implied | ended]
     restarts = [incident for incident, _ in failures if incident.alone or incident.restarted]
-    return Diagnosis(facts, *_items_first(facts, failures, learning), restarts)
+    return Diagnosis(facts, *_items_first(facts, failures, learning), restarts, slow_steps(facts))
 
 
 def _items_first(

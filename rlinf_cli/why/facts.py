@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Final, cast
 
 from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.live.labels import phase_words
+from rlinf_cli.runs.documents import PLACEMENT, recorded_places
 from rlinf_cli.runs.logs import last_lines
 from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
+from rlinf_cli.runs.waits import LengthTail, Units, Wait, tail_of, waits_of
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.tree import to_data
+from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import open_regular, read_bounded
 from rlinf_core.node.process_end import kernel_lines
 from rlinf_core.process.proc import boot_id
@@ -27,6 +30,7 @@ from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.checkpoint import GLANCE
 from rlinf_core.runners.storage.evidence import Bundle, QuarantinedItem, read_bundles, read_quarantine
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
+from rlinf_core.runners.storage.profile import CallsOfSize, read_profile
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain
@@ -65,6 +69,8 @@ class RunFacts:
         evaluates: whether the driver was evaluating when it last logged its progress.
         quarantined: the items that were set aside, by file.
         has_checkpoint: whether there is a checkpoint to go on from.
+        waits: who waits for whom in the newest steps, the longest first.
+        tail: the tail of the lengths of answers; None without answers, or with too few.
         held_up: the processes that hold up an active run, see `supervision.verdicts`; empty if not asked for.
     """
 
@@ -88,6 +94,8 @@ class RunFacts:
     quarantined: Mapping[str, QuarantinedItem] = field(default_factory=dict[str, "QuarantinedItem"])
     held_up: Sequence[str] = ()
     has_checkpoint: bool = True
+    waits: Sequence[Wait] = ()
+    tail: LengthTail | None = None
 
     def column(self, *names: str) -> MetricColumn:
         """Return the first of these metrics that the run has, else an empty column."""
@@ -116,6 +124,7 @@ def read_facts(folder: RunFolder, series: RunSeries | None = None) -> RunFacts:
     notes += [*faults, *damaged_checkpoints(folder, GLANCE)]
     state = folder.state
     series = _metrics(folder.metrics_file, notes) if series is None else series
+    finite, calls = series.finite(), _calls(folder.profile_file, notes)
     driver_log = last_lines(folder.log_file(DRIVER, 0), _TAIL_LINES)
     return RunFacts(
         path=folder.path,
@@ -137,7 +146,33 @@ def read_facts(folder: RunFolder, series: RunSeries | None = None) -> RunFacts:
         warnings=_warnings(driver_log),
         evaluates=_evaluates(driver_log),
         has_checkpoint=folder.checkpoints.latest() is not None,
+        waits=waits_of(finite, calls, _units(folder.path / PLACEMENT, notes)),
+        tail=tail_of(finite, calls),
     )
+
+
+def _calls(file: Path, notes: list[str]) -> Sequence[CallsOfSize]:
+    """Return the timed calls of a run's processes; none before they were written."""
+    try:
+        return read_profile(file).rows
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        notes.append(f"{file.name} cannot be read: it {error.strerror}")
+        return ()
+
+
+def _units(file: Path, notes: list[str]) -> Units:
+    """Return the accelerators, or else the nodes, of each component of a run."""
+    try:
+        places = recorded_places(file)
+    except RunError as error:
+        notes.append(error.message)
+        return {}
+    return {
+        name: {(one.cluster_node_rank, unit) for one in placed for unit in one.local_accelerator_ranks or (None,)}
+        for name, placed in places.items()
+    }
 
 
 def _driver_end(state: RunState) -> list[str]:

@@ -25,6 +25,8 @@ class FindingKind(StrEnum):
     """The run is active, and finishes no steps."""
     LEARNING = "learning"
     """The run goes on, or ended well, and does not learn, or not what it should."""
+    SPEED = "speed"
+    """Its steps take longer than they need; nothing is wrong."""
     FIGURES = "figures"
     """Its figures are not of all that was asked for, or count what the policy has not done."""
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from rlinf_cli.runs.waits import MATTERS
 from rlinf_cli.why.diagnosis import Diagnosis
 from rlinf_cli.why.finding import FindingKind, RunFinding
 from rlinf_cli.why.incidents import Incident
@@ -14,12 +15,14 @@ from rlinf_core.suggest import clipped
 
 SCHEMA: Final = "rlinf.why/1"
 _MOST_FOLLOWED: Final = 12
+_MOST_WAITS: Final = 3
 _TITLES: Final = {
     FindingKind.FAILURE: "what failed first",
     FindingKind.INTERRUPTION: "what ended it",
     FindingKind.STANDSTILL: "why it does not go on",
     FindingKind.LEARNING: "why it does not learn",
     FindingKind.FIGURES: "what its figures lack",
+    FindingKind.SPEED: "what its steps wait for",
 }
 
 
@@ -43,9 +46,20 @@ def why_text(diagnosis: Diagnosis, name: str) -> str:
         lines, before = [*lines, "", title, *_finding(finding, since)], finding.kind
     if diagnosis.clean:
         lines += ["", "No problem found. `rlinf compare` shows how another run differs."]
+    lines += _waits(diagnosis)
     if facts.notes:
         lines += ["", "what could not be read or used", *(f"  {note}" for note in facts.notes)]
     return clipped("\n".join(lines))
+
+
+def _waits(diagnosis: Diagnosis) -> list[str]:
+    """Return what the steps wait for: where that is worth a look with its remedy, else who waits for whom in turns."""
+    facts = diagnosis.facts
+    if diagnosis.speed:
+        return ["", _TITLES[FindingKind.SPEED], *(line for one in diagnosis.speed for line in _finding(one, ""))]
+    shown = [wait.words for wait in facts.waits if wait.share >= MATTERS][:_MOST_WAITS]
+    shown += [] if facts.tail is None else [f"{facts.tail.cost}; {facts.tail.lengths}"]
+    return ["", _TITLES[FindingKind.SPEED], *(f"  {line}" for line in shown)] if shown else []
 
 
 def why_brief(diagnosis: Diagnosis) -> list[tuple[str, str]]:
@@ -77,6 +91,9 @@ def why_record(diagnosis: Diagnosis) -> dict[str, Any]:
             for incident, finding in diagnosis.failures
         ],
         "learning": [_record(finding) for finding in diagnosis.learning],
+        "speed": [_record(finding) for finding in diagnosis.speed],
+        "waits": [{**wait._asdict(), "share": round(wait.share, 3)} for wait in facts.waits],
+        "answer_lengths": None if facts.tail is None else facts.tail._asdict(),
         "notes": list(facts.notes),
     }
 

@@ -1,4 +1,4 @@
-"""`profile.json` of a run: how long the timed calls of its processes take, by rows."""
+"""`profile.json` of a run: how long the timed calls of its processes take, by rows. Written and read here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+from pydantic import Field
+
+from rlinf_core.foreign.file_models import FileModel, read_model
 from rlinf_core.runners.storage import durable
 from rlinf_core.worker.calls import CallRecord, call_records, size_of
 
@@ -15,6 +18,51 @@ from rlinf_core.worker.calls import CallRecord, call_records, size_of
 DRIVER: Final = "driver"
 # Durations are kept as this many quantiles at equal distances, from the smallest to the largest.
 _QUANTILES: Final = 21
+
+
+_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class CallsOfSize(FileModel):
+    """The calls of one tag with about as many rows, over all processes of a component.
+
+    Attributes:
+        phase: the tag.
+        processes: the number of processes that had such calls.
+        rows: rows of a call on average; 0: it has none.
+        calls, seconds: their number and sum.
+        quantiles: durations at equal distances, from the smallest to the largest; empty for what takes no time.
+    """
+
+    component: str
+    phase: str
+    processes: Annotated[int, Field(ge=1)]
+    rows: _Amount
+    calls: Annotated[int, Field(ge=1)]
+    seconds: _Amount
+    quantiles: list[_Amount]
+
+
+class Profile(FileModel):
+    """The content of `profile.json`.
+
+    Attributes:
+        rows: the calls.
+        load, cpus: the load of the driver's machine at the end, and its processors.
+    """
+
+    rows: list[CallsOfSize]
+    load: float = 0.0
+    cpus: int = 1
+
+
+def read_profile(file: Path) -> Profile:
+    """Return what a run wrote.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+    """
+    return read_model(file, Profile)
 
 
 def write_profile(file: Path, components: Mapping[str, Sequence[Sequence[CallRecord]]]) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_cli.placement.picture import ACCELERATOR, Card, Cell, Picture, Section, User, picture_record, summarised
-from rlinf_cli.report.documents import DrawnPlacement
 from rlinf_cli.report.page import placement_page
+from rlinf_cli.runs.documents import DrawnPlacement
 
 
 class _Page(HTMLParser):

@@ -191,3 +191,42 @@ def test_aliases_of_yaml_do_not_multiply(cli: Cli, tmp_path: Path) -> None:
     ended = cli("why", run.path)
     assert ended.code == 0
     assert "config.yaml cannot be read" in ended.out
+
+
+def test_idle_hardware_and_long_answers_are_no_fault_and_named(cli: Cli, tmp_path: Path) -> None:
+    steps: Mapping[str, Metric] = {"time/step": 10.0, "time/generate_rollouts": 6.0}
+    run = made_run(tmp_path, steps)
+    row = {"component": "rollout", "processes": 1, "quantiles": []}
+    rows = [
+        {**row, "phase": "engine/step", "rows": 64.0, "calls": 20, "seconds": 60.0},
+        {**row, "phase": "engine/step", "rows": 1.0, "calls": 90, "seconds": 60.0},
+        {**row, "phase": "answer", "rows": 7.0, "calls": 1000, "seconds": 0.0},
+    ]
+    run.profile_file.write_text(json.dumps({"rows": rows}))
+    ended = cli("why", run.path)
+    assert ended.code == 0
+    page = ended.out
+    assert "No problem found." in page
+    advice = f"rlinf inspect placement {run.path} --advise {run.path}"
+    parts = (
+        "what its steps wait for",
+        "actor waits for rollout for 60 % of a step",
+        "rollout waits for actor for 40 % of a step (`time/generate_rollouts`)",
+        f"do: `{advice}`",
+        "the longest 1 of 64 of answers take 50 % of generation, 30 % of a step",
+        "profile.json: tokens of an answer: median 7, p99 7, longest 7",
+        f"do: `{advice} --staleness 1`",
+    )
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+    record = json.loads(cli("why", run.path, "--json").out)
+    assert [one["code"] for one in record["speed"]] == ["idle-hardware", "long-tail"]
+    assert record["clean"]
+
+
+@pytest.mark.parametrize("field", ["rows", "processes", "seconds"])
+def test_a_profile_that_cannot_be_read_is_a_note(cli: Cli, tmp_path: Path, field: str) -> None:
+    run = made_run(tmp_path, {"time/step": 10.0})
+    row = {"component": "rollout", "processes": 1, "quantiles": [], "phase": "answer", "rows": 7.0, "calls": 1000}
+    run.profile_file.write_text(json.dumps({"rows": [{**row, "seconds": 1.0, field: -1}]}))
+    assert "profile.json cannot be read: it has an invalid value" in cli("why", run.path).out

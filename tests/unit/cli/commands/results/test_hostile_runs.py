@@ -305,7 +305,7 @@ def test_no_value_of_any_field_signals_deletes_or_breaks(
 
 FILES = (
     *("metrics.jsonl", "events.jsonl", "origins.json", "placement.json", "environment.json"),
-    *("memory.json", "trace.json", "config.yaml", "samples/step_4.jsonl"),
+    *("memory.json", "profile.json", "trace.json", "config.yaml", "samples/step_4.jsonl"),
     *("logs/actor/rank_0.log", "videos/small.mp4", "first_contact.json", "evidence/20260314-101502/failure.json"),
 )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.report.documents import RecordedPlace, recorded_places
+from rlinf_cli.runs.documents import RecordedPlace, recorded_places
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RunError
 from rlinf_core.runners.storage.run_folder import RunFolder
@@ -50,8 +50,8 @@ def test_places_are_read_from_the_run(tmp_path: Path) -> None:
     file = tmp_path / "placement.json"
     assert recorded_places(file) == {}
     file.write_text(json.dumps({"components": COMPONENTS}))
-    assert recorded_places(file)["rollout"] == [RecordedPlace(0, 2), RecordedPlace(1, 2)]
-    assert recorded_places(file)["reward"] == [RecordedPlace(0, None)]
+    assert recorded_places(file)["rollout"] == [RecordedPlace(0, (2,)), RecordedPlace(1, (2,))]
+    assert recorded_places(file)["reward"] == [RecordedPlace(0)]
     file.write_text('{"components": {"actor": {"processes": [{"rank": "0"}]}}}')
     with pytest.raises(RunError, match="has an invalid value"):
         recorded_places(file)

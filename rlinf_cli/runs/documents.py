@@ -1,4 +1,4 @@
-"""`origins.json` and `placement.json` of a run, as reports read them."""
+"""`origins.json` and `placement.json` of a run, as reports and others read them."""
 
 from __future__ import annotations
 
@@ -115,10 +115,15 @@ class PlacementFile(FileModel):
 
 
 class RecordedPlace(NamedTuple):
-    """The place of a process: its node, and the first of its accelerators there, None without one."""
+    """The place of a process: its node, and its accelerators there."""
 
     cluster_node_rank: int
-    local_accelerator_rank: int | None
+    local_accelerator_ranks: tuple[int, ...] = ()
+
+    @property
+    def local_accelerator_rank(self) -> int | None:
+        """The first of its accelerators; None without one."""
+        return next(iter(self.local_accelerator_ranks), None)
 
 
 def recorded_places(file: Path) -> dict[str, list[RecordedPlace]]:
@@ -140,4 +145,4 @@ def _place(process: PlacedProcess) -> RecordedPlace:
     from rlinf_core.hardware.accelerators import accelerator_names
 
     units = process.local_hardware_ranks if process.hardware_type in accelerator_names() else []
-    return RecordedPlace(process.node_rank, next(iter(units), None))
+    return RecordedPlace(process.node_rank, tuple(units))
