@@ -41,6 +41,8 @@ _WINDOW: Final = 0.003
 # Of a trial: the fewest actions of a pass, and the updates of a step off-policy.
 _TRIAL_CHUNKS: Final = 8
 _TRIAL_UPDATES: Final = 20
+# More steps than a rehearsal has.
+_ALWAYS: Final = 10**9
 _STAND_INS: Final = "recipes.embodied.advice.stand_ins"
 
 
@@ -197,7 +199,7 @@ class EmbodiedFlow:
 
     def rehearsal(self) -> Sequence[str]:
         """See `JobFlow`: environments and policy are those of `stand_ins`; off-policy the networks stay, which are
-        small.
+        small, and compute nothing.
         """
         from recipes.embodied.embodied_memory import environment_spec, policy_sizes
         from recipes.embodied.learning.policy_precision import acting_type
@@ -215,8 +217,8 @@ class EmbodiedFlow:
             *(["~env.train.judge"] if train.judge.source != ENVIRONMENT else []),
         ]
         if self.off_policy:
-            # A rehearsal has few steps, and each of them learns.
-            starts = ["algorithm.learning_starts=1", "algorithm.random_steps=0"]
+            # A rehearsal has few steps, and each of them learns; its actions are drawn, and not computed.
+            starts = ["algorithm.learning_starts=1", f"algorithm.random_steps={_ALWAYS}"]
             words += ["algorithm.replay.recording_path=null", *starts]
         else:
             numbers = policy_sizes(actor, spec).acting // acting_type(actor).itemsize

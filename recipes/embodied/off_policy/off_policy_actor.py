@@ -53,6 +53,7 @@ from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.tensor_files import read_tensors, write_tensors
 from recipes.training.updater import SKIPPED, Figures
 from rlinf_core import CheckpointError
+from rlinf_core.process import pacing
 
 # In a checkpoint: the buffer of each rank, and what belongs to no rank besides weights and optimizers.
 REPLAY: Final = "replay"
@@ -226,6 +227,10 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         policy_figures, critic_figures, began = Figures(), Figures(), time.perf_counter()
         for _ in range(updates):
             with self.worker_timer("training/update", share):
+                if pacing.active is not None:
+                    # A rehearsal computes nothing, and takes its time.
+                    self._algorithm.updates += 1
+                    continue
                 batch = self._mixture.sample(share, random, settings.n_steps, config.algorithm.gamma)
                 tensors = TransitionTensors.of(batch, self._algorithm.prepare, self.torch_device)
                 self._algorithm.update(tensors, step, policy_figures, critic_figures)

@@ -162,8 +162,9 @@ def test_no_robot_person_or_recording_is_part_of_it(name: str) -> None:
     assert train.env_type.endswith("stand_ins:StandInEnv")
     assert (train.intervention.source, train.judge.source) == ("none", "environment")
     assert rehearsed.config.algorithm.replay.recording_path is None
-    # Each step of a rehearsal learns, as those that were recorded.
-    assert (rehearsed.config.algorithm.learning_starts, rehearsed.config.algorithm.random_steps) == (1, 0)
+    # Each step of a rehearsal learns, as those that were recorded, and none computes actions.
+    assert rehearsed.config.algorithm.learning_starts == 1
+    assert rehearsed.config.algorithm.random_steps > 10**6
 
 
 @pytest.mark.parametrize("name", ["math_laptop", "agent_calculator", "math_gsm8k", "agent_search"])
