@@ -3,8 +3,8 @@
     python -m benchmarks.language.bench_boxes [--only PART] [--boxes 100] [--times 10] [--folder FOLDER]
 
 FOLDER is on a disk, by default one of temporary files; its boxes have this machine's own shell and Python. Parts:
-start, honest, bomb, killed, nodes. `nodes` simulates 50 nodes of 8 agent processes by the locks that admit boxes, all
-in this process.
+start, honest, bomb, killed, nodes. `killed` starts about 50 runs of `rlinf train`; `nodes` simulates 50 nodes of 8
+agent processes by the locks that admit boxes, all in this process.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import argparse
 import asyncio
 import os
 import random
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +22,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from benchmarks.language.killed_runs import below, killed
 from benchmarks.table import Result, run_parts
 from recipes.agent.boxes.admission import BoxMemory
 from recipes.agent.boxes.box import BoxEnded, LiveBox
@@ -86,9 +85,9 @@ def start(folder: Path, boxes: int) -> Iterable[Result]:
 def _pss() -> int:
     """Return the memory of this process's boxes, without those of other programs."""
     total = 0
-    for pid, name in _descendants(os.getpid()):
+    for pid, process in below(os.getpid()).items():
         with suppress(OSError, StopIteration):
-            if name.startswith("rlinf-box"):
+            if process.name.startswith("rlinf-box"):
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
                 total += next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
     return total
@@ -165,122 +164,6 @@ def bomb(folder: Path) -> Iterable[Result]:
     yield Result("A neighbour's command meanwhile, median", ended, f"{median:.0f} ms", "<= 100 ms", median <= 100)
 
 
-OWNER = """
-import asyncio, sys
-from pathlib import Path
-from recipes.agent.boxes.boxes import BoxHost, BoxLimits
-from recipes.agent.images.store import ImageStore
-
-async def main(folder, count, mark):
-    store = ImageStore(BoxHost(folder, 100000))
-    layers = store.layers(await store.base("rlinf/host"))
-    async def one():
-        async with store.boxes.box(layers, BoxLimits(memory=256 << 20)) as box:
-            await box.run(["bash", "-c", f"setsid sleep 600.{mark} & setsid sleep 600.{mark} & echo"], timeout=60)
-            print(box.name, flush=True)
-            await asyncio.sleep(600)
-    await asyncio.gather(*(one() for _ in range(count)))
-
-asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
-"""
-_BOXES = 5
-WAYS = ("the owner, -9", "the owner, SIGTERM", "the owner, SIGINT", "the holders, -9", "the starter and the owner, -9")
-
-
-def killed(folder: Path, times: int) -> Iterable[Result]:
-    """Kill owners of 5 boxes in five ways, and count what is left."""
-
-    async def sweep() -> None:
-        async with host(folder) as store:
-            await store.base("rlinf/host")
-            async with store.boxes.box(store.layers(await store.base("rlinf/host")), LIMITS):
-                await store.boxes.sweep()
-
-    asyncio.run(sweep())
-    before = _images(folder)
-    for way in WAYS:
-        slowest, left = 0.0, 0
-        for number in range(times):
-            mark = f"{os.getpid()}{number}"
-            owner = subprocess.Popen(
-                [sys.executable, "-c", OWNER, str(folder), str(_BOXES), mark],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            assert owner.stdout is not None
-            names = [owner.stdout.readline() for _ in range(_BOXES)]
-            if not all(names) or len(_sleeping(mark)) != 2 * _BOXES:
-                owner.kill()
-                raise SystemExit(
-                    f"an owner started {len(list(filter(None, names)))} of {_BOXES} boxes: nothing measured"
-                )
-            began = time.perf_counter()
-            _kill(owner.pid, way)
-            while _sleeping(mark) and time.perf_counter() - began < 30:
-                time.sleep(0.02)
-            slowest = max(slowest, time.perf_counter() - began)
-            owner.kill()
-            owner.wait()
-            asyncio.run(sweep())
-            left += len(_sleeping(mark)) + len(os.listdir(folder / "live")) + (_images(folder) != before)
-            left += _mounts(folder)
-        yield Result(
-            f"Left of {times} x {_BOXES} boxes: {way}",
-            f"processes gone within {slowest:.2f} s",
-            str(left),
-            "0",
-            left == 0,
-        )
-
-
-def _kill(owner: int, way: str) -> None:
-    children = _descendants(owner)
-    if "holders" in way:
-        for pid, name in children:
-            if name == "rlinf-box":
-                os.kill(pid, signal.SIGKILL)
-        return
-    for pid, name in children:
-        if "starter" in way and name == "rlinf-boxes":
-            os.kill(pid, signal.SIGKILL)
-    os.kill(owner, {"TERM": signal.SIGTERM, "INT": signal.SIGINT}.get(way[-4:].removeprefix("G"), signal.SIGKILL))
-
-
-def _descendants(owner: int) -> list[tuple[int, str]]:
-    """Return the processes of this program that an owner has started, with their names."""
-    known, grown = {owner: ""}, True
-    while grown:
-        grown = False
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-            with suppress(OSError, ValueError, IndexError):
-                name, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").partition("(")[2].rpartition(")")
-                if pid not in known and int(rest.split()[1]) in known:
-                    known[pid], grown = name, True
-    return [(pid, name) for pid, name in known.items() if pid != owner]
-
-
-def _sleeping(mark: str) -> list[str]:
-    def asked(pid: str) -> bool:
-        with suppress(OSError):
-            return f"600.{mark}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return False
-
-    return [pid for pid in filter(str.isdigit, os.listdir("/proc")) if asked(pid)]
-
-
-def _mounts(folder: Path) -> int:
-    """Return the mounts of boxes in the namespaces of all processes."""
-    count = 0
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            count += Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8").count(str(folder))
-    return count
-
-
-def _images(folder: Path) -> list[str]:
-    return sorted(path.name for kind in ("images", "layers") for path in (folder / kind).iterdir())
-
-
 def nodes(folder: Path) -> Iterable[Result]:
     """Admit 1,000 boxes of 50 nodes, 8 agent processes each, by the locks that admit boxes."""
     count, processes, memory = 50, 8, 8192
@@ -329,6 +212,7 @@ def main() -> int:
     parser.add_argument("--only", choices=("start", "honest", "bomb", "killed", "nodes"))
     parser.add_argument("--boxes", type=int, default=100)
     parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no further run is killed after them")
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as made:
@@ -337,7 +221,7 @@ def main() -> int:
             "start": partial(start, folder, asked.boxes),
             "honest": partial(honest, folder, asked.times),
             "bomb": partial(bomb, folder),
-            "killed": partial(killed, folder, asked.times),
+            "killed": partial(killed, folder, asked.times, asked.seconds),
             "nodes": partial(nodes, folder),
         }
         return run_parts(parts, asked.only)
