@@ -74,6 +74,8 @@ class NodeInfo(NamedTuple):
             none.
         accelerator_model: the accelerator model, as in `A800`, or None.
         accelerator_ids: their names in the visibility variable, in order; empty if these are `0`, `1`, ...
+        accelerator_identities: their names among all devices of the machine, each a few of them, in order; empty if
+            they were not asked.
         robots: the robots in the order of `hardware.configs`.
         ip, hostname, python, versions: the facts from a probe; None and empty without one. `python` is Ray's
             interpreter there, `versions` holds pairs such as `("ray", "2.60.0")`.
@@ -84,6 +86,7 @@ class NodeInfo(NamedTuple):
     accelerator_type: str | None = None
     accelerator_model: str | None = None
     accelerator_ids: tuple[str, ...] = ()
+    accelerator_identities: tuple[tuple[str, ...], ...] = ()
     robots: tuple[Robot, ...] = ()
     ip: str | None = None
     hostname: str | None = None

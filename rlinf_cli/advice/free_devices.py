@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlinf_core.errors import ClusterError, PlacementError
 from rlinf_core.hardware.accelerators import accelerator_names
 from rlinf_core.node.device_claims import HolderInfo, listing
-from rlinf_core.node.holder_words import device_words, job_words, progress_words
+from rlinf_core.node.holder_words import device_label, device_words, job_words, progress_words
 
 if TYPE_CHECKING:
     from rlinf_cli.advice.job_devices import JobDevices
@@ -103,7 +103,7 @@ def _number(one: HolderInfo) -> int | None:
     Raises:
         ClusterError: it has another name.
     """
-    vendor, _, name = one.device.partition(":")
+    vendor, _, name = device_label(one).partition(":")
     if name.isascii() and name.isdecimal():
         return int(name)
     if vendor in accelerator_names():

@@ -347,6 +347,8 @@ def _holders_text(nodes: Sequence[NodeStatus]) -> list[str]:
     ]
     blocks: list[str] = []
     if held:
+        # A device of several parts is claimed with each of them.
+        held = list(dict.fromkeys(held))
         blocks.append(
             "held\n" + console.table(("node", "device", "by", "pid", "since", "progress"), held, right=(0, 3))
         )

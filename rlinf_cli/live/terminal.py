@@ -170,7 +170,8 @@ def _now(progress: RunProgress) -> Text:
     waiting: Any = progress.waiting
     if waiting is not None:
         limit = f", at most {labels.duration(waiting.seconds)}" if waiting.seconds is not None else ""
-        return Text(f"waiting for {waiting.what}, {labels.clock(progress.waiting_seconds)}{limit}")
+        text = f"waiting for {waiting.what}, {labels.clock(progress.waiting_seconds)}{limit}"
+        return Text(f"{text}\n{waiting.instead}" if waiting.instead else text)
     if not progress.phase:
         return Text("running")
     return Text(f"{labels.doing(progress.phase, progress.done)}, {labels.clock(progress.phase_seconds)}")

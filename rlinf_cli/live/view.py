@@ -68,7 +68,7 @@ def line_of(event: Event, progress: RunProgress) -> str | None:
             if event.again:
                 return None
             limit = f", at most {labels.duration(event.seconds)}" if event.seconds is not None else ""
-            return f"waiting for {event.what}{limit}"
+            return f"waiting for {event.what}{limit}{f'; {event.instead}' if event.instead else ''}"
         case StepFinished():
             return step_line(progress)
         case Evaluated():

@@ -10,7 +10,7 @@ from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
 Devices = Mapping[str, str]
-"""Devices of a node, as in `NVIDIA:0`, each with its words for people, as in `accelerator 0`."""
+"""Devices of a node, as in `NVIDIA:GPU-5d5b`, each with its words for people, as in `accelerator 0`."""
 
 
 def devices_of(topology: ClusterTopology, placements: Iterable[Placement]) -> dict[int, dict[str, str]]:
@@ -23,11 +23,29 @@ def devices_of(topology: ClusterTopology, placements: Iterable[Placement]) -> di
     return devices
 
 
+def labels_of(node: NodeInfo) -> dict[str, str]:
+    """Return what people call a node's accelerators, as in `NVIDIA:0`, by the names that these are claimed by."""
+    return {
+        f"{node.accelerator_type}:{name}": f"{node.accelerator_type}:{_visible_id(node, unit)}"
+        for unit in range(node.num_accelerators or 0)
+        for name in _identities(node, unit)
+    }
+
+
+def _identities(node: NodeInfo, unit: int) -> Sequence[str]:
+    """Return the names of an accelerator among all of its machine: two jobs may see it under different numbers."""
+    return node.accelerator_identities[unit] if node.accelerator_identities else (_visible_id(node, unit),)
+
+
+def _visible_id(node: NodeInfo, unit: int) -> str:
+    return node.accelerator_ids[unit] if node.accelerator_ids else str(unit)
+
+
 def _devices(node: NodeInfo, placement: Placement) -> Iterable[tuple[str, str]]:
     if placement.local_accelerator_rank is not None:
         for unit in placement.local_hardware_ranks:
-            name = node.accelerator_ids[unit] if node.accelerator_ids else str(unit)
-            yield f"{placement.hardware_type}:{name}", f"accelerator {unit}"
+            for name in _identities(node, unit):
+                yield f"{placement.hardware_type}:{name}", f"accelerator {unit}"
         return
     robots = [robot for robot in node.robots if robot.type == placement.hardware_type]
     for unit in placement.local_hardware_ranks if robots else ():

@@ -3,7 +3,8 @@
 All nodes are looked at first, and nothing is taken unless all looks free: a job that waits holds nothing. Then nodes
 take in the order of their ranks, each all of its devices or none, and a job that comes too late somewhere gives back
 what it took. So no job holds one device while it waits for another, and of jobs that start at once one always gets
-through. On its own node the driver itself is the holder; on others it is an actor that ends with the job. Workers keep
+through. On its own node the driver itself is the holder; on others it is an actor that ends with the job, and between
+two attempts of a run one that waits for the next. Workers keep
 copies of the claims of their devices, so that these end with the last process of the job there, however it ends.
 """
 
@@ -21,12 +22,13 @@ from typing import Any, Final, Protocol
 
 from rlinf_core import env_vars
 from rlinf_core.cluster import engine
-from rlinf_core.cluster.claimed_devices import Devices, devices_of
+from rlinf_core.cluster.claimed_devices import Devices, devices_of, labels_of
+from rlinf_core.cluster.node_holder import LeftClaims, NodeHolder, NodesOf, leave_claims
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import current_session
-from rlinf_core.errors import ClusterError, DeviceHeldError
+from rlinf_core.errors import ClusterError, DeviceHeldError, RLinfError
 from rlinf_core.failures import WorkerGroupError
-from rlinf_core.hardware.accelerators import find_accelerators
+from rlinf_core.hardware.accelerators import Found, find_accelerators
 from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
 from rlinf_core.node.holder_words import held_words, job_words, waits_for
 from rlinf_core.placement.strategy import Placement
@@ -46,38 +48,12 @@ _ANSWER_SECONDS: Final = 180.0
 _GROUP: Final = "group:"
 
 
-class ClaimsOn(Protocol):
+class ClaimsOn(NodesOf, Protocol):
     """The part of a cluster that claims need."""
 
     @property
-    def topology(self) -> ClusterTopology: ...
-    @property
     def own_rank(self) -> int | None: ...
-    def allocate(self, actor_class: type, *, node_rank: int) -> Any: ...
-    def announce_wait(self, what: str, *, again: bool = False) -> None: ...
-
-
-class NodeHolder:
-    """The holder of claims on a node that the driver is not on: an actor, which ends with the job."""
-
-    def __init__(self) -> None:
-        self._holder = DeviceHolder()
-
-    def look(self, devices: Sequence[str], group: str) -> Sequence[HolderInfo]:
-        """See `DeviceHolder`."""
-        return self._holder.look(devices, group=group)
-
-    def take(self, devices: Sequence[str], group: str, *, share: bool) -> ClaimResult:
-        """See `DeviceHolder`."""
-        return self._holder.take(devices, share=share, group=group)
-
-    def tell(self, about: Mapping[str, Any]) -> None:
-        """See `DeviceHolder`."""
-        self._holder.tell(about)
-
-    def drop(self, devices: Sequence[str]) -> None:
-        """See `DeviceHolder`."""
-        self._holder.drop(devices)
+    def announce_wait(self, what: str, *, again: bool = False, instead: str = "") -> None: ...
 
 
 class _Claims:
@@ -101,6 +77,9 @@ class _Claims:
         self.kept, self._from_before = False, False
         # Whether the run has had its devices: it is to go on with them then, and waits in any case.
         self.had = False
+        # What the attempt before has left on other nodes, by their address.
+        self._left: dict[str, LeftClaims] = {}
+        self._left_words: dict[str, str] = {}
 
     def enter(self, cluster: ClaimsOn) -> None:
         """Name what was kept by the node's rank in this cluster; give it back where the job has left the node."""
@@ -111,9 +90,45 @@ class _Claims:
         if rank is None:
             self._own.drop()
             self.names.clear()
-            return
-        self._words = {(rank, device): self._words[before, device] for before, device in self.names}
-        self.names = {(rank, device): name for (_, device), name in self.names.items()}
+        else:
+            self._words = {(rank, device): self._words[before, device] for before, device in self.names}
+            self.names = {(rank, device): name for (_, device), name in self.names.items()}
+        self._adopt(cluster)
+
+    def leave(self, cluster: ClaimsOn) -> None:
+        """Leave what is held on other nodes to processes there, which hold it until the next attempt has joined."""
+        by_rank: dict[int, dict[str, str]] = {}
+        for (rank, device), name in self.names.items():
+            if rank != self._own_rank and rank in self._actors:
+                by_rank.setdefault(rank, {})[device] = name
+        self._left = leave_claims(cluster, by_rank, self._actors, self._about)
+        self._left_words = {device: words for (_, device), words in self._words.items()}
+
+    def _adopt(self, cluster: ClaimsOn) -> None:
+        """Take over what the attempt before has left on the nodes of this cluster."""
+        left, self._left = self._left, {}
+        pending: dict[int, tuple[LeftClaims, Any]] = {}
+        for node in cluster.topology.nodes:
+            there = left.get(node.ip or "")
+            if there is None or node.rank == self._own_rank:
+                continue
+            with suppress(RLinfError, ray_api().exceptions.RayError):
+                # All at once: each starts a process.
+                self._hold_on(cluster, node.rank)
+                answer = self._actors[node.rank].adopt.remote(there.names, there.pid, labels_of(node))
+                pending[node.rank] = there, answer
+        for rank, (there, answer) in pending.items():
+            # A node that does not answer has nothing left for this attempt.
+            with suppress(ClusterError):
+                for device in self._answer(rank, answer):
+                    self.names[rank, device] = there.names[device]
+                    self._words[rank, device] = self._left_words[device]
+                    self._from_before = True
+
+    def _hold_on(self, cluster: ClaimsOn, rank: int) -> None:
+        """Start the holder on another node."""
+        self._actors[rank] = cluster.allocate(NodeHolder, node_rank=rank)
+        self._actors[rank].tell.remote(self._about)
 
     def take(self, cluster: ClaimsOn, wanted: Mapping[int, Devices]) -> None:
         """Take devices of nodes, all or none; wait while others have them, as `RLINF_CLAIMS` says.
@@ -153,8 +168,17 @@ class _Claims:
                     if "waits_for" not in self._about:
                         self._own.wait()
                     self.tell(waits_for=words)
-                    cluster.announce_wait(words, again=again)
+                    cluster.announce_wait(words, again=again, instead=self._instead(wanted[rank]))
             time.sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.0))
+
+    def _instead(self, devices: Devices) -> str:
+        """Return what the user of a job that waits can do instead; nothing where it would go on waiting anyhow."""
+        if self.kept and self.had:
+            return ""
+        variable = env_vars.CLAIMS.name
+        if _may_share(devices):
+            return f"`--share` starts beside it now, `--no-wait` ends at once (`{variable}=share` or `no-wait`)"
+        return f"`--no-wait` ends at once (`{variable}=no-wait`)"
 
     def _is_own(self, one: HolderInfo) -> bool:
         about = one.about or {}
@@ -176,8 +200,7 @@ class _Claims:
         for rank in sorted(wanted):
             if rank != self._own_rank and rank not in self._actors:
                 # All at once: each starts a process.
-                self._actors[rank] = cluster.allocate(NodeHolder, node_rank=rank)
-                self._actors[rank].tell.remote(self._about)
+                self._hold_on(cluster, rank)
         group = mode.removeprefix(_GROUP) if mode.startswith(_GROUP) else ""
         if mode != "share":
             for rank, others in self._look(wanted, group).items():
@@ -188,7 +211,8 @@ class _Claims:
         try:
             for rank in sorted(wanted):
                 asked.append(rank)
-                got[rank] = self._take_on(rank, sorted(wanted[rank]), group, share=mode == "share")
+                labels = labels_of(cluster.topology.nodes[rank])
+                got[rank] = self._take_on(rank, sorted(wanted[rank]), group, labels, share=mode == "share")
                 if not got[rank].ok:
                     self._drop_all(asked, wanted)
                     return rank, got[rank].others
@@ -220,11 +244,14 @@ class _Claims:
         for rank in ranks:
             self._drop_on(rank, list(wanted[rank]))
 
-    def _take_on(self, rank: int, devices: Sequence[str], group: str, *, share: bool) -> ClaimResult:
+    def _take_on(
+        self, rank: int, devices: Sequence[str], group: str, labels: Mapping[str, str], *, share: bool
+    ) -> ClaimResult:
+        labels = {device: labels[device] for device in devices if device in labels}
         if rank != self._own_rank:
-            return self._answer(rank, self._actors[rank].take.remote(devices, group, share=share))
+            return self._answer(rank, self._actors[rank].take.remote(devices, group, share=share, labels=labels))
         try:
-            return self._own.take(devices, share=share, group=group)
+            return self._own.take(devices, share=share, group=group, labels=labels)
         except OSError as error:
             raise ClusterError(
                 "this machine makes no claims on devices",
@@ -346,15 +373,25 @@ def give_back(use: object) -> None:
 class _Here:
     """This machine, for a process that computes on it without a cluster."""
 
-    topology = ClusterTopology.from_nodes([NodeInfo(0)])
     own_rank = 0
 
-    def allocate(self, actor_class: type, *, node_rank: int) -> Any:
+    def __init__(self, accelerators: Found) -> None:
+        devices = accelerators.devices
+        node = NodeInfo(
+            0,
+            len(devices),
+            accelerators.accelerator.name,
+            accelerator_ids=tuple(device.visible_id for device in devices),
+            accelerator_identities=tuple(device.identities for device in devices),
+        )
+        self.topology = ClusterTopology.from_nodes([node])
+
+    def allocate(self, actor_class: type, *, node_rank: int, outlives: bool = False) -> Any:
         raise RuntimeError("there is no other node")
 
-    def announce_wait(self, what: str, *, again: bool = False) -> None:
+    def announce_wait(self, what: str, *, again: bool = False, instead: str = "") -> None:
         if not again:
-            LOGGER.warning("waiting for %s", what)
+            LOGGER.warning("waiting for %s", "; ".join(filter(None, (what, instead))))
 
 
 def claim_here() -> None:
@@ -363,12 +400,13 @@ def claim_here() -> None:
     Raises:
         DeviceHeldError: another job holds it, and this one does not wait.
     """
-    accelerator, devices = find_accelerators()
-    if devices:
-        wanted = {0: {f"{accelerator.name}:{devices[0].visible_id}": "accelerator 0"}}
+    accelerators = find_accelerators()
+    if accelerators.devices:
+        vendor, here = accelerators.accelerator.name, _Here(accelerators)
+        wanted = {0: {f"{vendor}:{name}": "accelerator 0" for name in accelerators.devices[0].identities}}
         claims = _of_this_process()
-        claims.enter(_Here())
-        claims.take(_Here(), wanted)
+        claims.enter(here)
+        claims.take(here, wanted)
 
 
 def claim_names(topology: ClusterTopology, placement: Placement) -> tuple[str, ...]:
@@ -390,7 +428,8 @@ def describe(*, often: bool = False, **about: object) -> None:
 def kept(run: str) -> Generator[None, None, None]:
     """Keep claims on the driver's node over several clusters, one after the other, of the run in this folder.
 
-    Those on other nodes end with each cluster: the next one waits there if another job is quicker.
+    Those on other nodes end with each cluster, unless `leave_for_next` was called: then processes there hold them until
+    the next one has joined.
     """
     claims = _of_this_process()
     claims.tell(run=run)
@@ -402,10 +441,28 @@ def kept(run: str) -> Generator[None, None, None]:
         claims.release()
 
 
+def leave_for_next(cluster: ClaimsOn) -> None:
+    """Leave what this job holds on other nodes to processes there: it leaves the cluster, and will be back at once.
+
+    They give it up if it is not back after two minutes and the time that joining may take.
+    """
+    if _claims is None or not _claims.kept:
+        return
+    try:
+        _claims.leave(cluster)
+    except Exception as error:  # noqa: BLE001 - the failure that ends the attempt must not be lost by this one
+        LOGGER.warning("devices on other nodes are free until the next attempt: %s", error)
+
+
 def _on_disconnect() -> Sequence[WorkerGroupError]:
     if _claims is not None:
         _claims.release()
     return ()
+
+
+def _may_share(devices: Devices) -> bool:
+    """Return whether devices can be used by two jobs: a robot's driver does not share."""
+    return all(name.startswith("accelerator ") for name in devices.values())
 
 
 def _command() -> str:
@@ -416,9 +473,7 @@ def _command() -> str:
 
 
 def _refusal(words: str, devices: Devices, *, waits: bool) -> DeviceHeldError:
-    # A robot's driver does not share.
-    all_share = all(name.startswith("accelerator ") for name in devices.values())
-    share = f", or set `{env_vars.CLAIMS.name}=share` (`--share`) to run beside it" if all_share else ""
+    share = f", or set `{env_vars.CLAIMS.name}=share` (`--share`) to run beside it" if _may_share(devices) else ""
     why, instead = None, "start it later"
     if waits:
         why = "this job holds other devices already, and two jobs that wait so could wait for each other"

@@ -92,7 +92,7 @@ class Cluster:
             self.session = replace(self.session, nodes=tuple(member.ray_id for member in self._members))
         self._prepared: dict[tuple[int, ProcessCommand], Prepared] = {}
         self._on_launch: Callable[[str, int, int], None] | None = None
-        self._on_wait: Callable[[str, bool], None] | None = None
+        self._on_wait: Callable[[str, bool, str], None] | None = None
         enter_session(self.session)
         if self.session.member is None:
             driver = self._members[self.driver_rank]
@@ -122,7 +122,7 @@ class Cluster:
         log_names: Mapping[str, str] | None = None,
         trace: bool = False,
         on_launch: Callable[[str, int, int], None] | None = None,
-        on_wait: Callable[[str, bool], None] | None = None,
+        on_wait: Callable[[str, bool, str], None] | None = None,
     ) -> None:
         """Set up logs and traces for workers of groups launched from now on.
 
@@ -131,8 +131,8 @@ class Cluster:
             log_names: folder names by group name.
             trace: whether they record spans; `WorkerGroup.take_spans` collects them.
             on_launch: called with a group's name, its number of workers, and how many of them have been started.
-            on_wait: called with what the job waits for while another one holds devices, and whether that is news of
-                the same wait; by default the first is logged.
+            on_wait: called with what the job waits for while another one holds devices, whether that is news of the
+                same wait, and what its user can do instead; by default the first is logged.
 
         Raises:
             ClusterError: the cluster was shut down.
@@ -163,12 +163,18 @@ class Cluster:
         self._check_open()
         claiming.claim(self, placements)
 
-    def announce_wait(self, what: str, *, again: bool = False) -> None:
-        """Say what the job waits for before it launches anything; `again`: news of the same wait."""
+    def announce_wait(self, what: str, *, again: bool = False, instead: str = "") -> None:
+        """Say what the job waits for before it launches anything.
+
+        Args:
+            what: what it waits for.
+            again: whether it is news of the same wait.
+            instead: what its user can do instead.
+        """
         if self._on_wait is not None:
-            self._on_wait(what, again)
+            self._on_wait(what, again, instead)
         elif not again:
-            _log.warning("waiting for %s", what)
+            _log.warning("waiting for %s", "; ".join(filter(None, (what, instead))))
 
     def announce_launch(self, group: str, workers: int, started: int) -> None:
         if self._on_launch is not None:
@@ -277,6 +283,7 @@ class Cluster:
         name: str | None = None,
         max_concurrency: int | None = None,
         args: Iterable[Any] = (),
+        outlives: bool = False,
     ) -> Any:
         """Start a Ray actor `actor_class(*args)` on a node, in the environment of a group there.
 
@@ -289,6 +296,7 @@ class Cluster:
             name: Ray's name of the actor, within the job.
             max_concurrency: the number of its methods that may run concurrently.
             args: the arguments of its constructor.
+            outlives: whether it goes on after this process has left the cluster; it must end itself.
 
         Raises:
             ClusterError: there is no such node, its interpreter cannot run workers, its variables are too large, or the
@@ -302,6 +310,10 @@ class Cluster:
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": _on(member)}
         if name is not None:
             options |= {"name": name, "namespace": self.session.job}
+        if outlives:
+            # Ray wants a name for it.
+            name = f"{actor_class.__name__}-{secrets.token_hex(6)}"
+            options |= {"name": name, "namespace": self.session.job, "lifetime": "detached"}
         if max_concurrency is not None:
             options["max_concurrency"] = max_concurrency
         command = self._command(node_rank, node_group)

@@ -35,6 +35,7 @@ class NodeFacts:
         accelerator_type: the vendor as in `NVIDIA`, or None without accelerators.
         accelerator_model: the first device's model, or None.
         accelerator_ids: the devices' names in the visibility variable; empty if they are `0`, `1`, ...
+        accelerator_identities: the devices' names among all of the machine, see `Device.identities`.
     """
 
     declared_rank: int | None
@@ -45,6 +46,7 @@ class NodeFacts:
     accelerator_type: str | None
     accelerator_model: str | None
     accelerator_ids: tuple[str, ...]
+    accelerator_identities: tuple[tuple[str, ...], ...]
 
 
 def probe() -> NodeFacts:
@@ -62,6 +64,7 @@ def probe() -> NodeFacts:
         accelerator_type=accelerators.accelerator.name if devices else None,
         accelerator_model=devices[0].model if devices else None,
         accelerator_ids=() if ids == tuple(map(str, range(len(ids)))) else ids,
+        accelerator_identities=tuple(device.identities for device in devices),
     )
 
 
@@ -189,6 +192,7 @@ def node_info(rank: int, member: NodeMember) -> NodeInfo:
         accelerator_type=facts.accelerator_type,
         accelerator_model=facts.accelerator_model,
         accelerator_ids=facts.accelerator_ids,
+        accelerator_identities=facts.accelerator_identities,
         hostname=facts.hostname,
         python=facts.python,
         versions=facts.versions,

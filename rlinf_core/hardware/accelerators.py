@@ -7,7 +7,7 @@ import re
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
@@ -84,12 +84,20 @@ class Device:
         model: its name in the vendor's spelling, or None if unknown without the vendor's tools.
         uuid: a stable name, if the vendor has one; also valid in the visibility variable.
         divided: whether it is a part of a device, which only its `uuid` names.
+        marks: what tells it from every other device of the machine, whoever asks, for claims; of a device with parts
+            also theirs. Empty: its `uuid`, or its number where it has none.
     """
 
     index: int
     model: str | None = None
     uuid: str | None = None
     divided: bool = False
+    marks: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def identities(self) -> tuple[str, ...]:
+        """Its names among all devices of the machine, which hold for every job and container."""
+        return self.marks or (self.uuid or str(self.index),)
 
     @property
     def visible_id(self) -> str:
@@ -151,6 +159,8 @@ def named(entry: str, devices: Sequence[Device]) -> Device | None:
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader")
 _LIST = ("nvidia-smi", "-L")
+# The instances of each GPU that is divided are folders `gpuN/mig/giN`.
+_CAPABILITIES: Final = "/proc/driver/nvidia/capabilities"
 # As `strtoul` reads a number: after blanks and a sign, up to the first other character.
 _NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
 
@@ -182,7 +192,8 @@ class Nvidia(Accelerator):
         if not host.exists("/dev/nvidiactl") and not host.exists("/dev/dxg"):
             return ()
         listed = host.run(_QUERY)
-        return _from_tool(listed) if listed is not None else _from_files(host)
+        devices = _from_tool(listed) if listed is not None else _from_files(host)
+        return _with_instances(devices, host) if _has_instances(host) else devices
 
     def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
         entries = [entry.strip() for entry in listed.split(",")]
@@ -194,15 +205,40 @@ class Nvidia(Accelerator):
 
 def _instance(uuid: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
     """Return an instance of MIG, with the index and the model of its GPU; empty if the tool does not list it."""
-    listed, gpu = host.run(_LIST), devices[0].index if devices else 0
-    for line in (listed or "").splitlines():
+    known, gpu = _instances(host), devices[0].index if devices else 0
+    parent = named(str(gpu if known is None else known.get(uuid, "")), devices)
+    return () if parent is None else (Device(parent.index, parent.model, uuid, divided=True),)
+
+
+def _instances(host: Host) -> dict[str, int] | None:
+    """Return the number of the GPU of each instance of MIG; None if the tool is silent."""
+    listed = host.run(_LIST)
+    if listed is None:
+        return None
+    instances: dict[str, int] = {}
+    gpu = 0
+    for line in listed.splitlines():
         if heading := re.match(r"GPU ([0-9]+):", line):
             gpu = int(heading[1])
-        elif f"(UUID: {uuid})" in line:
-            listed = None
-            break
-    parent = named(str(gpu), devices)
-    return () if listed is not None or parent is None else (Device(gpu, parent.model, uuid, divided=True),)
+        elif instance := re.search(r"\(UUID: (MIG-[^)]+)\)", line):
+            instances[instance[1]] = gpu
+    return instances
+
+
+def _has_instances(host: Host) -> bool:
+    """Return whether a GPU is divided into instances: the tool takes a second to list none."""
+    gpus = host.names(_CAPABILITIES)
+    return any(name.startswith("gi") for gpu in gpus for name in host.names(f"{_CAPABILITIES}/{gpu}/mig"))
+
+
+def _with_instances(devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
+    """Return GPUs that are claimed with all of their instances: of such a GPU a process gets one of them."""
+    gpus = _instances(host) or {}
+    parts = {gpu: tuple(uuid for uuid, parent in gpus.items() if parent == gpu) for gpu in gpus.values()}
+    return tuple(
+        replace(device, marks=(*device.identities, *parts[device.index])) if device.index in parts else device
+        for device in devices
+    )
 
 
 def _from_tool(listed: str) -> tuple[Device, ...]:
@@ -216,19 +252,20 @@ def _from_tool(listed: str) -> tuple[Device, ...]:
 
 def _from_files(host: Host) -> tuple[Device, ...]:
     """Return device minors, renumbered: the driver counts from 0 in a container."""
-    models = [_model(host, name) for name in host.names("/proc/driver/nvidia/gpus")]
+    known = [_information(host, name) for name in host.names("/proc/driver/nvidia/gpus")]
     minors = host.numbered("/dev", "nvidia")
-    if len(models) != len(minors):
-        models = [None] * len(minors)
-    return tuple(Device(index, model) for index, model in enumerate(models))
+    if len(known) != len(minors):
+        known = [(None, None)] * len(minors)
+    return tuple(Device(index, model, uuid) for index, (model, uuid) in enumerate(known))
 
 
-def _model(host: Host, bus_id: str) -> str | None:
-    for line in (host.read(f"/proc/driver/nvidia/gpus/{bus_id}/information") or "").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "Model":
-            return value.strip() or None
-    return None
+def _information(host: Host, bus_id: str) -> tuple[str | None, str | None]:
+    """Return the model and the UUID of a GPU, as far as the driver knows them."""
+    lines = (host.read(f"/proc/driver/nvidia/gpus/{bus_id}/information") or "").splitlines()
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    uuid = values.get("GPU UUID", "")
+    # The driver writes question marks before a process has opened the GPU.
+    return values.get("Model") or None, None if "?" in uuid else uuid or None
 
 
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -256,7 +293,8 @@ class Amd(Accelerator):
             if minor is None or host.exists(f"/dev/dri/renderD{minor}"):
                 number = properties.get("unique_id", "0")
                 uuid = f"GPU-{int(number):016x}" if number.isdecimal() and int(number) else None
-                devices.append(Device(len(devices), host.read(f"{_NODES}/{node}/name") or None, uuid))
+                model = host.read(f"{_NODES}/{node}/name") or None
+                devices.append(Device(len(devices), model, uuid, marks=(f"kfd{node}",)))
         return tuple(devices)
 
     def available(self, host: Host, environ: Mapping[str, str]) -> tuple[Device, ...]:
@@ -266,7 +304,7 @@ class Amd(Accelerator):
         devices, lower = self.devices(host), environ.get("ROCR_VISIBLE_DEVICES")
         if lower is not None:
             shown = super()._listed(lower, devices, host)
-            devices = tuple(Device(index, device.model, device.uuid) for index, device in enumerate(shown))
+            devices = tuple(replace(device, index=index) for index, device in enumerate(shown))
         lists = (environ.get("HIP_VISIBLE_DEVICES"), environ.get("CUDA_VISIBLE_DEVICES"))
         if lists == (None, None):
             return devices
@@ -281,6 +319,11 @@ class Amd(Accelerator):
                 break
             chosen[device] = None
         return tuple(chosen)
+
+
+def _numbered(host: Host, prefix: str) -> tuple[Device, ...]:
+    """Return a device for each of its files, which have the machine's numbers in a container, too."""
+    return tuple(Device(index, marks=(str(number),)) for index, number in enumerate(host.numbered("/dev", prefix)))
 
 
 def _properties(text: str) -> dict[str, str]:
@@ -298,7 +341,7 @@ class Ascend(Accelerator):
     models = ("ascend", "910", "310", "atlas")
 
     def devices(self, host: Host) -> tuple[Device, ...]:
-        return tuple(Device(index) for index, _ in enumerate(host.numbered("/dev", "davinci")))
+        return _numbered(host, "davinci")
 
     def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
         """CANN reads up to the first character that is neither a digit nor a comma."""
@@ -314,7 +357,7 @@ class Musa(Accelerator):
     models = ("mtt", "s4000", "s5000", "s80", "s3000")
 
     def devices(self, host: Host) -> tuple[Device, ...]:
-        return tuple(Device(index) for index, _ in enumerate(host.numbered("/dev", "mtgpu.")))
+        return _numbered(host, "mtgpu.")
 
     def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
         return _cuda_list(listed, devices)
@@ -342,7 +385,7 @@ class Intel(Accelerator):
             if host.exists(f"/dev/dri/renderD{minor}")
         ]
         discrete = [card for card in cards if host.read(f"{card}/vendor") == _VENDOR and not _is_built_in(host, card)]
-        return tuple(Device(index) for index, _ in enumerate(discrete))
+        return tuple(Device(index, marks=(card.split("/")[-2],)) for index, card in enumerate(discrete))
 
 
 def _is_built_in(host: Host, card: str) -> bool:

@@ -24,7 +24,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
@@ -40,7 +40,9 @@ _PAUSE_SECONDS = 0.1
 _WAITING_ASKERS = 1024
 _MAX_BYTES = 4096
 _MAX_NAME = 60
-_WHO, _COPY = b"?", b"c"
+_WHO, _COPY, _TAKE = b"?", b"c", b"t"
+# What people call the device, in an answer.
+LABEL = "label"
 _PLAIN = re.compile(r"[^A-Za-z0-9.:-]")
 
 # Copies of the sockets of this process's devices: they are closed when it ends.
@@ -51,7 +53,7 @@ class HolderInfo(NamedTuple):
     """A process that holds a device, or waits for one.
 
     Attributes:
-        device: the device, as in `NVIDIA:0`; empty for a process that waits.
+        device: the device, as in `NVIDIA:GPU-5d5b`; empty for a process that waits.
         pid: the process that bound it, by the kernel.
         user: the id of its user, by the kernel: this user's on that node.
         about: what it says of itself; None: it does not answer, or has just begun.
@@ -86,21 +88,32 @@ class DeviceHolder:
     def __init__(self) -> None:
         self._sockets: dict[str, socket.socket] = {}
         self._about: dict[str, Any] = {}
+        # By the name of the device's socket.
+        self._labels: dict[str, str] = {}
         self._about_since = time.monotonic()
         self._lock = threading.Lock()
         # Held by who takes devices: questions of others are answered meanwhile.
         self._taking = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._when_empty: Callable[[], None] | None = None
         self._bell, self._ring = _pair()
         os.register_at_fork(after_in_child=self._forget)
 
-    def take(self, devices: Iterable[str], *, share: bool = False, group: str = "") -> ClaimResult:
+    def take(
+        self,
+        devices: Iterable[str],
+        *,
+        share: bool = False,
+        group: str = "",
+        labels: Mapping[str, str] | None = None,
+    ) -> ClaimResult:
         """Take all of these devices, or none.
 
         Args:
-            devices: the devices, as in `NVIDIA:0`; those that it has stay.
+            devices: the devices, as in `NVIDIA:GPU-5d5b`; those that it has stay.
             share: whether to take them also where others hold them.
             group: share them with those who name this group, and with nobody else; empty: with nobody.
+            labels: what people call devices, which askers are told.
 
         Raises:
             OSError: the kernel makes no socket of this name.
@@ -121,6 +134,7 @@ class DeviceHolder:
                     got[claim[0]] = claim[1]
                 if taken:
                     with self._lock:
+                        self._labels.update({claim_name(name): label for name, label in (labels or {}).items()})
                         self._hold(got)
                     got = {}
             finally:
@@ -129,6 +143,32 @@ class DeviceHolder:
             own = self._names()
         others = self.look(wanted) if share or not taken else []
         return ClaimResult({device: own[claim_name(device)] for device in wanted} if taken else {}, others)
+
+    def adopt(self, names: Mapping[str, str], pid: int, labels: Mapping[str, str]) -> list[str]:
+        """Take claims over from another process of this job, which gives them up: they are free at no moment.
+
+        Args:
+            names: the names of the sockets, by device.
+            pid: the process that holds them, as the kernel must say, too.
+            labels: see `take`.
+
+        Returns:
+            The devices whose claims it has now.
+        """
+        end = time.monotonic() + _KEEP_SECONDS
+        copies = {name: _copy_of(name, _TAKE, end, pid) for name in names.values()}
+        got = {name: sock for name, sock in copies.items() if sock is not None}
+        with self._lock:
+            self._labels.update({claim_name(device): label for device, label in labels.items()})
+            # Who listens last is the process that the kernel names.
+            self._hold(got)
+        return [device for device, name in names.items() if name in got]
+
+    def when_empty(self, do: Callable[[], None]) -> None:
+        """Call a function, in a thread, once this process holds nothing more."""
+        with self._lock:
+            self._when_empty = do
+        self._wake()
 
     def look(self, devices: Iterable[str], *, group: str = "") -> list[HolderInfo]:
         """Return who else holds these devices, and takes nothing; without those of this group."""
@@ -186,7 +226,10 @@ class DeviceHolder:
     def _serve(self) -> None:
         while True:
             with self._lock:
-                by_descriptor = {sock.fileno(): sock for sock in self._sockets.values()}
+                by_descriptor = {sock.fileno(): (name, sock) for name, sock in self._sockets.items()}
+                ended = self._when_empty
+            if ended is not None and not by_descriptor:
+                ended()
             poll = select.poll()
             for descriptor in (self._bell.fileno(), *by_descriptor):
                 poll.register(descriptor, select.POLLIN)
@@ -197,9 +240,9 @@ class DeviceHolder:
                 elif descriptor in by_descriptor:
                     # It may have been closed since, or the asker have gone.
                     with suppress(OSError, ValueError):
-                        self._answer(by_descriptor[descriptor])
+                        self._answer(*by_descriptor[descriptor])
 
-    def _answer(self, sock: socket.socket) -> None:
+    def _answer(self, name: str, sock: socket.socket) -> None:
         """Answer one asker of this user; what it does not take within a second is not repeated."""
         try:
             connection, _ = sock.accept()
@@ -214,22 +257,28 @@ class DeviceHolder:
             question = connection.recv(16)
             with self._lock:
                 about = dict(self._about)
+                label = self._labels.get(_device_name(name))
                 if isinstance(about.get("left"), float):
                     about["left"] -= time.monotonic() - self._about_since
                     if about["left"] <= 0:
                         # It takes longer than it was to, nobody knows how long.
                         del about["left"]
-            text = json.dumps(about).encode()
+            # Who has nothing to say of itself has just begun.
+            text = json.dumps({**about, LABEL: label} if about and label else about).encode()
             text = text if len(text) <= _MAX_BYTES else b"{}"
             copy = array.array("i", [sock.fileno()])
-            extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, copy)] if question == _COPY else []
+            extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, copy)] if question in (_COPY, _TAKE) else []
             connection.sendmsg([text], extra)
+        if question == _TAKE:
+            with self._lock:
+                self._sockets.pop(name, sock).close()
 
     def _forget(self) -> None:
         """In a forked child, which is no part of the claim: leave it to the parent."""
         for sock in (*self._sockets.values(), self._bell, self._ring):
             sock.close()
         self._sockets, self._thread, self._lock, self._taking = {}, None, threading.Lock(), threading.Lock()
+        self._when_empty = None
         self._bell, self._ring = _pair()
 
 
@@ -264,33 +313,38 @@ def keep(names: Iterable[str], *, seconds: float = _KEEP_SECONDS) -> list[str]:
         The names of those that could not be had.
     """
     end = time.monotonic() + seconds
-    return [name for name in names if not _kept(name, end)]
+    copies = {name: _copy_of(name, _COPY, end) for name in names}
+    _copies.extend(sock for sock in copies.values() if sock is not None)
+    return [name for name, sock in copies.items() if sock is None]
 
 
-def _kept(name: str, end: float) -> bool:
-    """Keep a copy of a claim; return whether its holder gave one. A busy one is asked again until `end`."""
+def _copy_of(name: str, question: bytes, end: float, pid: int | None = None) -> socket.socket | None:
+    """Return a copy of a claim, of this process alone if one is named; None: its holder gave none.
+
+    A busy one is asked again until `end`.
+    """
     while True:
         try:
             with connected(name, max(_ASK_SECONDS, end - time.monotonic())) as connection:
-                if peer_credentials(connection)[1] != os.getuid():
-                    return False
-                connection.send(_COPY)
+                holder, user = peer_credentials(connection)
+                if user != os.getuid() or pid not in (None, holder):
+                    return None
+                connection.send(question)
                 room = socket.CMSG_SPACE(array.array("i").itemsize)
                 _, extra, _, _ = connection.recvmsg(_MAX_BYTES, room, socket.MSG_CMSG_CLOEXEC)
             break
         except ConnectionRefusedError:
-            return False
+            return None
         except OSError:
             if time.monotonic() >= end:
-                return False
+                return None
             time.sleep(_PAUSE_SECONDS)
     for level, kind, data in extra:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             copies = array.array("i")
             copies.frombytes(data[: copies.itemsize])
-            _copies.append(socket.socket(fileno=copies[0]))
-            return True
-    return False
+            return socket.socket(fileno=copies[0])
+    return None
 
 
 def _prefix(kind: str) -> str:

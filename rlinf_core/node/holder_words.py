@@ -8,7 +8,7 @@ from typing import Any
 
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.render import visible
-from rlinf_core.node.device_claims import HolderInfo
+from rlinf_core.node.device_claims import LABEL, HolderInfo
 from rlinf_core.suggest import clipped
 
 
@@ -25,14 +25,22 @@ def job_words(one: HolderInfo) -> str:
 
 def device_words(one: HolderInfo) -> str:
     """Return which device it is: `NVIDIA 0`."""
-    return visible(one.device.replace(":", " ", 1))
+    return device_label(one).replace(":", " ", 1)
+
+
+def device_label(one: HolderInfo) -> str:
+    """Return what people call the device, `NVIDIA:0`: by its holder's word, if it says one, else as it is claimed."""
+    label = _text(one.about or {}, LABEL)
+    vendor, _, _ = one.device.partition(":")
+    return label if label.startswith(f"{vendor}:") else visible(one.device)
 
 
 def holder_record(one: HolderInfo) -> dict[str, Any]:
     """Return it as data."""
     about = one.about or {}
     return {
-        "device": visible(one.device) or None,
+        "device": device_label(one) or None,
+        "identity": visible(one.device) or None,
         "pid": one.pid,
         "user": one.user,
         "answers": one.about is not None,
@@ -94,10 +102,11 @@ def rough_seconds(seconds: float) -> str:
 
 
 def _together(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
     numbers = [name.removeprefix("accelerator ") for name in names]
     if len(names) > 1 and all(number.isdecimal() for number in numbers):
-        return f"accelerators {format_ranks(sorted(set(map(int, numbers))))}"
-    return ", ".join(dict.fromkeys(names))
+        return f"accelerators {format_ranks(sorted(map(int, numbers)))}"
+    return ", ".join(names)
 
 
 def _text(about: Mapping[str, Any], key: str) -> str:

@@ -92,12 +92,13 @@ class PhaseProgress(NamedTuple):
 class Waiting(NamedTuple):
     """The run starts waiting for `what`, as in `actor: 2 processes`, for at most `seconds` if known.
 
-    With `again` it waits as before, and there is news of it.
+    With `again` it waits as before, and there is news of it. `instead` says what its user can do instead of waiting.
     """
 
     what: str
     seconds: float | None = None
     again: bool = False
+    instead: str = ""
 
 
 class StepFinished(NamedTuple):

@@ -195,8 +195,8 @@ class RunRecord:
             waiting = f"{components.get(group, group)}: {count_text} process{'es' if workers > 1 else ''}"
             self.emit(events.Waiting(waiting))
 
-        def waits(what: str, again: bool) -> None:
-            self.emit(events.Waiting(what, again=again))
+        def waits(what: str, again: bool, instead: str) -> None:
+            self.emit(events.Waiting(what, again=again, instead=instead))
 
         traced = self._trace is not None
         cluster.record(self.folder.logs, log_names=components, trace=traced, on_launch=launching, on_wait=waits)

@@ -42,13 +42,23 @@ class Restarts:
     def allow(self, component: str) -> Restart | None:
         """Count a restart after the death of a worker of `component`; return None, and count nothing, beyond the
         limit."""
-        seconds, now = self._limit.seconds, self._clock()
-        key = _ALL if seconds is None else component
-        times = [at for at in self._times.get(key, []) if seconds is None or now - at < seconds]
+        times = self._counted(component)
         if len(times) >= self._limit.max:
             return None
-        self._times[key] = [*times, now]
+        self._times[self._key(component)] = [*times, self._clock()]
         return Restart(len(times) + 1, self._limit.max)
+
+    def remain(self, component: str) -> bool:
+        """Return whether `allow` would allow one."""
+        return len(self._counted(component)) < self._limit.max
+
+    def _key(self, component: str) -> str:
+        return _ALL if self._limit.seconds is None else component
+
+    def _counted(self, component: str) -> list[float]:
+        """Return when the restarts were that count now."""
+        seconds, now = self._limit.seconds, self._clock()
+        return [at for at in self._times.get(self._key(component), []) if seconds is None or now - at < seconds]
 
 
 def death(error: WorkerGroupError | WorkerDiedError) -> WorkerDiedError | None:

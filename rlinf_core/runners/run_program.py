@@ -113,15 +113,24 @@ def _attempt(config: Any, record: RunRecord, launch: Launch, components: Sequenc
             runner.init_workers()
             runner.run()
         except NodesReturned:
+            claiming.leave_for_next(cluster)
             raise
         except Exception as error:
             # Workers fail or die with a process that they depend on, and may be heard of first.
             watcher = fallen_watcher()
             # Before the processes end that show why.
             record.keep_evidence(watcher or error)
+            if _restart_follows(record, watcher or error):
+                claiming.leave_for_next(cluster)
             if watcher is None or error is watcher:
                 raise
             raise watcher from None
+
+
+def _restart_follows(record: RunRecord, error: Exception) -> bool:
+    """Return whether `with_recovery` starts another attempt after this failure."""
+    cause = death(error) if isinstance(error, WorkerGroupError | WorkerDiedError) else None
+    return cause is not None and record.restarts.remain(record.component_of(cause.address))
 
 
 def claim_components(cluster: Cluster, config: Any, components: Sequence[str] | None = None) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 from rlinf_core import Cluster, Worker, WorkerGroup
+from rlinf_core.cluster import claiming
 from rlinf_core.errors import DeviceHeldError
 from rlinf_core.hardware.accelerators import register_accelerator
 from rlinf_core.node.device_claims import listing
@@ -25,6 +27,7 @@ class Peer(Worker):
 
 
 cluster: Cluster
+kept = ExitStack()
 groups: list[WorkerGroup[Peer]] = []
 
 
@@ -43,6 +46,23 @@ def launch(mode: str, ranks: str) -> Any:
         return error.message
     groups.append(group)
     return group.place().wait()
+
+
+def begin_run() -> None:
+    """Keep devices over several clusters, as a run does."""
+    kept.enter_context(claiming.kept("/runs/mine"))
+
+
+def end_run() -> None:
+    cluster.shutdown()
+    kept.close()
+
+
+def end_attempt() -> None:
+    """Leave the cluster as a run does whose next attempt follows."""
+    claiming.leave_for_next(cluster)
+    groups.clear()
+    cluster.shutdown()
 
 
 def waiting() -> list[str]:

@@ -49,3 +49,25 @@ def test_a_job_waits_for_another_over_hosts(pair: RayHosts, hosts: Hosts) -> Non
         first.begin("die")
         assert second.result() == [[0, 2], [1, 1]]
         until(lambda: second.call("held") == [["STAND:2"], ["STAND:1"]], "the claims of the first to end", 60)
+
+
+@pytest.mark.netns
+@pytest.mark.timeout(900)
+def test_nobody_steps_in_between_two_attempts_of_a_run(pair: RayHosts, hosts: Hosts) -> None:
+    head = hosts["trainer0"]
+    with (
+        ray_hosts.driver(pair, head, _SCRIPT, str(_STAND_INS)) as run,
+        ray_hosts.driver(pair, head, _SCRIPT, str(_STAND_INS)) as other,
+    ):
+        run.call("begin_run")
+        assert [run.call("join"), other.call("join")] == [8, 8]
+        assert run.call("launch", "wait", "3-4") == [[0, 3], [1, 0]]
+        run.call("end_attempt")
+        refusal = other.call("launch", "no-wait", "4")
+        assert refusal.startswith("another job holds accelerator 0 of node 1: ")
+        assert "runs/mine" in refusal
+        assert run.call("join") == 8
+        assert run.call("launch", "no-wait", "3-4") == [[0, 3], [1, 0]]
+        assert run.call("held") == [["STAND:3"], ["STAND:0"]]
+        run.call("end_run")
+        until(lambda: other.call("held") == [[], []], "the end of the run's claims", 60)

@@ -7,21 +7,22 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 import ray.exceptions
 
-from rlinf_core.cluster import claiming
+from rlinf_core.cluster import claiming, node_holder
 from rlinf_core.cluster.claimed_devices import devices_of
-from rlinf_core.cluster.claiming import claim, claim_names, describe, give_back, kept
+from rlinf_core.cluster.claiming import claim, claim_names, describe, give_back, kept, leave_for_next
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, DeviceHeldError
 from rlinf_core.node import device_claims
 from rlinf_core.node.device_claims import DeviceHolder, HolderInfo, holders
-from rlinf_core.node.holder_words import held_words, job_words, progress_words, rough_seconds
+from rlinf_core.node.holder_words import device_words, held_words, job_words, progress_words, rough_seconds
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.process import pacing
 from rlinf_core.topology import ClusterTopology, NodeInfo
@@ -46,13 +47,15 @@ class OneNode:
         self.topology = ClusterTopology.from_nodes([NodeInfo(0, 4, self.vendor, ip="127.0.0.1")])
         self.own_rank: int | None = 0
         self.said: list[str] = []
+        self.instead = ""
         self.again: list[str] = []
         self.on_wait: Callable[[], None] = lambda: None
 
-    def allocate(self, actor_class: type, *, node_rank: int) -> Any:
+    def allocate(self, actor_class: type, *, node_rank: int, outlives: bool = False) -> Any:
         raise AssertionError("an actor of another node")
 
-    def announce_wait(self, what: str, *, again: bool = False) -> None:
+    def announce_wait(self, what: str, *, again: bool = False, instead: str = "") -> None:
+        self.instead = instead
         (self.again if again else self.said).append(what)
         self.on_wait()
 
@@ -101,16 +104,23 @@ class TwoNodes(OneNode):
     def __init__(self) -> None:
         super().__init__()
         ids = tuple(map(str, range(4, 8)))
-        nodes = [NodeInfo(0, 4, self.vendor), NodeInfo(1, 4, self.vendor, accelerator_ids=ids)]
+        nodes = [
+            NodeInfo(0, 4, self.vendor, ip="127.0.0.1"),
+            NodeInfo(1, 4, self.vendor, accelerator_ids=ids, ip="127.0.0.2"),
+        ]
         self.topology = ClusterTopology.from_nodes(nodes)
         self.failure: Exception | None = None
         self.actors: list[_Actor] = []
+        self.keepers: list[_Actor] = []
+        # Whether a keeper has ended its process.
+        self.ended = threading.Event()
 
-    def allocate(self, actor_class: type, *, node_rank: int) -> Any:
+    def allocate(self, actor_class: type, *, node_rank: int, outlives: bool = False) -> Any:
         if self.failure is not None:
             raise self.failure
-        self.actors.append(_Actor(actor_class))
-        return self.actors[-1]
+        actors = self.keepers if outlives else self.actors
+        actors.append(_Actor(actor_class))
+        return actors[-1]
 
     def placements(self, ranks: str) -> Any:
         config = {"cluster": {"num_nodes": 2, "component_placement": {"actor": ranks}}}
@@ -129,9 +139,13 @@ class TwoNodes(OneNode):
 @pytest.fixture
 def pair(node: OneNode, monkeypatch: pytest.MonkeyPatch) -> Generator[TwoNodes]:
     monkeypatch.setattr(claiming, "ray_api", _Ray)
+    monkeypatch.setattr(node_holder, "ray_api", _Ray)
     made = TwoNodes()
+    monkeypatch.setattr(node_holder, "_end_process", lambda: made.ended.set())
     yield made
     made.leave()
+    for keeper in made.keepers:
+        keeper.drop.remote([f"{made.vendor}:{number}" for number in range(8)])
 
 
 Hold = Callable[..., "subprocess.Popen[str]"]
@@ -161,7 +175,28 @@ def test_a_job_waits_with_its_reason_until_the_other_ends(node: OneNode, hold: H
     node.on_wait = other.kill
     claim(node, node.placements("0-1"))
     assert node.said == ["accelerators 0-1 of node 0: /runs/a, step 12 of 30, about 2 min"]
+    options = "`--share` starts beside it now, `--no-wait` ends at once (`RLINF_CLAIMS=share` or `no-wait`)"
+    assert node.instead == options
     assert len(holders([f"{node.vendor}:0", f"{node.vendor}:1"])) == 2
+
+
+@pytest.mark.parametrize("holds_by", ["number", "other number", "part"])
+def test_two_names_of_one_device_are_one(node: OneNode, hold: Hold, holds_by: str) -> None:
+    """Another job sees the same device under another number, and has a part of it."""
+    other = hold(f"{node.vendor}:MIG-1" if holds_by == "part" else f"{node.vendor}:GPU-b")
+    ids = ("7", "8") if holds_by == "other number" else ()
+    identities = (("GPU-a",), ("GPU-b", "MIG-1"))
+    info = NodeInfo(0, 2, node.vendor, accelerator_ids=ids, accelerator_identities=identities)
+    node.topology = ClusterTopology.from_nodes([info])
+    claim(node, node.placements("0"))
+    give_back(claiming._THE_CLUSTER)  # pyright: ignore[reportPrivateUsage]
+    node.on_wait = other.kill
+    claim(node, node.placements("0-1"))
+    assert node.said == ["accelerator 1 of node 0: /runs/a, step 12 of 30, about 2 min"]
+    held = holders([f"{node.vendor}:{name}" for names in identities for name in names])
+    assert len(held) == 3
+    # People know devices by their numbers.
+    assert {device_words(one) for one in held} == {f"{node.vendor} {number}" for number in ids or ("0", "1")}
 
 
 def test_a_job_that_does_not_wait_ends_and_holds_nothing(
@@ -331,6 +366,68 @@ def test_a_run_that_had_its_devices_waits_for_them(pair: TwoNodes, hold: Hold, m
         assert pair.held() == ["3", "4"]
 
 
+def test_nobody_steps_in_between_two_attempts(pair: TwoNodes) -> None:
+    device = [f"{pair.vendor}:4"]
+    with kept("/runs/mine"):
+        claim(pair, pair.placements("3-4"))
+        leave_for_next(pair)
+        pair.leave()
+        (one,) = holders(device)
+        assert one.about is not None
+        assert one.about["run"] == "/runs/mine"
+        assert not pair.ended.is_set()
+        claim(pair, pair.placements("3-4"))
+        # Its process has nothing to hold any more.
+        assert pair.ended.wait(60)
+        assert (pair.said, pair.held()) == ([], ["3", "4"])
+        assert len(claim_names(pair.topology, pair.placements("4")[0])) == 1
+        pair.leave()
+        until(lambda: pair.held() == ["3"], "the claims of the last attempt to end")
+    until(lambda: pair.held() == [], "the end of the run's claims")
+
+
+def test_what_was_left_on_a_node_is_given_back_before_a_wait(pair: TwoNodes, hold: Hold) -> None:
+    with kept("/runs/mine"):
+        claim(pair, pair.placements("3-4"))
+        leave_for_next(pair)
+        pair.leave()
+        other = hold(f"{pair.vendor}:5")
+        seen: list[str] = []
+
+        def end() -> None:
+            until(lambda: pair.held() == ["5"], "what was kept to be free")
+            seen.append("free")
+            other.kill()
+
+        pair.on_wait = end
+        claim(pair, pair.placements("3-5"))
+        assert (seen, pair.held()) == (["free"], ["3", "4", "5"])
+
+
+def test_a_run_that_does_not_come_back_loses_its_devices(pair: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_holder, "_RETURN_SECONDS", 0.0)
+    monkeypatch.setenv("RLINF_CONNECT_TIMEOUT", "0.01")
+    with kept("/runs/mine"):
+        claim(pair, pair.placements("3-4"))
+        leave_for_next(pair)
+        pair.leave()
+        assert pair.ended.wait(60)
+        assert pair.held() == ["3"]
+
+
+def test_a_node_that_fails_at_the_end_keeps_nothing(pair: TwoNodes) -> None:
+    with kept("/runs/mine"):
+        claim(pair, pair.placements("3-4"))
+        for failure in (ray.exceptions.RayActorError(), ValueError("no such option")):
+            pair.failure = failure
+            leave_for_next(pair)
+        pair.failure = None
+        pair.leave()
+        assert pair.held() == ["3"]
+        claim(pair, pair.placements("3-4"))
+        assert pair.held() == ["3", "4"]
+
+
 def test_what_is_kept_has_the_rank_of_the_next_cluster(pair: TwoNodes) -> None:
     with kept("/runs/mine"):
         claim(pair, pair.placements("3"))
@@ -443,6 +540,11 @@ def test_devices_are_named_as_their_node_names_them() -> None:
     config = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-1"}}}
     placements = ComponentPlacement(config, topology).get_strategy("actor").get_placement(topology)
     assert devices_of(topology, placements) == {0: {"NVIDIA:5": "accelerator 0", "NVIDIA:GPU-ab": "accelerator 1"}}
+
+
+def test_a_label_of_another_vendor_is_none() -> None:
+    one = HolderInfo("NVIDIA:GPU-ab", 7, 0, {"label": "Robot:x"})
+    assert device_words(one) == "NVIDIA GPU-ab"
 
 
 def test_each_holder_is_named_with_what_it_holds() -> None:

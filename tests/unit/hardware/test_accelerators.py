@@ -189,6 +189,58 @@ def test_a_process_is_given_an_instance_by_its_uuid(monkeypatch: pytest.MonkeyPa
     assert membership.probe().accelerator_ids == ("MIG-1b",)
 
 
+def test_a_gpu_is_claimed_by_its_uuid_whatever_its_number(machine: Callable[..., Host]) -> None:
+    host = machine({"/dev/nvidiactl": ""}, THREE_GPUS)
+    by_number, by_uuid = (Nvidia().available(host, {"CUDA_VISIBLE_DEVICES": value}) for value in ("2", "GPU-abcd"))
+    # A container that was given this one alone.
+    inside = Nvidia().devices(machine({}, "0, NVIDIA A800-SXM4-80GB, GPU-abcd"))
+    assert [one.identities for one in (*by_number, *by_uuid, *inside)] == [("GPU-abcd",)] * 3
+
+
+@pytest.mark.parametrize(
+    ("uuid", "expected"), [("GPU-abcd", ("GPU-abcd",)), ("GPU-????????-????", ("0",)), ("", ("0",))]
+)
+def test_a_gpu_without_its_tool_is_claimed_by_its_uuid(
+    machine: Callable[..., Host], uuid: str, expected: tuple[str, ...]
+) -> None:
+    files = {"/dev/nvidiactl": "", "/dev/nvidia5": ""}
+    files["/proc/driver/nvidia/gpus/0000:3a:00.0/information"] = f"Model: \t NVIDIA H200\nGPU UUID: \t {uuid}\n"
+    (device,) = Nvidia().devices(machine(files))
+    assert (device.identities, device.model) == (expected, "NVIDIA H200")
+
+
+def test_a_gpu_with_instances_is_claimed_with_them(tmp_path: Path) -> None:
+    """A process on it gets one of them, which another one may have by its UUID."""
+    for name in ("dev/nvidiactl", "proc/driver/nvidia/capabilities/gpu1/mig/gi3/access"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    host = Host(tmp_path, lambda command: INSTANCES if "-L" in command else THREE_GPUS)
+    whole = Nvidia().devices(host)
+    assert [one.identities for one in whole] == [("GPU-aaaa",), ("GPU-bbbb", "MIG-1b", "MIG-2b"), ("GPU-abcd",)]
+    (part,) = Nvidia().available(host, {"CUDA_VISIBLE_DEVICES": "MIG-2b"})
+    assert part.identities == ("MIG-2b",)
+
+
+def test_what_rocr_renumbers_is_claimed_as_the_same_gpu(machine: Callable[..., Host]) -> None:
+    nodes = "/sys/class/kfd/kfd/topology/nodes"
+    files = {"/dev/kfd": "", f"{nodes}/0/properties": "simd_count 0\n"}
+    # Parts of one GPU have one number.
+    files |= {f"{nodes}/{node}/properties": "simd_count 440\nunique_id 42\n" for node in (1, 2)}
+    host = machine(files)
+    first, second = Amd().devices(host)
+    (shown,) = Amd().available(host, {"ROCR_VISIBLE_DEVICES": "1"})
+    assert (shown.visible_id, shown.identities) == ("0", second.identities)
+    assert first.identities != second.identities
+
+
+@pytest.mark.parametrize(("vendor", "prefix"), [(Ascend(), "davinci"), (Musa(), "mtgpu.")])
+def test_a_containers_device_is_claimed_by_its_file(
+    machine: Callable[..., Host], vendor: Accelerator, prefix: str
+) -> None:
+    (device,) = vendor.devices(machine({f"/dev/{prefix}5": ""}))
+    assert (device.visible_id, device.identities) == ("0", ("5",))
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [

@@ -195,7 +195,7 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
             log_names: dict[str, str],
             trace: bool,
             on_launch: Callable[[str, int, int], None],
-            on_wait: Callable[[str, bool], None],
+            on_wait: Callable[[str, bool, str], None],
         ) -> None:
             watched.update(log_names)
             self.on_launch, self.on_wait = on_launch, on_wait
@@ -214,10 +214,12 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
         return SimpleNamespace(init_workers=init_workers, run=run)
 
     def claim(cluster: Any, config: Any, components: object) -> None:
-        cluster.on_wait("accelerator 0 of node 0: runs/a", False)
+        cluster.on_wait("accelerator 0 of node 0: runs/a", False, "")
 
     monkeypatch.setattr(runners.run_program, "Cluster", Machines)
     monkeypatch.setattr(runners.run_program, "claim_components", claim)
+    left: list[int] = []
+    monkeypatch.setattr(runners.run_program.claiming, "leave_for_next", lambda cluster: left.append(len(launched)))
     job = load_job("laptop", [f"runner.logger.log_path={tmp_path}", "actor.group_name=ActorGroup"], environ={})
     config: Any = job.config
     run_job(job, RunFolder.create(config.runner, "embodied"), output.append, launch)
@@ -226,6 +228,13 @@ def test_a_job_is_launched_again_after_a_death(tmp_path: Path, monkeypatch: pyte
     waits = [message.what for message in output if isinstance(message, Waiting)]
     assert waits == ["the cluster", "accelerator 0 of node 0: runs/a", "actor: 2 processes"] * 2
     assert isinstance(output[-1], RunFinished)
+    # What is held on other nodes is for the next attempt, and free where there is none.
+    assert left == [1]
+    launched.clear()
+    once: Any = load_job("laptop", [f"runner.logger.log_path={tmp_path}", "runner.max_restarts=0"], environ={})
+    with pytest.raises(WorkerGroupError):
+        run_job(once, RunFolder.create(once.config.runner, "embodied"), output.append, launch)
+    assert left == [1]
 
 
 def test_devices_of_components_without_processes_stay_free() -> None:
