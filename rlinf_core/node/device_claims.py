@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, cast
 
 from rlinf_core.process.abstract_sockets import bind, bound, connected
-from rlinf_core.process.proc import peer_credentials
+from rlinf_core.process.proc import peer_credentials, stat
 
 _ASK_SECONDS = 1.0
 # For all holders of a node together.
@@ -57,12 +57,14 @@ class HolderInfo(NamedTuple):
         pid: the process that bound it, by the kernel.
         user: the id of its user, by the kernel: this user's on that node.
         about: what it says of itself; None: it does not answer, or has just begun.
+        stopped: whether it does not answer since it is stopped, as by Ctrl-Z.
     """
 
     device: str
     pid: int
     user: int
     about: Mapping[str, Any] | None
+    stopped: bool = False
 
 
 class ClaimResult(NamedTuple):
@@ -421,7 +423,7 @@ def _ask(name: str, device: str, silent: set[int], *, listen: bool) -> HolderInf
             return None
     except OSError:
         silent.add(pid)
-    return HolderInfo(device, pid, user, about)
+    return HolderInfo(device, pid, user, about, about is None and pid > 0 and stat(pid).is_stopped)
 
 
 def _read(text: bytes) -> Mapping[str, Any] | None:

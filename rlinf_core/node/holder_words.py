@@ -20,6 +20,8 @@ def job_words(one: HolderInfo) -> str:
         return _shown(run)
     if command:
         return f"{command}, process {one.pid}"
+    if one.stopped:
+        return f"process {one.pid}, which is stopped (`kill -CONT {one.pid}` there lets it go on)"
     return f"process {one.pid}, which does not answer or has ended" if one.pid else "a process that does not answer"
 
 
@@ -44,6 +46,7 @@ def holder_record(one: HolderInfo) -> dict[str, Any]:
         "pid": one.pid,
         "user": one.user,
         "answers": one.about is not None,
+        "stopped": one.stopped,
         "run": _text(about, "run") or None,
         "command": _text(about, "command") or None,
         "host": _text(about, "host") or None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from rlinf_core.node import device_claims
 from rlinf_core.node.device_claims import DeviceHolder, claim_name, holders, keep, listing
+from rlinf_core.node.holder_words import job_words
 from rlinf_core.process import abstract_sockets
 from tests.waiting import until
 
@@ -110,6 +112,18 @@ def test_who_asks_for_a_held_device_hears_whose_it_is(
     assert one.about is not None
     assert one.about["step"] == 12
     assert 0 < one.about["left"] <= 60.0
+
+
+def test_a_stopped_holder_is_known_as_stopped(start: Start, devices: list[str]) -> None:
+    other = start()
+    other.do("tell", {"run": "/runs/a"})
+    assert other.do("take", devices[:1])
+    other.process.send_signal(signal.SIGSTOP)
+    # Signals arrive soon, and its answer of before may be on its way.
+    until(lambda: [one.about for one in holders(devices[:1])] == [None], "no answer of a stopped process")
+    (one,) = holders(devices[:1])
+    assert (one.pid, one.stopped) == (other.process.pid, True)
+    assert job_words(one).startswith(f"process {one.pid}, which is stopped (`kill -CONT {one.pid}`")
 
 
 def test_all_devices_are_taken_or_none(start: Start, holder: DeviceHolder, devices: list[str]) -> None:
