@@ -38,7 +38,8 @@ def draw_by_sleep(module: Any) -> None:
 
     def submit(self: Any, request: Any) -> None:
         # Names of requests differ from run to run.
-        seed = zlib.crc32(repr((request.prompt[:8], request.params.seed)).encode())
+        # Turns of a conversation differ, as their contexts grow.
+        seed = zlib.crc32(repr((request.prompt[:8], len(request.prompt), request.params.seed)).encode())
         first, most = request.sample_offset, request.params.max_new_tokens
         for sample, length in enumerate(_lengths(seed, first, request.group_size, most), first):
             self._rows.append((request, sample, length, []))

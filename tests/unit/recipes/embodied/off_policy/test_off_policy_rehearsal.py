@@ -26,7 +26,11 @@ def test_updates_are_counted_and_not_computed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(pacing, "active", PacedCalls(Pacing({})))
     actor: Any = in_thread(OffPolicyActor, config.actor.group_name, Hub(), 0, 1)(config)
     actor.init_worker(Layout(1, 1, 1, "trajectories"), SPEC)
-    monkeypatch.setattr(actor, "_receive", lambda step, attempt: [received(step)])
+
+    def arrives(*_: Any) -> list[Any]:
+        return [received(1)]
+
+    monkeypatch.setattr(actor, "_receive", arrives)
     before = {name: value.clone() for name, value in actor._policy.state_dict().items()}
     actor._step = 1
     actor.recv_rollout_batch(1)
