@@ -161,24 +161,32 @@ def _how_to_write(expected: str, kind: str, value: object) -> str | None:
     if expected == "true or false" and kind == "an integer" and value in (0, 1):
         return f"write `{'true' if value else 'false'}`"
     if isinstance(value, str):
-        if expected in ("an integer", "a number", "a finite number") and _GROUPED.fullmatch(value):
-            return f"write `{value.replace('_', '').replace(',', '')}`"
+        if expected in _NUMBERS_EXPECTED:
+            return _how_to_write_number(expected, value)
         if expected == "true or false" and value.lower() in _YES | _NO:
             return f"write `{'true' if value.lower() in _YES else 'false'}`"
-        if expected in ("an integer", "a number") and _NUMBER.fullmatch(value):
-            return "remove the quotes"
-        if expected in ("an integer", "a number", "a finite number") and (number := _WITH_UNIT.fullmatch(value)):
-            return f"write the number alone: `{number[1]}`"
-        if expected in ("an integer", "a number", "a finite number") and _NUMBERS.fullmatch(value):
-            return "write one of them; `rlinf train` trains with each"
         if expected == "a mapping" and (glued := _GLUED.match(value)):
             return f"write a space after each `:`, as in `{glued[1]}: {glued[2]}`"
     return None
 
 
+def _how_to_write_number(expected: str, value: str) -> str | None:
+    if _GROUPED.fullmatch(value):
+        return f"write `{value.replace('_', '').replace(',', '')}`"
+    if (_INTEGER if expected == "an integer" else _NUMBER).fullmatch(value):
+        return "remove the quotes"
+    if number := _WITH_UNIT.fullmatch(value):
+        return f"write the number alone: `{number[1]}`"
+    if _NUMBERS.fullmatch(value):
+        return "write one of them; `rlinf train` trains with each"
+    return None
+
+
+_NUMBERS_EXPECTED: Final = ("an integer", "a number", "a finite number")
 _YES: Final = {"yes", "on", "y"}
 _NO: Final = {"no", "off", "n"}
-_NUMBER: Final = re.compile(r"[-+]?[0-9]+(\.[0-9]+)?", re.ASCII)
+_INTEGER: Final = re.compile(r"[-+]?[0-9]+", re.ASCII)
+_NUMBER: Final = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
 _NUMBERS: Final = re.compile(r"[-+0-9.eE]+(,[-+0-9.eE]+)+", re.ASCII)
 _WITH_UNIT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*[A-Za-z%/]+", re.ASCII)
 # Digits in groups, as Python and people write them.

@@ -109,6 +109,8 @@ car: {wheels: «3»} | wrong-type | `wheels`: expected a list, found an integer 
 car: {engine: «big»} | wrong-type | `engine`: expected a mapping, found text | -
 car:\n  «wheels»:\n | wrong-type | `wheels` is empty; expected a list | give it a value or remove the key
 car: {wheels: [{size: «0»}]} | bad-value | `size` must be at least 1, found `0` | -
+car: {engine: {power: «"1e-3"»}} | wrong-type | `power`: expected a number, found text | remove the quotes
+car: {engine: {power: «".5"»}} | wrong-type | `power`: expected a number, found text | remove the quotes
 car: {engine: {power: «-0x»}} | wrong-type | `power`: expected a number, found text | -
 car: {engine: {power: «0.00»}} | bad-value | `power` must be greater than 0, found `0.00` | -
 car: {engine: {fuel: «deisel»}} | bad-value | `fuel` must be one of `petrol`, `diesel`, found `deisel` | did you mean...
