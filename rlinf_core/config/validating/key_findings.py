@@ -173,7 +173,7 @@ def _torn_value(tree: MappingNode, path: Path) -> str | None:
     met = False
     for entry in entries:
         value = entry.value
-        if isinstance(value, ScalarNode) and value.plain and not value.raw and value_entry and not _has_colon(entry):
+        if value_entry and _is_bare(entry):
             met = met or entry.key.raw == path[-1]
             pieces.append(entry.key.raw)
         elif met:
@@ -184,9 +184,26 @@ def _torn_value(tree: MappingNode, path: Path) -> str | None:
     return f'`{value_entry.key.raw}: "{",".join(pieces)}"`' if value_entry and met else None
 
 
-def _has_colon(entry: Entry) -> bool:
-    span = entry.key.span
-    return span.source.text[span.end :].lstrip().startswith(":")
+def torn_key(tree: MappingNode, path: Path) -> str | None:
+    """Return the hint on a key without a value in `{actor,rollout: 0-3}`; None for any other key."""
+    parent = find(tree, path[:-1])
+    entries = parent.entries if isinstance(parent, MappingNode) and parent.span.text.startswith("{") else ()
+    pieces: list[str] = []
+    for entry in entries:
+        pieces.append(entry.key.raw)
+        if _is_bare(entry):
+            continue
+        if path[-1] in pieces[:-1]:
+            return f'inside braces a comma ends a key: write `"{",".join(pieces)}": ...`'
+        pieces.clear()
+    return None
+
+
+def _is_bare(entry: Entry) -> bool:
+    """Return whether an entry is a word between two commas."""
+    value, span = entry.value, entry.key.span
+    is_empty = isinstance(value, ScalarNode) and value.plain and not value.raw
+    return is_empty and not span.source.text[span.end :].lstrip().startswith(":")
 
 
 def missing_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:

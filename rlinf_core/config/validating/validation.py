@@ -228,7 +228,18 @@ class _Rounds(Generic[M]):
                 meant.add((*report.path[:-1], key) if key else report.path)
                 if key:
                     self.misspelt.add((*report.path[:-1], key))
-        return [report for report in reports if report.code != "missing-key" or report.path not in meant]
+        kept = [report for report in reports if report.code != "missing-key" or report.path not in meant]
+        return [report for report in kept if not self._is_torn_again(report, kept)]
+
+    def _is_torn_again(self, report: Diagnostic, reports: list[Diagnostic]) -> bool:
+        """Return whether an earlier finding has the hint on the same torn key."""
+        torn = self._torn_key(report.code, report.path)
+        return torn is not None and next(other for other in reports if other.help == torn) is not report
+
+    def _torn_key(self, code: str, path: Path | None) -> str | None:
+        from rlinf_core.config.validating.key_findings import torn_key
+
+        return torn_key(self.whole, path) if path and code == "wrong-type" else None
 
     def _value_report(self, located: _Located, path: Path) -> Diagnostic:
         from rlinf_core.config.validating.model_fields import fields_at
@@ -242,7 +253,8 @@ class _Rounds(Generic[M]):
         if path in self.secret or is_secret(str(path[-1] if path else ""), written):
             words = words.without(value)
         span = located.span(self.whole, path)
-        return Diagnostic(words.code, Severity.ERROR, words.message, span, path, words.help)
+        help = self._torn_key(words.code, path) or words.help
+        return Diagnostic(words.code, Severity.ERROR, words.message, span, path, help)
 
     def _union_report(self, group: list[_Located], path: Path) -> Diagnostic:
         from rlinf_core.config.validating.validation_messages import is_our_code, wrong_kind

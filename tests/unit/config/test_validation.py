@@ -94,6 +94,7 @@ def test_sound_file_has_no_findings(check: Check) -> None:
 MISTAKES = r"""
 car: {«nmae»: x} | unknown-key | unknown key `nmae` in `car` | did you mean `name`?
 car: {«spokes»: 1} | unknown-key | unknown key `spokes` in `car` | `spokes` belongs in `car.wheels[]`
+car: {«wheels»,name: x} | wrong-type | `wheels` is empty; expected a list | inside braces a comma ends a key: write...
 car: {name: a,«b»} | unknown-key | unknown key `b` in `car` | inside braces a comma ends a value: write `name: "a,b"`
 car: {engine: {«zzz»: 1}} | unknown-key | unknown key `zzz` in `car.engine` | known keys: `power`, `fuel`
 car:\n  wheels:\n    - «spokes: 3»\n | missing-key | `car.wheels[0]` needs `size` | add `size: 1`
