@@ -269,8 +269,7 @@ def learner_parts(config: PolicyJob, policy: PolicySizes, count: int, *, sends: 
         "sent weights": 0 if not sends else 2 * policy.acting if behind else min(policy.acting, _PIECES * PIECE_BYTES),
     }
     if count > 1 and actor.fsdp_config.sharding_strategy != "no_shard":
-        reduced = actor.fsdp_config.reduce_each_micro_batch
-        gradients = min(policy.trained, 2 * policy.gathered) if reduced else policy.trained
+        gradients = min(policy.trained, 2 * policy.gathered)
         parts |= {"gathered weights": policy.gathered, "gathered gradients": gradients}
     return parts
 

@@ -78,14 +78,14 @@ class Sizes(NamedTuple):
         """Return the bytes of a process's share of a step's answers, as they were drawn."""
         return -(-self.answers // self.count(component)) * self.drawn * _DRAWN_TOKEN
 
-    def micro(self, component: str, most: int, minibatches: int = 1) -> tuple[int, bool]:
-        """Return the tokens of the fullest pass over a share of the answers, and whether there are several passes."""
+    def micro(self, component: str, most: int, minibatches: int = 1) -> int:
+        """Return the tokens of the fullest pass over a share of the answers."""
         actor, group = self.config.actor, self.config.algorithm.group_size
         apart = group * self.longest
         packed = min(apart, self.prompt + group * self.drawn) if actor.share_prompts else apart
         every = -(-self.config.data.rollout_batch_size // (self.count(component) * minibatches)) * packed
         most = min(most, (actor.micro_batch_size or self.answers) * self.longest)
-        return min(every, max(most, self.longest)), every > most
+        return min(every, max(most, self.longest))
 
     def process(
         self, component: str, parts: Mapping[str, int], *notes: str, shared: int = 0, offloads: bool = False
@@ -152,11 +152,10 @@ def _learning(
 
     The second part of the result is what of that takes another amount on an accelerator.
 
-    Shards are gathered for a layer while another one computes. Without `reduce_each_micro_batch` the last of several
-    passes alone sums gradients over ranks: until then each rank has all of them, in float32.
+    Shards are gathered for a layer while another one computes.
     """
     count, (fsdp, optim) = sizes.count(component), sharing
-    tokens, several = sizes.micro(component, most, sizes.config.minibatches)
+    tokens = sizes.micro(component, most, sizes.config.minibatches)
     logits = model.logits(tokens) if component == "actor" else 0
     parts = {
         "base": _BASE + TRAINING,
@@ -164,12 +163,12 @@ def _learning(
         "answers": sizes.batch(component),
         "activations": tokens * model.learning + logits,
     }
-    parts |= gathered_parts(model, precision, fsdp, count, parts["activations"], several=several)
+    parts |= gathered_parts(model, precision, fsdp, count, parts["activations"])
     return parts, {"activations": tokens * model.learning_on_accelerator + logits}
 
 
 def gathered_parts(
-    model: LanguageModelSizes, precision: str, fsdp: FsdpConfig, count: int, activations: int, *, several: bool = True
+    model: LanguageModelSizes, precision: str, fsdp: FsdpConfig, count: int, activations: int
 ) -> dict[str, int]:
     """Return what one of `count` workers that train holds whole while it computes; nothing without shards.
 
@@ -182,16 +181,13 @@ def gathered_parts(
         fsdp: how weights are spread.
         count: the number of workers.
         activations: the activations of a pass.
-        several: whether an optimizer step has several passes.
     """
     if precision == "fp32" and (count == 1 or fsdp.sharding_strategy == "no_shard"):
         return {}
     width = DTYPES[precision].itemsize
     within = model.apart + model.layer * (width + 4) // width
     at_the_end = model.apart * (width + 4) // width - activations
-    summed_once = several and count > 1 and not fsdp.reduce_each_micro_batch
-    gradients = model.trained if summed_once else min(model.trained, max(within, at_the_end))
-    return {"gathered weights": model.gathered, "gathered gradients": gradients}
+    return {"gathered weights": model.gathered, "gathered gradients": min(model.trained, max(within, at_the_end))}
 
 
 def _reference(sizes: Sizes) -> ProcessForecast:
@@ -214,7 +210,7 @@ def _frozen(
     """Return the forecast of a worker that holds a model which does not learn."""
     actor = sizes.config.actor
     model = model_sizes(actor, section)
-    tokens, _ = sizes.micro(component, settings.max_tokens_per_micro_batch)
+    tokens = sizes.micro(component, settings.max_tokens_per_micro_batch)
     shards = sizes.count(component) if actor.fsdp_config.sharding_strategy != "no_shard" else 1
     parts = {
         "base": _BASE,

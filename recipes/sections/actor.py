@@ -171,17 +171,8 @@ class FsdpConfig(ConfigModel):
         " backward; no_shard: every rank holds everything.",
     )
     cpu_offload: Bool = Field(default=False, description="Keep unused shards in host memory.")
-    reshard_after_forward: Bool | None = Field(
-        default=None,
-        description="Free gathered weights after the forward pass. Default: decided by `sharding_strategy`.",
-    )
     mixed_precision: MixedPrecisionConfig = Field(
         default_factory=MixedPrecisionConfig, description="Types used while computing: reduce_dtype."
-    )
-    reduce_each_micro_batch: Bool = Field(
-        default=True,
-        description="Sum gradients over ranks after each micro-batch, so that a rank holds those of its shard alone."
-        " false: after the last one, with fewer messages; until then each rank holds all gradients, in fp32.",
     )
     gradient_checkpointing: Bool = Field(
         default=False,

@@ -13,7 +13,6 @@ from typing import Final, TypeAlias, cast
 
 from pydantic import BaseModel
 
-from recipes.sections.actor import FsdpConfig
 from recipes.sections.model_folders import CONVERT, is_earlier
 from rlinf_core import JobConfig, Report, RLinfError, RunnerConfig
 from rlinf_core.config.diagnostics import Severity
@@ -68,7 +67,6 @@ def place_entry(cluster: ClusterConfig, *components: str) -> str:
 def check_sections(
     config: JobConfig,
     runner: RunnerConfig,
-    fsdp: FsdpConfig,
     facts: Mapping[str, Fact],
     components: tuple[str, ...],
     report: Report,
@@ -80,7 +78,7 @@ def check_sections(
 
     Args:
         config: the job.
-        runner, fsdp: the sections `runner` and `actor.fsdp_config` of the job.
+        runner: the section `runner` of the job.
         facts: the facts of the recipe, which must be those of the checkpoint.
         components: the components that the recipe always has; each has a section with `group_name`.
         report: takes findings.
@@ -89,7 +87,6 @@ def check_sections(
     """
     check_components(config.cluster, config.recipe, components, report, optional)
     check_group_names(config, (*components, *optional), report)
-    _check_fsdp(fsdp, report)
     _check_training(config, trained, report)
     check_loggers(runner, report)
     _check_profiler(runner, config.cluster, report)
@@ -120,21 +117,6 @@ def check_components(
         names = ", ".join(f"`{name}`" for name in missing)
         message = f"recipe `{recipe}` needs a placement for {names}"
         report(at, "missing-component", message, f"add {place_entry(cluster, *missing)}")
-
-
-def _check_fsdp(fsdp: FsdpConfig, report: Report) -> None:
-    """Report a `reshard_after_forward` that contradicts the sharding strategy."""
-    reshards = fsdp.sharding_strategy == "full_shard"
-    if fsdp.reshard_after_forward in (None, reshards):
-        return
-    value = "true" if fsdp.reshard_after_forward else "false"
-    report(
-        ("actor", "fsdp_config", "reshard_after_forward"),
-        "conflicting-settings",
-        f"`reshard_after_forward: {value}` contradicts `sharding_strategy: {fsdp.sharding_strategy}`",
-        "remove one of the two",
-        about=[("actor", "fsdp_config", "sharding_strategy")],
-    )
 
 
 def _check_training(config: BaseModel, components: tuple[str, ...], report: Report) -> None:

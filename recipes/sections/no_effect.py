@@ -73,10 +73,7 @@ def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lam
         reads: whether a single process reads it nevertheless, in a file.
     """
     alone = (component, *others)
-    names = (
-        *("sharding_strategy", "reshard_after_forward", "cpu_offload", "mixed_precision.reduce_dtype"),
-        "reduce_each_micro_batch",
-    )
+    names = ("sharding_strategy", "cpu_offload", "mixed_precision.reduce_dtype")
     return IgnoredKeys(
         tuple(f"{component}.fsdp_config.{name}" for name in names),
         lambda config, sizes: (
@@ -89,17 +86,16 @@ def of_one_rank(component: str, *others: str, reads: Callable[[Any], bool] = lam
     )
 
 
-def without_shards(component: str, *keys: str, reads: Callable[[Any], bool] = lambda config: False) -> IgnoredKeys:
-    """Return the rule about keys of `fsdp_config` of a component whose every rank holds all weights.
+def without_shards(component: str, reads: Callable[[Any], bool]) -> IgnoredKeys:
+    """Return the rule about `cpu_offload` of a component whose every rank holds all weights.
 
     Args:
         component: the section.
-        keys: the keys of `fsdp_config`.
-        reads: whether they are read nevertheless, in a file.
+        reads: whether it is read nevertheless, in a file.
     """
     strategy = f"{component}.fsdp_config.sharding_strategy"
     return IgnoredKeys(
-        tuple(f"{component}.fsdp_config.{key}" for key in keys),
+        (f"{component}.fsdp_config.cpu_offload",),
         lambda config, sizes: (
             getattr(config, component).fsdp_config.sharding_strategy == "no_shard" and not reads(config)
         ),

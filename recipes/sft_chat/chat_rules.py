@@ -36,7 +36,7 @@ _VAL: Final[Path] = ("data", "val_data_paths")
 
 def check(config: ChatConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
-    check_sections(config, config.runner, config.actor.fsdp_config, facts(config), ("actor",), report)
+    check_sections(config, config.runner, facts(config), ("actor",), report)
     _check_source(config, report)
     if not runs_in_this_interpreter(config, "actor"):
         return

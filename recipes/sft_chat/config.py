@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 from pydantic import Field, model_validator
 
 from recipes.language.config.language_config import LanguageActorConfig, LanguageOptimConfig, ModelRunnerConfig
-from recipes.language.config.language_no_effect import SHARD_KEYS, has_no_end, keeps_masters
+from recipes.language.config.language_no_effect import has_no_end, keeps_masters
 from recipes.sections.no_effect import checkpoints_of, of_one_rank, without_shards
 from recipes.sections.values import TestFiles, TrainFiles
 from rlinf_core import ConfigModel, Count, IgnoredKeys, JobConfig, Seed
@@ -173,7 +173,7 @@ class ChatConfig(JobConfig):
         ),
         has_no_end("actor"),
         of_one_rank("actor", reads=lambda config: keeps_masters(config.actor.model)),
-        without_shards("actor", *SHARD_KEYS, reads=lambda config: keeps_masters(config.actor.model)),
+        without_shards("actor", *reads=lambda config: keeps_masters(config.actor.model)),
         checkpoints_of("actor"),
     )
 

@@ -52,9 +52,6 @@ class ParallelStrategy(ABC):
     def finish_gradients(self) -> None:  # noqa: B027 - most have nothing to do
         """Average the gradients over all ranks, after the last backward pass of a batch."""
 
-    def accumulate(self, *, last: bool) -> None:  # noqa: B027 - most have nothing to do
-        """Announce a backward pass: `last` marks the final one before `finish_gradients`."""
-
     def gradient_norm(self) -> Tensor:
         """Return the 2-norm of the gradients of all ranks together, a scalar."""
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
@@ -128,17 +125,8 @@ class Replicated(SingleProcess):
 class Sharded(ParallelStrategy):
     """A shard of each weight, gradient and optimizer state on every rank (FSDP2).
 
-    Args:
-        module: see `ParallelStrategy`.
-        world_size: see `ParallelStrategy`.
-        rank: see `ParallelStrategy`.
-        reduces_each: whether gradients are summed over ranks in each backward pass: between passes a rank has those of
-            its shard alone. Otherwise it has all of them until the last pass.
+    Gradients are summed over ranks in each backward pass: between passes a rank has those of its shard alone.
     """
-
-    def __init__(self, module: nn.Module, world_size: int, rank: int = 0, *, reduces_each: bool = True) -> None:
-        super().__init__(module, world_size, rank)
-        self._reduces_each = reduces_each
 
     def reduce_sum(self, value: Tensor) -> Tensor:
         """See `ParallelStrategy`."""
@@ -147,10 +135,6 @@ class Sharded(ParallelStrategy):
     def reduce_max(self, number: int) -> int:
         """See `ParallelStrategy`."""
         return _largest(number)
-
-    def accumulate(self, *, last: bool) -> None:
-        """See `ParallelStrategy`."""
-        self.module.set_requires_gradient_sync(last or self._reduces_each)  # pyright: ignore[reportCallIssue] - an FSDPModule
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
         """See `ParallelStrategy`."""
@@ -209,7 +193,7 @@ def parallelize(
         fill_weights(module, initial, torch.device("cpu") if _offloads(fsdp, device) else device)
     for method in methods:
         register_fsdp_forward_method(module, method)
-    return Sharded(module, world_size, rank, reduces_each=fsdp.reduce_each_micro_batch)
+    return Sharded(module, world_size, rank)
 
 
 def _shard(

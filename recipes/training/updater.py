@@ -129,8 +129,7 @@ class Updater:
         strategy = self._strategy
         self._optimizer.zero_grad()
         losses: list[Loss] = []
-        for number, part in enumerate(parts):
-            strategy.accumulate(last=number == len(parts) - 1)
+        for part in parts:
             losses.append(evaluate(part))
             if not losses[-1].loss.requires_grad:
                 why = "all that it is made of was detached, or comes from the batch"
@@ -179,7 +178,6 @@ class Updater:
         self._optimizer.zero_grad()
         kind = "cuda" if device.type == "cpu" else device.type
         with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=kind):
-            self._strategy.accumulate(last=True)
             value = output()
             if value is None or not value.requires_grad:
                 return set()

@@ -17,7 +17,6 @@ from recipes.sections.no_effect import (
     discount_of_total_rewards,
     lambda_without_values,
     of_one_rank,
-    without_shards,
 )
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.diagnostics import Severity
@@ -130,7 +129,6 @@ _OF_BOTH: Final = (
         because=("env.eval.video_cfg",),
     ),
     of_one_rank("actor"),
-    without_shards("actor", "reduce_each_micro_batch"),
     checkpoints_of("actor"),
 )
 

@@ -47,7 +47,7 @@ from rlinf_core.config.tree import Path
 
 def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
-    check_sections(config, config.runner, config.actor.fsdp_config, facts(config), COMPONENTS, report)
+    check_sections(config, config.runner, facts(config), COMPONENTS, report)
     _check_robots_used(config, report)
     check_model_options(config, report)
     check_load_path(config, config.env.train, report)

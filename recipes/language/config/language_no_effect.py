@@ -23,8 +23,6 @@ from recipes.sections.no_effect import (
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.model import WorldSizes
 
-# Keys of `fsdp_config` that are about shards; in recipe `embodied` the first is an error.
-SHARD_KEYS: Final = ("cpu_offload", "reduce_each_micro_batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +198,7 @@ LANGUAGE: Final = (
     ),
     of_one_rank("actor", "reference", reads=lambda config: keeps_masters(config.actor.model)),
     of_one_rank("critic", reads=lambda config: keeps_masters(config.critic.model or config.actor.model)),
-    without_shards("actor", *SHARD_KEYS, reads=lambda config: keeps_masters(config.actor.model)),
-    without_shards(
-        "critic", *SHARD_KEYS, reads=lambda config: keeps_masters(config.critic.model or config.actor.model)
-    ),
+    without_shards("actor", lambda config: keeps_masters(config.actor.model)),
+    without_shards("critic", lambda config: keeps_masters(config.critic.model or config.actor.model)),
     checkpoints_of("actor"),
 )

@@ -53,7 +53,6 @@ def check_job(
     check_sections(
         config,
         config.runner,
-        config.actor.fsdp_config,
         facts(config),
         tuple(components),
         report,

@@ -524,10 +524,6 @@ class TestConflicts:
                 "algorithm: {adv_type: grpo, loss_type: actor, group_size: 8}\nenv:\n  train:\n    group_size: 4\n",
                 "4",
             ),
-            (
-                "actor:\n  fsdp_config:\n    sharding_strategy: shard_grad_op\n    reshard_after_forward: true\n",
-                "true",
-            ),
             ("actor: {fsdp_config: {cpu_offload: true}}\n", "true"),
             ("actor:\n  group_name: G\nrollout:\n  group_name: G\n", "G"),
         ],

@@ -34,7 +34,6 @@ def learn(state: TrainingState, step: int) -> None:
     """Take an optimizer step on what each rank has of its own."""
     inputs = torch.randn(4, 300, generator=torch.Generator().manual_seed(2 * step + state.strategy.rank))
     state.optimizer.zero_grad()
-    state.strategy.accumulate(last=True)
     state.strategy.module(inputs).pow(2).mean().backward()
     state.strategy.finish_gradients()
     state.optimizer.step()

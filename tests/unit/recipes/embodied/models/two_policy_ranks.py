@@ -74,7 +74,6 @@ def train(case: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]
         mine = {name: value[row] for name, value in inputs.items()}
         valid = torch.ones(actions[row].shape[:2], dtype=torch.bool)
         loss = policy.imitation_loss(mine, actions[row], valid) / (share.stop - share.start)
-        state.strategy.accumulate(last=start == share.stop - 1)
         loss.backward()
     state.strategy.finish_gradients()
     norm = state.strategy.gradient_norm()

@@ -42,7 +42,6 @@ class Case:
         settings: of the learner.
         how: `loss_agg_func`.
         half: whether layers compute in bfloat16.
-        reduces_each: `reduce_each_micro_batch`.
     """
 
     groups: Sequence[Sequence[int]] = ((0, 1, 5), (2, 3, 4))
@@ -52,7 +51,6 @@ class Case:
     settings: LearnerSettings = LearnerSettings(clip_grad=0.05)  # noqa: RUF009 - it is frozen
     how: Any = "token-mean"
     half: bool = False
-    reduces_each: bool = True
 
 
 # The same passes for any number of ranks: rounding to half the bits depends on what is computed together.
@@ -61,7 +59,6 @@ _ONE_BY_ONE = LearnerSettings(clip_grad=0.05, max_tokens=1)
 CASES: Mapping[str, Case] = {
     "FSDP2": Case(),
     "FSDP2, several micro-batches": Case(settings=LearnerSettings(max_tokens=40), how="seq-mean-token-mean"),
-    "FSDP2, gradients summed at the end": Case(settings=LearnerSettings(max_tokens=40), reduces_each=False),
     "FSDP2, prompts by themselves": Case(settings=LearnerSettings(share_prompts=False, max_tokens=60)),
     "FSDP2, one rank has nothing": Case(groups=((0, 1, 2, 3, 4, 5), ()), settings=LearnerSettings(max_tokens=50)),
     "FSDP2, gradients stay whole": Case(sharding="shard_grad_op", how="seq-mean-token-sum"),
@@ -88,7 +85,7 @@ def train(case: Case, rank: int, world_size: int) -> dict[str, Any]:
             if "lora_B" in name:
                 nn.init.normal_(weight, std=0.1)
     module = ValueModel(model) if case.values else LanguagePolicy(model)
-    fsdp = FsdpConfig(sharding_strategy=case.sharding, reduce_each_micro_batch=case.reduces_each)  # pyright: ignore[reportArgumentType]
+    fsdp = FsdpConfig(sharding_strategy=case.sharding)  # pyright: ignore[reportArgumentType]
     strategy = parallelize(
         module,
         rank,

@@ -164,7 +164,6 @@ def _step(state: Any) -> None:
     tokens = torch.arange(2, 42)
     plan = PackedPlan([Segment(0, 40)], torch.device("cpu"))
     row = PackedRow(tokens[None], plan, torch.arange(39), tokens[1:])
-    state.strategy.accumulate(last=True)
     loss = -state.strategy.module(row).logprobs.mean()
     loss.backward()
     state.strategy.finish_gradients()
