@@ -9,7 +9,7 @@ from pydantic import Field
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, Fraction
 from rlinf_core.config.sections.values import LossAggregation, NonNegativeFloat
-from rlinf_core.scalars import Bool, Data, Float, Text
+from rlinf_core.scalars import Bool, Data, Text
 
 # Advantages that compare total rewards within a group and nothing else; all that compare the members of a group; and
 # all that every recipe has.
@@ -64,8 +64,5 @@ class AlgorithmConfig(ConfigModel):
     clip_ratio_low: Fraction = Field(default=0.2, description="Lower clip of the probability ratio: 1 minus this.")
     clip_ratio_high: NonNegativeFloat = Field(
         default=0.2, description="Upper clip of the probability ratio: 1 plus this."
-    )
-    clip_ratio_c: Annotated[Float, Field(gt=1)] | None = Field(
-        default=3.0, description="Dual clip: bound of the ratio for negative advantages; null: none."
     )
     entropy_bonus: NonNegativeFloat = Field(default=0.0, description="Weight of the policy's entropy bonus.")

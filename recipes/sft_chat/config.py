@@ -173,7 +173,7 @@ class ChatConfig(JobConfig):
         ),
         has_no_end("actor"),
         of_one_rank("actor", reads=lambda config: keeps_masters(config.actor.model)),
-        without_shards("actor", *reads=lambda config: keeps_masters(config.actor.model)),
+        without_shards("actor", lambda config: keeps_masters(config.actor.model)),
         checkpoints_of("actor"),
     )
 

@@ -22,7 +22,7 @@ OFFLOADS = ("actor.enable_offload=true", "rollout.enable_offload=true")
 SOFT = (
     *("actor.model.model_type=squashed_policy", "actor.global_batch_size=64"),
     *("algorithm.loss_type=sac", "algorithm.learning_starts=200", "algorithm.update_to_data=0.1"),
-    *("algorithm.value_clip=null", "algorithm.huber_delta=null", "env.train.total_num_envs=16"),
+    *("algorithm.value_clip=null", "env.train.total_num_envs=16"),
 )
 STEADY = ("algorithm.normalize_observations=true", "algorithm.target_kl=0.5", "actor.model.precision=bf16")
 

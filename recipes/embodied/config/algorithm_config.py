@@ -126,10 +126,6 @@ class ActorCriticConfig(PolicyGradientConfig):
         default=None,
         description="Value clipping: largest change of a value in one training step, in units of return; null: none.",
     )
-    huber_delta: PositiveFloat | None = Field(
-        default=None,
-        description="Value error beyond which the loss is linear (Huber), in units of return; null: always squared.",
-    )
     value_weight: PositiveFloat = Field(
         default=1.0,
         description="Weight of the value loss, half the squared error, relative to the policy loss.",

@@ -77,19 +77,6 @@ class DemonstrationsConfig(ConfigModel):
         " path or a list. `{path: ..., weight: ..., episodes: [...], flip: ...}` sets how often rows of a data set"
         " are sampled, from which episodes, and how its images are flipped.",
     )
-    episodes: tuple[NonNegativeInt, ...] = Field(
-        default=(), description="Indices of the episodes to learn from, for a single data set. Default: all."
-    )
-    filter_key: Text | None = Field(
-        default=None,
-        description="Learn from one split only, such as `train`: `mask/train` in a robomimic file, or the split of"
-        " that name in a LeRobotDataset.",
-    )
-    state_keys: tuple[Text, ...] = Field(
-        default=(),
-        description="Columns that are concatenated into the state. Default: `observation.state`; in HDF5 files, the"
-        " poses of hand and gripper.",
-    )
     columns: Mapping[Column, Text] = Field(
         default_factory=dict[Column, str],
         description="The data set's columns for action, reward, success, the ends of episodes or intervention, if their"
@@ -128,10 +115,7 @@ class DemonstrationsConfig(ConfigModel):
     @property
     def sources(self) -> tuple[DataSource, ...]:
         """The data sets, with what is said of each."""
-        return tuple(
-            path if isinstance(path, DataSource) else DataSource(path=path, episodes=self.episodes)
-            for path in self.train_data_paths
-        )
+        return tuple(path if isinstance(path, DataSource) else DataSource(path=path) for path in self.train_data_paths)
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -159,7 +159,7 @@ EMBODIED: Final = (
         because=("algorithm.adv_type",),
     ),
     IgnoredKeys(
-        ("algorithm.value_clip", "algorithm.huber_delta", "algorithm.value_weight", "actor.optim.value_lr"),
+        ("algorithm.value_clip", "algorithm.value_weight", "actor.optim.value_lr"),
         lambda config, sizes: config.algorithm.loss_type == "actor" or not config.actor.model.add_value_head,
         "no values are trained",
         "remove it, or write `loss_type: actor_critic` and `adv_type: gae`",

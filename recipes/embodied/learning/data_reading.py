@@ -61,21 +61,12 @@ def check_sources(config: DemonstrationsConfig) -> None:
             where=sources[weighted.index(False)].path,
             help="write a `weight` for each of them, or for none",
         )
-    if config.episodes and len(sources) > 1:
-        raise DatasetError(
-            f"`data.episodes` numbers the episodes of one data set, but there are {len(sources)}",
-            where=sources[0].path,
-            help="write `train_data_paths: [{path: ..., episodes: [...]}, ...]`",
-        )
 
 
 def read_source(config: DemonstrationsConfig, source: DataSource, *, pictures: bool) -> Demonstrations:
     """Return one of the data sets; see `read_data`."""
-    data = read_demonstrations(
-        source.path, config.state_keys, columns=config.columns, part=config.filter_key, pictures=pictures
-    )
-    chosen = source.episodes or config.episodes
-    data = data.chosen(chosen) if chosen else data
+    data = read_demonstrations(source.path, columns=config.columns, pictures=pictures)
+    data = data.chosen(source.episodes) if source.episodes else data
     if not len(data):
         raise DatasetError("no rows are left to learn from", where=source.path, help="choose other episodes")
     data = _scaled(data, config)
@@ -113,7 +104,7 @@ def check_finite(data: Demonstrations) -> None:
         raise DatasetError(
             f"the {name} of a row is {value}{number}",
             where=data.place_of(row),
-            help="correct the data set, or exclude the episode with `data.episodes`",
+            help="correct the data set, or name the other episodes: `train_data_paths: {path: ..., episodes: [...]}`",
         )
 
 

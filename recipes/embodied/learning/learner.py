@@ -65,7 +65,7 @@ class Learner:
         self._loss = get_policy_loss(algorithm.loss_type)
         refuse_unknown_options(algorithm.options, own_names(algorithm), "algorithm.options")
         options = checked_options(self._loss, algorithm.options, "algorithm.options")
-        self._settings = replace(LossSettings.of(algorithm), options=options)
+        self._settings = replace(LossSettings.of(algorithm), huber_delta=None, options=options)
         self._skips = config.runner.on_nonfinite == "skip"
         self._updater = Updater(strategy, optimizer, clip_grad=config.actor.optim.clip_grad, skip_nonfinite=self._skips)
 

@@ -55,8 +55,8 @@ def check_data(config: PolicyJob, environments: EnvironmentConfig | None, report
         try:
             shape = _hdf5(source, config, at, report) if source.path.endswith(HDF5_ENDINGS) else None
             if not source.path.endswith(HDF5_ENDINGS):
-                info = _lerobot(source.path, config, at, report)
-                shape = info.shape(source.path, config.data.state_keys, config.data.columns)
+                info = _lerobot(source, at, report)
+                shape = info.shape(source.path, columns=config.data.columns)
             if shape is None:
                 continue
             shapes.append((at, shape))
@@ -140,9 +140,9 @@ def _check_content(config: PolicyJob, at: Path, parts: list[Demonstrations], rep
             report(at, "dataset-mismatch", f"{assumed}: `{part.where}`", about=about, severity=Severity.WARNING)
 
 
-def _lerobot(path: str, config: PolicyJob, at: Path, report: Report) -> DatasetInfo:
+def _lerobot(source: DataSource, at: Path, report: Report) -> DatasetInfo:
     """Return a folder's description of itself, after a check of its files."""
-    folder = FilePath(path)
+    path, folder = source.path, FilePath(source.path)
     info = read_info(folder)
     check_files(folder, info)
     if not os.path.isfile(folder / STATISTICS) and not info.is_listed:
@@ -157,7 +157,7 @@ def _lerobot(path: str, config: PolicyJob, at: Path, report: Report) -> DatasetI
                 check_videos(files, name, info, rows_of_videos(episodes, name))
         except DatasetError as error:
             # The damaged episodes may be those that are left out.
-            severity = Severity.WARNING if config.data.episodes else Severity.ERROR
+            severity = Severity.WARNING if source.episodes else Severity.ERROR
             report(at, "unusable-path", _message(error), error.help or "", severity=severity)
     return info
 

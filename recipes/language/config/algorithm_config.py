@@ -16,7 +16,7 @@ from recipes.sections.algorithm import (
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import Count, Fraction, IgnoredKeys
 from rlinf_core.config.sections.values import NonNegativeFloat, NonNegativeInt, PositiveFloat
-from rlinf_core.scalars import Bool, Text
+from rlinf_core.scalars import Bool, Float, Text
 
 VALUE_ADVANTAGES: Final = ("gae", "turn_gae")
 DISTILLATION: Final = "distillation"
@@ -143,6 +143,9 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
     )
     gamma: Fraction = Field(default=1.0, description="Discount factor of rewards, per token; per turn with turn_gae.")
     gae_lambda: Fraction = Field(default=1.0, description="Lambda of gae and turn_gae.")
+    clip_ratio_c: Annotated[Float, Field(gt=1)] | None = Field(
+        default=3.0, description="Dual clip: bound of the ratio for negative advantages; null: none."
+    )
     value_clip: PositiveFloat | None = Field(
         default=0.5,
         description="Value clipping: largest change of a value in one training step, in units of return; null: none.",

@@ -24,7 +24,6 @@ from rlinf_core import IgnoredKeys
 from rlinf_core.config.model import WorldSizes
 
 
-
 @dataclass(frozen=True, slots=True)
 class OptionalComponent:
     """A component that is placed where a value of the file asks for it.

@@ -94,7 +94,7 @@ def test_check_jsonschema_accepts_every_shipped_file(schema: dict[str, Any], tmp
         "recipe: math\ncluster: {num_nodes: '${env:NODES}'}\nrunner: {max_steps: '${env:N:-5}', trace: '${env:T}'}\n",
         EMBODIED + "env: {train: {env_type: 'my.envs:Stack', options: {a: [1, {b: null}]}}}\n",
         EMBODIED
-        + "algorithm: {adv_type: '${env:ADV}', clip_ratio_c: null}\nrunner: {max_steps: -1, task_type: embodied}\n",
+        + "algorithm: {adv_type: '${env:ADV}', value_clip: null}\nrunner: {max_steps: -1, task_type: embodied}\n",
         "extends: base.yaml\n",
         "extends: gymnasium_sac\nalgorithm: {update_to_data: 3, replay: {capacity: 1000}}\n",
         EMBODIED + "algorithm: {loss_type: sac, update_to_data: 3}\n",

@@ -56,7 +56,6 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*EMBODIED, *GRPO), "actor.optim.value_lr=0.1"),
     ((*EMBODIED, *OWN), "algorithm.gae_lambda=0.9"),
     ((*EMBODIED, *NO_VALUES), "algorithm.value_clip=0.1"),
-    ((*EMBODIED, *NO_VALUES), "algorithm.huber_delta=1"),
     ((*EMBODIED, *NO_VALUES), "algorithm.value_weight=0.5"),
     ((*EMBODIED, *GRPO, "actor.model.add_value_head=false"), "algorithm.gamma=0.5"),
     (EMBODIED, "data.normalization=quantile"),
@@ -135,7 +134,6 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
 OF_OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*EMBODIED, *GRPO), "algorithm.gae_lambda=0.9"),
     ((*EMBODIED, *GRPO), "algorithm.value_clip=0.1"),
-    ((*EMBODIED, *GRPO), "algorithm.huber_delta=1"),
     ((*EMBODIED, *GRPO), "algorithm.value_weight=0.5"),
     ((*EMBODIED, *SAC), "algorithm.target_kl=0.1"),
     (EMBODIED, "algorithm.critics=3"),
