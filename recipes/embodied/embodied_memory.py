@@ -135,7 +135,10 @@ def environment_spec(environments: EnvironmentConfig) -> tuple[EnvSpec, tuple[st
         return replace(SPEC, cameras={} if options is None else options.shapes), ()  # the arm is elsewhere
     try:
         settings = EnvSettings(
-            num_envs=1, task=environments.task, options=environments.options, success_reward=environments.success_reward
+            num_envs=1,
+            task=environments.task,
+            options=environments.options,
+            success_reward=environments.in_training.success_reward,
         )
         env = make_env(kind, settings)
     except ConfigError as error:

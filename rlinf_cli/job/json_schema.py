@@ -6,8 +6,10 @@ It accepts what `rlinf validate` accepts: numbers for text (`label: 4090`), refe
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any, Final, TypeAlias, cast
 
 from pydantic import BaseModel
@@ -31,6 +33,8 @@ _EXTENDS: Final[Schema] = {
 }
 # Pydantic's names for bounds of a value that a validator of ours has read first.
 _BOUNDS: Final = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+# Characters of a key's schema from which a reference to it is much shorter.
+_WORTH_SHARING: Final = 100
 _BELOW_ALL: Final = ("anyOf", "allOf", "oneOf")
 _BELOW_ONE: Final = ("items", "additionalProperties", "if", "then", "else", "not")
 
@@ -46,6 +50,7 @@ def json_schema(model: type[BaseModel]) -> Schema:
     requirements = _Requirements(definitions)
     job_file = requirements.unless_extended(references["file"])
     requirements.remove()
+    _share(definitions)
     return {**_file(f"rlinf: {model.__name__}"), **job_file, "$defs": definitions}
 
 
@@ -75,6 +80,7 @@ def file_schema(
             chosen = {"if": _has(setting), "then": other, "else": chosen}
         branches.append({"if": selected, "then": chosen})
     requirements.remove()
+    _share(definitions)
     names: Schema = {"description": "What is trained: a name that `rlinf train` lists.", "enum": list(recipes)}
     properties = {"extends": _EXTENDS, "recipe": names}
     return {**_file("rlinf configuration"), "properties": properties, "allOf": branches, "$defs": definitions}
@@ -116,6 +122,22 @@ def _definitions(models: Mapping[str, type[BaseModel]]) -> tuple[dict[str, Schem
         if "recipe" in model.model_fields:
             _resolve(definitions, schemas[model, "validation"])["properties"]["extends"] = _EXTENDS
     return definitions, references
+
+
+def _share(definitions: dict[str, Schema]) -> None:
+    """Describe once, in a definition of its own, a key that several sections have alike: kinds of a section do."""
+    sections_with: dict[tuple[str, str], list[Schema]] = {}
+    for definition in definitions.values():
+        properties: Schema = definition.get("properties", {})
+        for name, value in properties.items():
+            sections_with.setdefault((name, json.dumps(value)), []).append(properties)
+    for (name, text), alike in sections_with.items():
+        if len(alike) == 1 or len(text) < _WORTH_SHARING:
+            continue
+        shared = next(key for key in (f"{name}.{number}" for number in count(1)) if key not in definitions)
+        definitions[shared] = alike[0][name]
+        for properties in alike:
+            properties[name] = {"$ref": f"#/$defs/{shared}"}
 
 
 def _add_accepted_keys(definitions: Mapping[str, Schema], models: Iterable[type[BaseModel]]) -> None:

@@ -21,6 +21,11 @@ _TRAINING: Final = (
     *(f"actor.{name}" for name in ("optim", "checkpoint_save_path", "global_batch_size", "micro_batch_size")),
     "algorithm",
 )
+# Of `env.train`, what evaluations take, too.
+_OF_EVALUATIONS: Final = (
+    *("seed", "auto_reset", "ignore_terminations", "reward_coef", "success_reward"),
+    *("num_processes", "simulator_timeout"),
+)
 # Of `algorithm`, what a policy acts by.
 _ACTING: Final = ("algorithm.loss_type", "algorithm.normalize_observations")
 
@@ -75,8 +80,9 @@ def _ignored(key: str, command: str, *, of_run: bool) -> bool:
     if _within(key, "env.eval"):
         return command == "record"
     if _within(key, "env.train"):
-        # In a file `env.eval` inherits from it; in that of a run both are whole. The seed tells which starts are new.
-        return of_run and command != "record" and key != "env.train.seed"
+        # In a file `env.eval` inherits from it; in that of a run it takes how steps count. The seed tells which starts
+        # are new.
+        return of_run and command != "record" and key.removeprefix("env.train.") not in _OF_EVALUATIONS
     return any(_within(key, name) for name in _TRAINING) and not any(_within(key, name) for name in _ACTING)
 
 

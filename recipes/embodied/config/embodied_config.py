@@ -71,9 +71,9 @@ class EmbodiedConfig(PolicyJob):
 
 
 def group_size(config: PolicyJob, environments: EnvironmentConfig) -> int:
-    """Return how many environments share each start."""
-    common = config.algorithm.group_size if isinstance(config, EmbodiedConfig) else 1
-    return environments.group_size or common
+    """Return how many environments share each start; evaluations compare none."""
+    learns = isinstance(config, EmbodiedConfig) and environments is config.env.train
+    return config.algorithm.group_size if learns else 1
 
 
 def resets_each_pass(config: EmbodiedConfig) -> bool:

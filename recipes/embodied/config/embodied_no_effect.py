@@ -121,13 +121,6 @@ _OF_BOTH: Final = (
         "`model_path` names a model, which fixes the sizes",
         because=("actor.model.model_path",),
     ),
-    IgnoredKeys(
-        ("env.train.video_cfg.save_video", "env.train.video_cfg.video_base_dir", "env.train.video_cfg.episodes"),
-        lambda config, sizes: "video_cfg" in config.env.eval.model_fields_set,
-        "videos are written of evaluations, and `env.eval` has its own `video_cfg`",
-        "write it there",
-        because=("env.eval.video_cfg",),
-    ),
     of_one_rank("actor"),
     checkpoints_of("actor"),
 )

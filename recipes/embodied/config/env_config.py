@@ -17,7 +17,7 @@ from typing import (
     cast,
 )
 
-from pydantic import BaseModel, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from recipes.embodied.config.env_types import (
     DEFAULT_ENV_TYPE,
@@ -41,10 +41,10 @@ from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import several
-from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
+from rlinf_core.config.sections.values import NonNegativeInt, PositiveFloat
 from rlinf_core.config.variants import NoOptions, V, Variant, chosen, kind_of_section, one_of
 from rlinf_core.registry import import_target
-from rlinf_core.scalars import Bool, Data, Float, Text, problem
+from rlinf_core.scalars import Bool, Data, Text, problem
 
 EnvTypeName = Annotated[Text, KnownOrOwn("env_type", tuple(ENV_TYPES), instead=FORMER_ENV_TYPES, form=ID_FORM)]
 _TASKS = ", ".join(f"{' or '.join(known.tasks)} ({name})" for name, known in ENV_TYPES.items() if known.tasks)
@@ -59,13 +59,6 @@ class VideoConfig(ConfigModel):
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         IgnoredKeys(
-            ("video_base_dir",),
-            lambda video, sizes: not video.save_video,
-            "no videos are written: `save_video` is false",
-            "remove it, or write `save_video: true`",
-            because=("save_video",),
-        ),
-        IgnoredKeys(
             ("fps", "episodes"),
             lambda video, sizes: not video.save_video,
             "training writes no videos: `save_video` is false",
@@ -77,10 +70,8 @@ class VideoConfig(ConfigModel):
 
     save_video: Bool = Field(
         default=False,
-        description="Write videos of the episodes of every evaluation, one per kind of episode end.",
-    )
-    video_base_dir: OptionalPath = Field(
-        default=None, description="Folder for videos. Default: `videos` in the run folder."
+        description="Write videos of the episodes of every evaluation, one per kind of episode end, into `videos` in"
+        " the run folder.",
     )
     fps: Count = Field(default=20, description="Frames per second; each action is one frame.")
     episodes: Count = Field(default=9, description="Episodes per video, side by side.")
@@ -136,37 +127,16 @@ else:
 class InferenceConfig(ConfigModel):
     """The joining of the chunks that a policy predicts."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("ensemble_coefficient",),
-            lambda inference, sizes: inference.chunking != "ensemble",
-            "no predictions are averaged: `chunking` is not ensemble",
-            "remove it, or write `chunking: ensemble`",
-            because=("chunking",),
-        ),
-    )
-
     chunking: Literal["wait", "ensemble"] = Field(
         default="wait",
         description="What is carried out: wait, each chunk after the one before; ensemble, of each action the mean over"
-        " the chunks that predict it (arXiv 2304.13705).",
-    )
-    ensemble_coefficient: Float = Field(
-        default=0.01, description="Decay (m) of ensemble: the i-th oldest prediction of a step weighs exp(-m i)."
+        " the chunks that predict it (arXiv 2304.13705), of which the i-th oldest weighs exp(-0.01 i).",
     )
 
 
 class EnvironmentConfig(Variant):
     """Environments of one kind."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("success_reward",),
-            lambda env, sizes: env.judge.source != ENVIRONMENT,
-            "the judge rewards success and nothing else",
-            because=("judge.source",),
-        ),
-    )
     chosen_by: ClassVar[str] = "env_type"
     of_kind: ClassVar[tuple[str, ...]] = ("task",)
 
@@ -195,24 +165,9 @@ class EnvironmentConfig(Variant):
         default=50, description="Steps of every environment in one rollout pass."
     )
     rollout_epoch: Count = Field(default=1, description="Rollout passes per training step.")
-    auto_reset: Bool = Field(default=True, description="Reset environments whose episode ended within a pass.")
-    ignore_terminations: Bool = Field(
-        default=False, description="Run episodes to their full length, even after the task is done."
-    )
-    reward_coef: PositiveFloat = Field(default=1.0, description="Factor of all rewards.")
-    success_reward: Bool = Field(
-        default=False,
-        description="Reward only the first success of an episode, with 1, instead of the environment's rewards.",
-    )
-    group_size: Count | None = Field(
-        default=None, description="Environments that share a start. Default: `algorithm.group_size`."
-    )
     seed: Seed = Field(
         default=0,
         description=f"Seed of the starts. Default: 0; for evaluations, the training seed + {EVAL_SEED_OFFSET}.",
-    )
-    video_cfg: VideoConfig = Field(
-        default_factory=VideoConfig, description="Videos of episodes: save_video, video_base_dir, fps, episodes."
     )
     judge: Judge = Field(
         default_factory=_JUDGES[0], description="Judge of episodes: source, options. Default: the environment."
@@ -222,38 +177,13 @@ class EnvironmentConfig(Variant):
     def keeps(cls, key: str, value: object, before: str, now: str) -> bool:
         return key == "task" and share_task(str(value), before, now)
 
+    @property
+    def in_training(self) -> RecordedEnvironmentConfig:
+        """The section that says how steps and episodes count: this one, or that of training."""
+        raise NotImplementedError
+
 
 E = TypeVar("E", bound=EnvironmentConfig)
-
-
-class SteppedConfig(ConfigModel):
-    """The keys of environments that processes of their own may step."""
-
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        *EnvironmentConfig.no_effect,
-        IgnoredKeys(
-            ("simulator_timeout",),
-            lambda env, sizes: (
-                env.env_type in ENV_TYPES
-                and not (ENV_TYPES[env.env_type].processes if env.num_processes is None else env.num_processes)
-            ),
-            "there are no simulator processes: environments are stepped in the worker process",
-            "remove it, or write `num_processes: 1`",
-            because=("num_processes", "env_type"),
-        ),
-    )
-
-    num_processes: NonNegativeInt | None = Field(
-        default=None,
-        description="Simulator processes per env worker and pipeline stage, which share its environments; 0:"
-        " environments are stepped in the worker process. Default: 1 for simulators in separate"
-        " packages, 0 for gymnasium.",
-    )
-    simulator_timeout: PositiveFloat = Field(
-        default=300.0,
-        description="Time limit for one simulator operation (making, resetting, stepping or observing an environment),"
-        " in seconds; a process that exceeds it is considered hung and is killed.",
-    )
 
 
 class _WithIdConfig(ConfigModel):
@@ -279,10 +209,33 @@ class _WithIdConfig(ConfigModel):
 class RecordedEnvironmentConfig(EnvironmentConfig):
     """Environments of one kind, in which people may take over."""
 
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
+            ("success_reward",),
+            lambda env, sizes: env.judge.source != ENVIRONMENT,
+            "the judge rewards success and nothing else",
+            because=("judge.source",),
+        ),
+    )
+
+    auto_reset: Bool = Field(default=True, description="Reset environments whose episode ended within a pass.")
+    ignore_terminations: Bool = Field(
+        default=False, description="Run episodes to their full length, even after the task is done."
+    )
+    reward_coef: PositiveFloat = Field(default=1.0, description="Factor of all rewards.")
+    success_reward: Bool = Field(
+        default=False,
+        description="Reward only the first success of an episode, with 1, instead of the environment's rewards.",
+    )
     intervention: Intervention = Field(
         default_factory=INTERVENTIONS[0],
         description="Human interventions during training: source, options. Evaluations have none.",
     )
+
+    @property
+    def in_training(self) -> RecordedEnvironmentConfig:
+        """See `EnvironmentConfig`."""
+        return self
 
 
 class TrainEnvironmentConfig(RecordedEnvironmentConfig):
@@ -301,23 +254,69 @@ class TrainEnvironmentConfig(RecordedEnvironmentConfig):
     )
 
 
+class SteppedConfig(ConfigModel):
+    """The keys of environments that processes of their own may step."""
+
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        *RecordedEnvironmentConfig.no_effect,
+        IgnoredKeys(
+            ("simulator_timeout",),
+            lambda env, sizes: (
+                env.env_type in ENV_TYPES
+                and not (ENV_TYPES[env.env_type].processes if env.num_processes is None else env.num_processes)
+            ),
+            "there are no simulator processes: environments are stepped in the worker process",
+            "remove it, or write `num_processes: 1`",
+            because=("num_processes", "env_type"),
+        ),
+    )
+
+    num_processes: NonNegativeInt | None = Field(
+        default=None,
+        description="Simulator processes per env worker and pipeline stage, which share its environments; 0:"
+        " environments are stepped in the worker process. Default: 1 for simulators in separate"
+        " packages, 0 for gymnasium.",
+    )
+    simulator_timeout: PositiveFloat = Field(
+        default=300.0,
+        description="Time limit for one simulator operation (making, resetting, stepping or observing an environment),"
+        " in seconds; a process that exceeds it is considered hung and is killed.",
+    )
+
+
 class EvalEnvironmentConfig(EnvironmentConfig):
     """Environments of evaluations."""
 
     follows: ClassVar[str] = "train"
+    _in_training: RecordedEnvironmentConfig = PrivateAttr(default_factory=RecordedEnvironmentConfig)
 
+    video_cfg: VideoConfig = Field(
+        default_factory=VideoConfig, description="Videos of episodes: save_video, fps, episodes."
+    )
     inference: InferenceConfig = Field(
         default_factory=InferenceConfig,
-        description="Temporal ensembling in evaluations and videos: chunking, ensemble_coefficient.",
+        description="Temporal ensembling in evaluations and videos: chunking.",
     )
+
+    @property
+    def in_training(self) -> RecordedEnvironmentConfig:
+        """See `EnvironmentConfig`."""
+        return self._in_training
+
+    def counted_as(self, training: RecordedEnvironmentConfig) -> EvalEnvironmentConfig:
+        """Return these environments with steps and episodes that count as those of another section."""
+        counted = self.model_copy()
+        counted._in_training = training
+        return counted
 
 
 def kinds_of(section: type[E]) -> tuple[type[E], ...]:
     """Return a section of environments for each kind, the default first: one for each model of options, with and
-    without processes."""
+    without processes, which are those of training."""
     by_keys: dict[tuple[str | None, bool], list[str]] = {}
     for name, known in ENV_TYPES.items():
-        by_keys.setdefault((known.options, known.processes is not None), []).append(name)
+        stepped = known.processes is not None and issubclass(section, RecordedEnvironmentConfig)
+        by_keys.setdefault((known.options, stepped), []).append(name)
     return tuple(
         _kind(section, tuple(names), options, stepped=stepped) for (options, stepped), names in by_keys.items()
     )
@@ -347,16 +346,17 @@ else:
 
 def stepping(environments: EnvironmentConfig) -> SteppedConfig:
     """Return the settings of the processes that step environments; those of none where they have none."""
-    return environments if isinstance(environments, SteppedConfig) else SteppedConfig()
+    training = environments.in_training
+    return training if isinstance(training, SteppedConfig) else SteppedConfig()
 
 
 # What an evaluation decides for itself; everything else it takes from `env.train` where it says nothing.
-_EVAL_OWN: Final = {"rollout_epoch": 1, "group_size": 1}
+_EVAL_OWN: Final = {"rollout_epoch": 1}
 # What means something else to another kind of environment.
 _OF_KIND: Final = frozenset({"env_type", "options", *EnvironmentConfig.of_kind})
 
 
-def _as_in_training(evaluation: EvalEnvironmentConfig, train: EnvironmentConfig) -> EvalEnvironmentConfig:
+def _as_in_training(evaluation: EvalEnvironmentConfig, train: RecordedEnvironmentConfig) -> EvalEnvironmentConfig:
     own = {name: getattr(evaluation, name) for name in evaluation.model_fields_set}
     if evaluation.task is not None:
         own["task"] = evaluation.task  # of an id in `env_type`, too
@@ -367,7 +367,7 @@ def _as_in_training(evaluation: EvalEnvironmentConfig, train: EnvironmentConfig)
     seed = {"seed": (train.seed + EVAL_SEED_OFFSET) % 2**32}
     values = {name: getattr(train if name in inherited else evaluation, name) for name in type(evaluation).model_fields}
     # What counts as given is what the file gives to the evaluation itself.
-    return evaluation.model_construct(set(own), **{**values, **_EVAL_OWN, **seed, **own})
+    return evaluation.model_construct(set(own), **{**values, **_EVAL_OWN, **seed, **own}).counted_as(train)
 
 
 class EnvSection(ConfigModel):
@@ -382,8 +382,8 @@ class EnvSection(ConfigModel):
     )
     eval: EvalEnvironments = Field(
         default_factory=_EVALUATING[0],
-        description="Evaluation environments. Keys left out are as in `env.train`, except `seed`, `rollout_epoch` (1)"
-        " and `group_size` (1).",
+        description="Evaluation environments. Keys left out are as in `env.train`, except `seed` and `rollout_epoch`"
+        " (1); steps and episodes count as there.",
     )
 
     @model_validator(mode="wrap")

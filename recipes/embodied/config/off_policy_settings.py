@@ -97,9 +97,8 @@ class OffPolicySettings(LearningConfig):
     n_steps: Count = Field(
         default=1, description="n-step returns: steps whose rewards are summed before the value is bootstrapped."
     )
-    critics: Count = Field(default=2, description="Critics in the ensemble.")
-    critic_layers: Count = Field(
-        default=2, description="Hidden layers of a critic, each `actor.model.hidden_dim` wide."
+    critics: Count = Field(
+        default=2, description="Critics in the ensemble, each with two hidden layers of `actor.model.hidden_dim`."
     )
     critic_norm: Literal["none", "layer", "batch"] = Field(
         default="none",

@@ -192,16 +192,16 @@ class EnvSettings:
         # Imported here: the process of a simulator needs no configuration.
         from recipes.embodied.config.env_config import stepping
 
-        processes = stepping(config)
+        counted, processes = config.in_training, stepping(config)
         return cls(
             num_envs=num_envs,
             first_env=first_env,
             task=config.task,
             max_episode_steps=config.max_episode_steps,
-            auto_reset=config.auto_reset,
-            ignore_terminations=config.ignore_terminations,
-            reward_coef=config.reward_coef,
-            success_reward=config.success_reward,
+            auto_reset=counted.auto_reset,
+            ignore_terminations=counted.ignore_terminations,
+            reward_coef=counted.reward_coef,
+            success_reward=counted.success_reward,
             mask_after_success=mask_after_success,
             group_size=group_size,
             seed=config.seed,

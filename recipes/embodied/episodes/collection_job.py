@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import torch
 
 from recipes.embodied.config import PolicyJob
-from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
+from recipes.embodied.config.env_config import EnvironmentConfig, EvalEnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import drives_one
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec
 from recipes.embodied.envs.first_step import first_step_check
@@ -148,14 +148,13 @@ def collecting(
         workers = HybridComponentPlacement(config, cluster).get_world_size("env")
         shares = workers * config.rollout.pipeline_stage_num
         one = intervention is not None and drives_one(intervention.source)
-        chosen = environments.model_copy(
-            update={
-                "auto_reset": False,
-                "group_size": 1,
-                "rollout_epoch": 1,
-                "total_num_envs": shares if one else min(environments.total_num_envs, -(-episodes // shares) * shares),
-            }
-        )
+        most = shares if one else min(environments.total_num_envs, -(-episodes // shares) * shares)
+        update: dict[str, Any] = {"rollout_epoch": 1, "total_num_envs": most}
+        if isinstance(environments, EvalEnvironmentConfig):
+            counted = environments.in_training.model_copy(update={"auto_reset": False})
+            chosen = environments.model_copy(update=update).counted_as(counted)
+        else:
+            chosen = environments.model_copy(update={**update, "auto_reset": False})
         env = config.env.model_copy(update={"eval": chosen})
         filled = config.model_copy(update={"env": env})
         yield Collection(filled, cluster, checkpoint, intervention, pretrained=pretrained)

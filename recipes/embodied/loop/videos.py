@@ -53,7 +53,7 @@ class EvaluationVideos:
             self._warn(nothing_to_see(self._env_type))
             return
         recorded_episodes = sorted((film for films in by_rank for film in films or ()), key=lambda film: film.env)
-        folder = Path(self._video.video_base_dir or self._record.folder.path / "videos")
+        folder = self._record.folder.path / "videos"
         try:
             write_videos(recorded_episodes, folder, self._video.fps, self._video.episodes, f"step-{step:06d}-")
         except (DatasetError, OSError) as error:

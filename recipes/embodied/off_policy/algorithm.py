@@ -41,6 +41,7 @@ Bootstrapped = TypeVar("Bootstrapped", bound=BootstrappedSettings)
 Kind = TypeVar("Kind")
 # The weights of critics in a checkpoint.
 CRITIC: Final = "critic"
+_CRITIC_LAYERS: Final = 2
 LOSS: Final[Path] = ("algorithm", "loss_type")
 
 
@@ -201,7 +202,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
             learned_spec(spec, action_size),
             settings.critics,
             model.hidden_dim,
-            settings.critic_layers,
+            _CRITIC_LAYERS,
             settings.critic_norm,
             judges_states=cls.judges_states,
             images=image_features(model),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from recipes.embodied.config.algorithm_config import LossName
 from recipes.embodied.config.off_policy_settings import BootstrappedSettings
 from recipes.embodied.off_policy.algorithm import BootstrappedAlgorithm, TransitionTensors
-from rlinf_core.config.sections.values import PositiveFloat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,17 +14,15 @@ if TYPE_CHECKING:
     from recipes.embodied.models.base_policy import Inputs
     from rlinf_core import Loss
 
+# Standard deviation of the noise on the next actions in targets, and its bound, as in the paper.
+_TARGET_NOISE: Final = 0.2
+_NOISE_BOUND: Final = 0.5
+
 
 class Td3Settings(BootstrappedSettings):
     """The keys of TD3."""
 
     loss_type: LossName = "td3"
-    target_noise: PositiveFloat = Field(
-        default=0.2, description="Standard deviation of the noise on the next actions in targets, as in TD3."
-    )
-    target_noise_clip: PositiveFloat = Field(
-        default=0.5, description="Bound of the noise on the next actions in targets."
-    )
 
 
 Deterministic = TypeVar("Deterministic", bound=Td3Settings)
@@ -46,8 +41,7 @@ class Td3(BootstrappedAlgorithm[Deterministic]):
 
         policy = self.policy if self.target_policy is None else self.target_policy
         actions, _ = policy.sample(inputs)
-        bound = self.settings.target_noise_clip
-        noise = (torch.randn_like(actions) * self.settings.target_noise).clamp(-bound, bound)
+        noise = (torch.randn_like(actions) * _TARGET_NOISE).clamp(-_NOISE_BOUND, _NOISE_BOUND)
         return (actions + noise).clamp(-1, 1), None
 
     def policy_loss(self, batch: TransitionTensors) -> Loss:

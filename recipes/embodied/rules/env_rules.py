@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.camera_config import RobotEnvOptions
-from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.env_config import EnvironmentConfig, EvalEnvironmentConfig, VideoConfig
 from recipes.embodied.config.env_types import (
     DRIVEN,
     ENV_TYPES,
@@ -154,7 +154,8 @@ def check_environments(
     """Report a missing task, package, adapter or robot of an environment type."""
     at: Path = ("env", section, "env_type")
     kind = environments.env_type
-    _check_video(config, section, environments, report)
+    if isinstance(environments, EvalEnvironmentConfig):
+        _check_video(config, environments.video_cfg, report)
     _check_task(config, section, environments, report)
     check_judge(config, section, environments, report)
     here = runs_in_this_interpreter(config, "env")
@@ -175,10 +176,10 @@ def check_environments(
         check_cameras(config, section, environments, report)
 
 
-def _check_video(config: PolicyJob, section: str, environments: EnvironmentConfig, report: Report) -> None:
+def _check_video(config: PolicyJob, wanted: VideoConfig, report: Report) -> None:
     """Report videos that cannot be written: without the package, without evaluations, of a robot."""
-    video: Path = ("env", section, "video_cfg", "save_video")
-    if not environments.video_cfg.save_video:
+    video: Path = ("env", "eval", "video_cfg", "save_video")
+    if not wanted.save_video:
         return
     missing = missing_modules(["av"])
     if missing:

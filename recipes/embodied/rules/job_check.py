@@ -176,24 +176,15 @@ def _check_policy(config: EmbodiedConfig, algorithm: PolicyGradientConfig, repor
 
 def _check_groups(config: EmbodiedConfig, report: Report) -> None:
     """Check that a method which compares the members of a group has several to compare."""
-    algorithm, size = config.algorithm, group_size(config, config.env.train)
+    size = group_size(config, config.env.train)
     size_at: Path = ("algorithm", "group_size")
-    own_at: Path = ("env", "train", "group_size")
     compares = comparing_setting(config)
     if compares is not None and size < 2:
         report(
-            blame(config, own_at, size_at, ("algorithm", compares.partition(":")[0]), ("algorithm", "loss_type")),
+            blame(config, size_at, ("algorithm", compares.partition(":")[0]), ("algorithm", "loss_type")),
             "conflicting-settings",
             f"`{compares}` compares the members of a group, but every group has one",
             "write `algorithm.group_size: 8`",
-        )
-    if is_given(config, own_at) and is_given(config, size_at) and size != algorithm.group_size:
-        report(
-            own_at,
-            "conflicting-settings",
-            f"`env.train.group_size` is {size}, but `algorithm.group_size` is {algorithm.group_size}",
-            "remove one of the two",
-            about=[size_at],
         )
 
 

@@ -98,7 +98,7 @@ def evaluate(
             "options": dict(environments.options),
             "seed": environments.seed,
             "starts_of_training": shared is not None,
-            "ignore_terminations": environments.ignore_terminations,
+            "ignore_terminations": environments.in_training.ignore_terminations,
             "inference": environments.inference.model_dump(mode="json"),
             "num_envs": collection.num_envs,
             **{name: value for name, value in facts.items() if name != "versions"},

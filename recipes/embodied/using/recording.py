@@ -78,7 +78,7 @@ def record(
         successes_only: keep only episodes that are solved at their end.
         video: write pictures as mp4, instead of PNG within the Parquet files.
         fps: rows in a second; None: the actions in a second of the environment, where these are known, else
-            `env.train.video_cfg.fps`.
+            `env.eval.video_cfg.fps`.
         emit: receives progress lines.
 
     Returns:
@@ -100,7 +100,7 @@ def record(
     with collecting(config, environments, episodes, checkpoint, intervention) as collection:
         aged = collection.facts["aged_cameras"]
         features = features_of(collection.spec, video=video, interventions=device is not None, aged_cameras=aged)
-        rate = fps or collection.facts["control_hz"] or environments.video_cfg.fps
+        rate = fps or collection.facts["control_hz"] or config.env.eval.video_cfg.fps
         with DatasetWriter(folder, rate, features, origin=origin) as writer:
             for batch in collection.episodes("everything"):
                 for episode in batch:

@@ -1,7 +1,7 @@
 """Greedy actions of evaluations, each by temporal ensembling the mean of what several chunks say of its step.
 
 Zhao et al. 2023, "Learning fine-grained bimanual manipulation with low-cost hardware" (arXiv 2304.13705, algorithm 2):
-the i-th oldest of the predictions of a step weighs exp(-m i).
+the i-th oldest of the predictions of a step weighs exp(-m i), with m = 0.01 as there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GreedyActing:
     def __init__(self, policy: BasePolicy, config: InferenceConfig, executed: int) -> None:
         self._policy = policy
         ensembles = config.chunking == "ensemble"
-        self._ensemble = TemporalEnsemble(executed, config.ensemble_coefficient) if ensembles else None
+        self._ensemble = TemporalEnsemble(executed) if ensembles else None
 
     def act(self, inputs: Inputs, begun: NDArray[np.bool_] | None = None) -> Array:
         """Return the actions of the next steps, [n, C, A].
@@ -55,7 +55,7 @@ class TemporalEnsemble:
         coefficient: m; 0: all predictions weigh the same; above: older ones weigh more.
     """
 
-    def __init__(self, executed: int, coefficient: float) -> None:
+    def __init__(self, executed: int, coefficient: float = 0.01) -> None:
         self._executed, self._coefficient = executed, coefficient
         # Of the next steps: sums of weighted actions [n, H, M], of weights, and the number of predictions, [n, H, 1].
         self._sums: Tensor | None = None

@@ -152,14 +152,6 @@ def temperature(leaf: Leaf, values: Values) -> Result:
     return same("rollout.sampling_params.temperature", leaf)
 
 
-def group_size(leaf: Leaf, values: Values) -> Result:
-    """Leave out a group of one where `algorithm.group_size` says how many are compared."""
-    compared = values.get("algorithm.group_size", 1)
-    if values.of(leaf) == 1 and compared != 1:
-        return LeftOut(f"`algorithm.group_size: {compared}` holds: the members of a group share their start here")
-    return same("env.train.group_size", leaf)
-
-
 def adv_type(leaf: Leaf, values: Values) -> Result:
     if values.get("algorithm.use_reinpp_baseline", False) and values.of(leaf) in ("reinpp", "reinforce_pp"):
         return new("algorithm.adv_type", "reinforce_pp_baseline", "set by `use_reinpp_baseline: true`")

@@ -32,7 +32,7 @@ OWN_LOSS: Final = "algorithm.loss_type=tests.unit.recipes.embodied.learning.test
 POLICY: Final[tuple[tuple[str, ...], ...]] = (
     ("actor.optim.lr_scheduler=cosine", "actor.model.model_type=openvla", "actor.model.is_lora=true"),
     ("env.train.judge.source=keys", "env.eval.judge.source=keys", "actor.model.model_type=openvla"),
-    ("env.train.video_cfg.save_video=true", "runner.logger.logger_backends=[tensorboard]"),
+    ("runner.logger.logger_backends=[tensorboard]",),
     ("env.eval.video_cfg.save_video=true", "actor.model.model_type=openvla", "actor.model.lora={rank: 4}"),
     ("env.train.intervention.source=scripted", "env.train.env_type=metaworld", "env.eval.env_type=metaworld"),
     ("cluster.component_placement.actor={node_group: node, placement: 0:0-1}",),

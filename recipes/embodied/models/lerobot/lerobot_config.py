@@ -198,7 +198,7 @@ def _check_steps(shape: Any, executed: int, folder: str | None) -> None:
             where=where,
             why="here each observation is answered by itself",
             help="write `actor.model.options.config: {temporal_ensemble_coeff: null}`, and to evaluate so"
-            " `env.eval.inference: {chunking: ensemble, ensemble_coefficient: 0.01}`",
+            " `env.eval.inference: {chunking: ensemble}`",
         )
     ahead = len(indices) + indices[0]
     selected = min(ahead, getattr(shape, "n_action_steps", getattr(shape, "action_chunk_size", ahead)))

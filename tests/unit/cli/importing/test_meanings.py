@@ -378,7 +378,7 @@ def test_the_group_that_is_compared_is_the_group_that_starts(tmp_path: Path) -> 
     text = text.replace("total_num_envs: 32", "total_num_envs: 32, group_size: 1")
     result = converted(tmp_path, text)
     assert "  group_size: 8\n" in result.text
-    assert "`algorithm.group_size: 8` holds" in str(outcome(result, "env.train.group_size")["reason"])
+    assert "`algorithm.group_size` says" in str(outcome(result, "env.train.group_size")["reason"])
 
 
 def test_an_evaluation_may_place_an_actor_that_trains_nothing(tmp_path: Path) -> None:

@@ -166,6 +166,16 @@ def test_what_is_a_mistake_it_refuses(mistakes: Any, text: str, what: str) -> No
     assert what in " ".join(diagnostics)
 
 
+def test_what_kinds_have_alike_is_described_once(schema: dict[str, Any]) -> None:
+    kinds = [section for name, section in schema["$defs"].items() if name.endswith("TrainEnvironmentConfig")]
+    intervention = {json.dumps(kind["properties"]["intervention"]) for kind in kinds}
+    assert len(kinds) > 10
+    (reference,) = intervention
+    assert "$ref" in json.loads(reference)
+    text = json.dumps(json_schema(EmbodiedConfig))
+    assert text.count("Judge of episodes: source, options.") == 1
+
+
 def test_every_key_tells_what_it_means(schema: dict[str, Any]) -> None:
     silent = [
         f"{name}.{key}"

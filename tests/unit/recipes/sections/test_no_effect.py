@@ -70,8 +70,6 @@ INJECTED: tuple[tuple[tuple[str, ...], str], ...] = (
     ((*EMBODIED, *SAC, "algorithm.critic_norm=batch"), "algorithm.target_rate=0.01"),
     ((*EMBODIED, *SAC, "algorithm.learn_temperature=false"), "algorithm.target_entropy=-1"),
     ((*EMBODIED, "env.train.env_type=gymnasium", "env.train.task=CartPole-v1"), "env.train.simulator_timeout=7"),
-    (EMBODIED, "env.eval.video_cfg.video_base_dir=films"),
-    ((*EMBODIED, "env.eval.video_cfg.episodes=4"), "env.train.video_cfg.video_base_dir=films"),
     ((*EMBODIED, *NEVER), "env.eval.total_num_envs=8"),
     ((*EMBODIED, *NEVER), "runner.val_before_train=false"),
     ((*EMBODIED, "runner.save_interval=-1", "runner.save_on_interrupt=false"), "runner.keep_checkpoints=9"),
@@ -139,7 +137,6 @@ OF_OTHERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (EMBODIED, "algorithm.critics=3"),
     ((*EMBODIED, *SAC), "algorithm.gae_lambda=0.9"),
     ((*EMBODIED, *SAC), "algorithm.update_epoch=3"),
-    ((*EMBODIED, *SAC), "algorithm.target_noise=0.1"),
     ((*EMBODIED, *TD3), "algorithm.temperature=0.5"),
 )
 

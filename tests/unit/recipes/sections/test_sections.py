@@ -161,10 +161,13 @@ class TestEnv:
             }
         )
         inputs = {"total_num_envs": 3, "max_episode_steps": 500}
-        own = {"seed": 7 + EVAL_SEED_OFFSET, "rollout_epoch": 1, "group_size": 1}
-        common = {name: value for name, value in section.train.model_dump().items() if name != "intervention"}
-        inference = {"chunking": "wait", "ensemble_coefficient": 0.01}
-        assert section.eval.model_dump() == {**common, **own, **inputs, "inference": inference}
+        own = {"seed": 7 + EVAL_SEED_OFFSET, "rollout_epoch": 1}
+        shared = type(section.train).model_fields.keys() & type(section.eval).model_fields.keys()
+        common = {name: value for name, value in section.train.model_dump().items() if name in shared}
+        films = {"save_video": False, "fps": 20, "episodes": 9}
+        alone = {"inference": {"chunking": "wait"}, "video_cfg": films}
+        assert section.eval.model_dump() == {**common, **own, **inputs, **alone}
+        assert section.eval.in_training is section.train
         assert section.eval.model_fields_set == set(inputs)
 
     def test_an_evaluation_that_nobody_mentions(self) -> None:

@@ -41,7 +41,7 @@ class Made:
         policy = make_model(section, spec)
         assert isinstance(policy, SquashedPolicy)
         self.policy = policy
-        layers, norm = config.critic_layers, config.critic_norm
+        layers, norm = 2, config.critic_norm
         self.critics = Critics(
             spec, config.critics, 32, layers, norm, judges_states=kind.judges_states, images="keypoints"
         ).eval()
