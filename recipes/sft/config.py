@@ -85,8 +85,7 @@ def evaluates(config: SftConfig) -> bool:
 
 def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
-    fsdp = config.actor.fsdp_config
-    check_sections(config, config.runner, fsdp, facts(config), ("actor",), report, optional=EVALUATING)
+    check_sections(config, config.runner, facts(config), ("actor",), report, optional=EVALUATING)
     placed = [name for name in EVALUATING if name in config.cluster.component_placement]
     if len(placed) == 1:
         entry = place_entry(config.cluster, *(name for name in EVALUATING if name not in placed))

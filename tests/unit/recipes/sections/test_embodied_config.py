@@ -566,8 +566,8 @@ class TestPasses:
         ("env", "algorithm", "why"),
         [
             ("auto_reset: false", "{}", "leaves an episode that ended"),
-            ("group_size: 8", "{adv_type: grpo, loss_type: actor}", "compares episodes"),
-            ("group_size: 1", "{adv_type: reinforce_pp, loss_type: actor}", "has no values"),
+            ("seed: 8", "{adv_type: grpo, loss_type: actor, group_size: 8}", "compares episodes"),
+            ("seed: 1", "{adv_type: reinforce_pp, loss_type: actor}", "has no values"),
         ],
     )
     def test_what_cannot_be_continued_is_refused(self, findings: Any, env: str, algorithm: str, why: str) -> None:
