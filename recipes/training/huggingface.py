@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -42,8 +43,14 @@ _IMPLEMENTATIONS: Final = tuple(f"{mark}{part}_implementation" for mark in ("", 
 
 # What models return; transformers tests any value for truth, or compares it.
 _FLAGS: Final = ("output_hidden_states", "output_attentions", "return_dict", "use_cache")
-# Layers are made one by one, before anything compares them with the weights.
-_MOST_LAYERS: Final = 10_000
+# The most that numbers of a configuration may be, by their names; the first that fits counts. Layers are made one by
+# one, and weights of other sizes, before anything compares them with those of the folder.
+_MOST: Final = (
+    (re.compile(r".*(dropout|layerdrop|pdrop|drop_path).*"), 1),
+    (re.compile(r"(.*_)?(layers|depth)"), 10_000),
+    (re.compile(r".*vocab_size"), 1 << 24),
+    (re.compile(r"(?!.*window)(.*_)?(size|dim|width|heads)"), 1 << 20),
+)
 _TARGETS: Final = "name linear layers in `lora.target_modules`, such as q_proj, or leave it out for all of them"
 # Characters of a reason that another library gives: some quote what they read.
 _MOST_REASON: Final = 300
@@ -92,14 +99,26 @@ def refuse_settings(folder: str) -> None:
                 why=f"`{key}` is `{value}`",
                 help=f"remove `{key}` from the file",
             )
-        is_endless = key.endswith("layers") and isinstance(value, int) and value > _MOST_LAYERS
-        if is_endless or (key in _FLAGS and not isinstance(value, bool | None)):
+        wanted = _wanted(key, value)
+        if wanted is not None:
             raise ConfigError(
                 f"`{key}` of the model in `{folder}` is `{excerpt(repr(value), 40)}`",
                 where=str(Path(folder) / SETTINGS),
-                why=f"it should be {f'at most {_MOST_LAYERS}' if is_endless else 'true or false'}",
+                why=f"it should be {wanted}",
                 help="copy the file again from its source",
             )
+
+
+def _wanted(key: str, value: Any) -> str | None:
+    """Return what a setting should be; None where it may be that, or nothing is known of it."""
+    if key in _FLAGS:
+        return None if isinstance(value, bool | None) else "true or false"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    most = next((most for name, most in _MOST if name.fullmatch(key)), None)
+    if most is None or (value <= most and (value >= 0 or most != 1)):
+        return None
+    return f"at most {most}" if most > 1 else "from 0 to 1"
 
 
 def _settings_of(folder: str) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from recipes.embodied.config.model_options import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT, LerobotOptions
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.training.huggingface import check_folder, first_line
+from recipes.training.huggingface import check_folder, first_line, refuse_settings
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def policy_config(config: EmbodiedModelConfig, options: LerobotOptions, spec: En
     settings: dict[str, Any] = {"device": "cpu"}
     if folder is not None:
         check_folder(folder)
+        refuse_settings(folder)
     try:
         with draccus.config_type("json"):
             if folder is None:

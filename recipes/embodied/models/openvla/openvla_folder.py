@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.sections.model_folders import SETTINGS, whole_number
-from recipes.training.huggingface import check_folder, first_line
+from recipes.training.huggingface import check_folder, first_line, refuse_settings
 from recipes.training.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
@@ -140,6 +140,7 @@ def read_shape(folder: str) -> OpenVlaShape:
         ConfigError: it holds none, or its towers are of another kind.
     """
     check_folder(folder)
+    refuse_settings(folder)
     try:
         about = load_json_object(read_bounded(Path(folder) / SETTINGS), non_finite=True)
         if "sizes" in about:

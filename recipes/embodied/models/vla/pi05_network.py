@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from recipes.embodied.config.model_options import Pi0Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.vla.flow_vla import ReadObservation
 from recipes.embodied.models.vla.vision_language import initialize_narrow
+from recipes.sections.model_folders import whole_number
 from recipes.training.huggingface import require_transformers, transformer_layers
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
@@ -32,6 +33,9 @@ from rlinf_core.foreign.strict_json import load_json_object
 KIND: Final = "pi05"
 # Width of a head of a model that is built.
 _HEAD: Final = 32
+# More than ten times those of any published one.
+_LARGEST_SIZE: Final = 1 << 18
+_MOST_TOKENS: Final = 1 << 24
 _ROTATION: Final = 10_000.0
 _EPSILON: Final = 1e-6
 # Keys and values of a layer.
@@ -97,8 +101,15 @@ class PiShape:
         try:
             about: dict[str, Any] = load_json_object(read_bounded(folder / "config.json"))
             del about["model_type"]
-            about |= {name: GemmaSizes(**about[name]) for name in ("language", "expert")}
-            about |= {name: tuple(about[name]) for name in ("vision", "beta", "periods")}
+            sizes = [field.name for field in fields(GemmaSizes)]
+            for name in ("language", "expert"):
+                about[name] = GemmaSizes(*(whole_number(about[name], size, _LARGEST_SIZE) for size in sizes))
+            vision = dict(enumerate(about["vision"]))
+            about["vision"] = tuple(whole_number({"vision": vision[at]}, "vision", _LARGEST_SIZE) for at in range(4))
+            for name in ("image", "patch", "actions", "horizon", "steps"):
+                about[name] = whole_number(about, name, _LARGEST_SIZE)
+            about["vocabulary"] = whole_number(about, "vocabulary", _MOST_TOKENS)
+            about |= {name: tuple(map(float, about[name])) for name in ("beta", "periods")}
             return cls(**about)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(

@@ -18,7 +18,7 @@ from torch import Tensor
 from recipes.embodied.config.model_options import SmolVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.vla.vision_language import initialize_narrow
-from recipes.training.huggingface import check_folder, first_line
+from recipes.training.huggingface import check_folder, first_line, refuse_settings
 from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def folder_config(folder: str) -> Any:
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 
     check_folder(folder)
+    refuse_settings(folder)
     try:
         config = PreTrainedConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # noqa: BLE001 - of draccus, json, the hub: each has its own
@@ -128,6 +129,7 @@ def make_network(
             _small_vlm(len(words), words.convert_tokens_to_ids(_IMAGE), config, options, spec).save_pretrained(folder)
         else:
             check_folder(vlm)
+            refuse_settings(vlm)
         shape.vlm_model_name = vlm or folder
         try:
             with mock.patch.object(smolvlm_with_expert, "AutoProcessor", processor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,31 @@ def test_compiled_code_of_the_hub_is_refused(folder: Path, key: str) -> None:
         (folder / "config.json").write_text(json.dumps({"model_type": "llama", "text_config": {key: value}}))
         with pytest.raises(ConfigError, match="needs remote code, which is never run"):
             config_of(AutoConfig, str(folder))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("attention_dropout", 1e30, "from 0 to 1"),
+        ("hidden_dropout_prob", -0.5, "from 0 to 1"),
+        ("num_hidden_layers", 10**9, "at most 10000"),
+        ("hidden_size", 1 << 40, "at most 1048576"),
+        ("vocab_size", 1 << 40, "at most 16777216"),
+        ("use_cache", "no", "true or false"),
+    ],
+)
+def test_a_setting_that_no_model_has_is_refused(folder: Path, key: str, value: Any, wanted: str) -> None:
+    from transformers import AutoConfig
+
+    from recipes.embodied.models.openvla.openvla_folder import read_shape
+    from recipes.embodied.models.vla.pi0_backbone import load_pi0
+
+    loaders = {"llama": partial(config_of, AutoConfig), "pi0": load_pi0, "openvla": read_shape}
+    for kind, load in loaders.items():
+        (folder / "config.json").write_text(json.dumps({"model_type": kind, "text_config": {key: value}}))
+        with pytest.raises(ConfigError, match=f"`{key}` of the model in") as raised:
+            load(str(folder))
+        assert f"it should be {wanted}" in str(raised.value)
 
 
 def test_a_chat_template_reaches_nothing_but_messages(tmp_path: Path) -> None:

@@ -341,7 +341,7 @@ def test_another_model_is_refused(about: dict[str, Any], words: str, folder: Pat
         made("openvla", edited(folder, tmp_path, **about))
 
 
-@pytest.mark.parametrize("width", [0, "64", 10**9, None, True])
+@pytest.mark.parametrize("width", [0, "64", 10**5, None, True])
 def test_sizes_that_were_changed_are_refused(width: Any, tmp_path: Path) -> None:
     save_policy(made("openvla", None), config_of("openvla", None), SPEC, tmp_path)
     file = tmp_path / BACKBONE / "config.json"

@@ -19,7 +19,7 @@ from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.vla.pi05_network import Pi05Network
+from recipes.embodied.models.vla.pi05_network import Pi05Network, PiShape
 from recipes.embodied.models.vla.pi05_policy import spelled_states
 from recipes.embodied.models.vla.vision_language import built_tokenizer
 from rlinf_core.errors import ConfigError
@@ -312,3 +312,22 @@ def test_the_published_sizes_are_forecast_without_weights(tmp_path: Path) -> Non
     # One step from noise to actions is learned from, and not ten.
     assert sizes["one"].learning < sizes["all"].learning
     assert sizes["one"].sample < sizes["all"].sample
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"image": 1 << 40},
+        {"vocabulary": "many"},
+        {"language": {"width": 1 << 40, "hidden": 48, "layers": 2, "heads": 4, "head_dim": 8}},
+        {"vision": [32, 40, 2]},
+        {"beta": [1.5, "one"]},
+    ],
+)
+def test_sizes_that_were_changed_are_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+    SHAPE.save(tmp_path)
+    assert PiShape.load(tmp_path) == SHAPE
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
+    with pytest.raises(ConfigError, match=r"describes no pi0\.5"):
+        PiShape.load(tmp_path)
