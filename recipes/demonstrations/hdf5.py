@@ -29,7 +29,7 @@ _NUMBER: Final = re.compile(r"(\d+)$")
 _SAMPLES, _TOTAL = "num_samples", "total"
 # Groups of a demonstration that hold no columns of its rows.
 _NO_COLUMNS: Final = ("obs", "next_obs", "states", "initial_state", "datagen_info")
-_AGREE: Final = "convert the file again, or leave the demonstration out by `data.episodes`"
+_AGREE: Final = "convert the file again, or name the others: `train_data_paths: {path: ..., episodes: [...]}`"
 
 
 def read_hdf5(

@@ -177,5 +177,5 @@ def _undecoded(file: Path, error: Exception) -> DatasetError:
         "a video cannot be decoded",
         where=str(file),
         why=f"{type(error).__name__}: {error}",
-        help="copy the file again, or leave its episodes out by `data.episodes`",
+        help="copy the file again, or name the other episodes: `train_data_paths: {path: ..., episodes: [...]}`",
     )

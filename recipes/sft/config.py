@@ -46,7 +46,7 @@ class SftDataConfig(DemonstrationsConfig):
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         IgnoredKeys(
-            ("only_interventions", "normalization"),
+            ("state_keys", "only_interventions", "normalization"),
             lambda data, sizes: data.target == "success",
             "a success classifier reads the images of all steps",
             "remove it, or write `target: actions`",

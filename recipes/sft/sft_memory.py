@@ -66,7 +66,7 @@ def _demonstrations(config: SftConfig) -> tuple[DatasetShape | None, int, tuple[
             continue
         try:
             info = read_info(Path(path))
-            shape = shape or info.shape(path, columns=config.data.columns)
+            shape = shape or info.shape(path, config.data.state_keys, config.data.columns)
         except DatasetError as error:
             raise ConfigError("the size of the demonstrations is not known", why=str(error)) from error
         numbers = sum(math.prod(feature.shape) for feature in info.features.values() if not feature.is_camera)

@@ -95,7 +95,7 @@ def _damaged(file: Path, why: str) -> DatasetError:
         "a video is damaged",
         where=str(file),
         why=why,
-        help="copy the file again, or leave its episodes out by `data.episodes`",
+        help="copy the file again, or name the other episodes: `train_data_paths: {path: ..., episodes: [...]}`",
     )
 
 

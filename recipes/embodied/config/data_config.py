@@ -77,6 +77,11 @@ class DemonstrationsConfig(ConfigModel):
         " path or a list. `{path: ..., weight: ..., episodes: [...], flip: ...}` sets how often rows of a data set"
         " are sampled, from which episodes, and how its images are flipped.",
     )
+    state_keys: tuple[Text, ...] = Field(
+        default=(),
+        description="Columns that are concatenated into the state. Default: `observation.state`; in HDF5 files, the"
+        " poses of hand and gripper.",
+    )
     columns: Mapping[Column, Text] = Field(
         default_factory=dict[Column, str],
         description="The data set's columns for action, reward, success, the ends of episodes or intervention, if their"

@@ -72,8 +72,9 @@ class EmbodiedConfig(PolicyJob):
 
 def group_size(config: PolicyJob, environments: EnvironmentConfig) -> int:
     """Return how many environments share each start; evaluations compare none."""
-    learns = isinstance(config, EmbodiedConfig) and environments is config.env.train
-    return config.algorithm.group_size if learns else 1
+    if isinstance(config, EmbodiedConfig) and environments is config.env.train:
+        return config.algorithm.group_size
+    return 1
 
 
 def resets_each_pass(config: EmbodiedConfig) -> bool:

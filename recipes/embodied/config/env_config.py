@@ -306,7 +306,7 @@ class EvalEnvironmentConfig(EnvironmentConfig):
     def counted_as(self, training: RecordedEnvironmentConfig) -> EvalEnvironmentConfig:
         """Return these environments with steps and episodes that count as those of another section."""
         counted = self.model_copy()
-        counted._in_training = training
+        counted._in_training = training  # pyright: ignore[reportAttributeAccessIssue] - what is private may change
         return counted
 
 

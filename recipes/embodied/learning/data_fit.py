@@ -32,7 +32,8 @@ def check_fits(data: DatasetShape, spec: EnvSpec, named: Mapping[str, str]) -> d
             raise DatasetError(
                 f"the data set has {size} {what}; the environment has {needed}",
                 where=data.where,
-                help="it belongs to another environment, or another control mode of the robot",
+                help="it belongs to another environment, or another control mode of the robot; `data.state_keys`"
+                " selects the states",
             )
     if spec.action_size and data.choices != (spec.num_choices is not None):
         raise DatasetError(

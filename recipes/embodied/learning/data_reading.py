@@ -65,7 +65,7 @@ def check_sources(config: DemonstrationsConfig) -> None:
 
 def read_source(config: DemonstrationsConfig, source: DataSource, *, pictures: bool) -> Demonstrations:
     """Return one of the data sets; see `read_data`."""
-    data = read_demonstrations(source.path, columns=config.columns, pictures=pictures)
+    data = read_demonstrations(source.path, config.state_keys, columns=config.columns, pictures=pictures)
     data = data.chosen(source.episodes) if source.episodes else data
     if not len(data):
         raise DatasetError("no rows are left to learn from", where=source.path, help="choose other episodes")

@@ -56,7 +56,7 @@ def check_data(config: PolicyJob, environments: EnvironmentConfig | None, report
             shape = _hdf5(source, config, at, report) if source.path.endswith(HDF5_ENDINGS) else None
             if not source.path.endswith(HDF5_ENDINGS):
                 info = _lerobot(source, at, report)
-                shape = info.shape(source.path, columns=config.data.columns)
+                shape = info.shape(source.path, config.data.state_keys, config.data.columns)
             if shape is None:
                 continue
             shapes.append((at, shape))

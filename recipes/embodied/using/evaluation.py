@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.embodied.config import PolicyJob
-from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.env_config import EvalEnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.episodes.collection_job import Collection, collecting
 from recipes.embodied.episodes.collector import CollectedEpisode
@@ -165,7 +165,7 @@ def _can_film(wanted: bool | None, emit: Callable[[str], None]) -> bool:
 def _collect(
     collection: Collection,
     wanted: int,
-    environments: EnvironmentConfig,
+    environments: EvalEnvironmentConfig,
     films: bool,
     emit: Callable[[str], None],
     *,

@@ -19,7 +19,10 @@ def test_a_recording_needs_no_file_that_only_training_reads(tmp_path: Path, over
     assert without_training_data(job).ok
 
 
-@pytest.mark.parametrize("override", ["data.normalization=all", "data.episodes=[-1]", "runner.resume_dir=not/there"])
+@pytest.mark.parametrize(
+    "override",
+    ["data.normalization=all", "data.train_data_paths={path: a, episodes: [-1]}", "runner.resume_dir=not/there"],
+)
 def test_it_needs_everything_else_of_the_file(override: str) -> None:
     job = load_job("sft_laptop", ("data.train_data_paths=to/be/made", override))
     assert not without_training_data(job).ok

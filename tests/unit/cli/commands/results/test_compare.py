@@ -141,10 +141,10 @@ def test_changed_key_comes_first_among_whole_configurations(name: str, change: s
 
 
 def test_separate_evaluation_precedes_a_training_change() -> None:
-    both = kept("laptop", "env.train.reward_coef=2.0", "env.eval.total_num_envs=32", "actor.optim.lr=0.1")
+    both = kept("laptop", "env.train.max_episode_steps=30", "env.eval.total_num_envs=32", "actor.optim.lr=0.1")
     names = [difference.name for difference in differences([kept("laptop"), both], [None, None])]
     assert names[-1] == "actor.optim.lr"
-    assert names.index("env.train.reward_coef") < names.index("env.eval.reward_coef")
+    assert names.index("env.train.max_episode_steps") < names.index("env.eval.max_episode_steps")
 
 
 @pytest.fixture(autouse=True)

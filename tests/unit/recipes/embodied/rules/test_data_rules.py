@@ -163,6 +163,10 @@ def test_a_video_that_is_damaged_within_is_an_error(write: Write, tmp_path: Path
     assert faults_of(collected(chosen, config="franka_vision_sft"))[0] == "WARNING"
 
 
+def test_a_feature_that_is_not_there_is_named(write: Write) -> None:
+    assert "has no `observation.joints`" in faults_of(collected(write(), "data.state_keys=[observation.joints]"))[2]
+
+
 def test_weights_are_refused_for_a_replay_buffer(write: Write) -> None:
     one, other = write("one"), write("other")
     mixture = f"[{{path: {one}, weight: 1}}, {{path: {other}, weight: 2}}]"
