@@ -151,6 +151,11 @@ def loaded(text: str, *overrides: str) -> Job:
         (EMBODIED + "env: {eval: {mask_after_success: false, intervention: {source: none}}}\n", MODELS, None),
         (EMBODIED + "env: {train: &a {mask_after_success: true, reset_each_pass: true}, eval: *a}\n", MODELS, None),
         (EMBODIED + "env: {train: {reset_each_pass: true}, eval: '${env.train}'}\n", MODELS, None),
+        (EMBODIED + "env: {train: &a {ignore_terminations: true, reward_coef: 2.0}, eval: *a}\n", MODELS, None),
+        (EMBODIED + "env: {train: {video_cfg: {save_video: false, video_base_dir: null, fps: 20, episodes: 9}}}\n",
+         MODELS, None),
+        (EMBODIED + "algorithm: {group_size: 4}\nenv: {train: {group_size: 4}, eval: {group_size: 1}}\n",
+         MODELS, None),
         (MATH + "runner: {task_type: reasoning, weight_sync_interval: 1}\nalgorithm: {filter_rewards: false}\n",
          MODELS, None),
         (MATH + "actor: {checkpoint_load_path: a, model: {model_path: a}}\n", ("actor", "seed"), 1234),
@@ -191,6 +196,17 @@ embodied | actor: {«tokenizer»: {tokenizer_model: a}, model: {model_path: b}} 
 math | actor: {«training_backend»: megatron} | not-available |
 math | algorithm: {«filter_rewards»: true} | not-available |
 embodied | env: {eval: {«mask_after_success»: true}} | not-available |
+embodied | env: {train: {auto_reset: true}, eval: {«auto_reset»: false}} | not-available | in `env.train`
+embodied | env: {eval: {«ignore_terminations»: true}} | not-available | in `env.train`
+embodied | env: {eval: {«group_size»: 8}} | not-available | no members of a group
+embodied | env: {train: {«group_size»: 8}} | not-available | `algorithm.group_size`
+sft | env: {train: {«group_size»: 8}} | not-available | nothing is compared
+embodied | env: {train: {«video_cfg»: {save_video: true}}} | not-available | in `env.eval`
+embodied | env: {eval: {video_cfg: {«video_base_dir»: films}}} | not-available | a folder of the run
+embodied | data: {«episodes»: [0, 3]} | not-available | `train_data_paths: {path: ..., episodes: [...]}`
+embodied | algorithm: {«huber_delta»: 10} | not-available | `algorithm.value_clip`
+embodied | algorithm: {«target_noise»: 0.1} | not-available | 0.2, within 0.5
+embodied | actor: {fsdp_config: {«reduce_each_micro_batch»: false}} | not-available | after each micro batch
 sft | «algorithm»: {gamma: 0.9} | not-available |
 sft | env: {train: {«reset_each_pass»: true}} | not-available |
 embodied | «defaults»: [base] | not-available | extends
