@@ -24,7 +24,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedActorConfig
 from recipes.embodied.config.algorithm_config import ActorCriticConfig, GroupConfig, PolicyGradientConfig
-from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, EnvironmentConfig
+from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, RecordedEnvironmentConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
@@ -87,7 +87,9 @@ class Loop:
         algorithm: the keys of `algorithm`; actions and chunks are the same level here.
     """
 
-    def __init__(self, env: EnvironmentConfig, actor: EmbodiedActorConfig, algorithm: PolicyGradientConfig) -> None:
+    def __init__(
+        self, env: RecordedEnvironmentConfig, actor: EmbodiedActorConfig, algorithm: PolicyGradientConfig
+    ) -> None:
         self.config, self.actor, self.algorithm = env, actor, algorithm
         size = env.group_size or algorithm.group_size
         self.env = make_env(
@@ -240,7 +242,7 @@ def run(args: argparse.Namespace, seed: int) -> Outcome:
 
 def configuration(
     args: argparse.Namespace, seed: int
-) -> tuple[EnvironmentConfig, EmbodiedActorConfig, PolicyGradientConfig]:
+) -> tuple[RecordedEnvironmentConfig, EmbodiedActorConfig, PolicyGradientConfig]:
     """Return the sections of a job: defaults, but for what was asked for."""
     grouped = args.adv_type != "gae"
     env: dict[str, Any] = {"env_type": args.env_type, "task": args.task, "seed": seed, "auto_reset": not grouped}
@@ -261,7 +263,7 @@ def configuration(
     if grouped:
         algorithm |= {"group_size": 8}
     return (
-        EnvironmentConfig.model_validate(env),
+        RecordedEnvironmentConfig.model_validate(env),
         EmbodiedActorConfig.model_validate(actor),
         (GroupConfig if grouped else ActorCriticConfig).model_validate(algorithm),
     )

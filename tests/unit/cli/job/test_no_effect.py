@@ -67,8 +67,8 @@ def test_what_a_reference_reads_is_read() -> None:
     referring = "env: {train: {auto_reset: '${algorithm.normalize_advantages}'}}\n"
     assert dead(EMBODIED + GRPO + "  normalize_advantages: false\n" + referring) == []
     # As a part of a section, too.
-    files = "data:\n  cameras: {main: a}\n  train_data_paths: ['${data.cameras.main}']\n"
-    assert dead(EMBODIED + files) == [("train_data_paths: ['${data.cameras.main}']", WARNING)]
+    files = "data:\n  cameras: {main: a}\n  state_keys: ['${data.cameras.main}']\n"
+    assert dead(EMBODIED + files) == [("state_keys: ['${data.cameras.main}']", WARNING)]
 
 
 def test_line_that_stands_twice_is_read_at_one_of_its_places() -> None:

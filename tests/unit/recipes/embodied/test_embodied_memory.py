@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.embodied.config import EmbodiedActorConfig
-from recipes.embodied.config.env_config import EnvironmentConfig, EnvSection
+from recipes.embodied.config.env_config import EnvSection, RecordedEnvironmentConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.embodied_memory import env_forecast, environment_spec, forecast, policy_sizes
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -174,7 +174,7 @@ def test_an_arm_elsewhere_need_not_answer() -> None:
     assert actor.parts["replay"] == rows * (4 * 16 + 4 * 7 + 5)
 
 
-def environments(**values: object) -> EnvironmentConfig:
+def environments(**values: object) -> RecordedEnvironmentConfig:
     return EnvSection.model_validate({"train": {"total_num_envs": 8, **values}}).train
 
 
@@ -234,5 +234,5 @@ def test_a_folder_elsewhere_has_no_forecast() -> None:
     ],
 )
 def test_states_of_simulators_are_known_or_assumed(values: dict[str, object], states: int, notes: object) -> None:
-    spec, notes_made = environment_spec(EnvironmentConfig.model_validate(values))
+    spec, notes_made = environment_spec(RecordedEnvironmentConfig.model_validate(values))
     assert (spec.state_size, notes_made) == (states, notes)

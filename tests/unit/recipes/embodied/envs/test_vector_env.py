@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.env_config import RecordedEnvironmentConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, StepResult
 from recipes.embodied.envs.env_state import pack, unpack
@@ -267,7 +267,7 @@ def test_a_state_continues_elsewhere_in_other_batches(counting: Make) -> None:
 
 
 def test_settings_are_those_of_the_section() -> None:
-    config = EnvironmentConfig.model_validate(
+    config = RecordedEnvironmentConfig.model_validate(
         {"task": "reach", "max_episode_steps": 7, "auto_reset": False, "ignore_terminations": True, "seed": 3}
     )
     settings = EnvSettings.of(config, num_envs=8, first_env=16, group_size=4)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recipes.embodied.config import EmbodiedConfig
-from recipes.embodied.config.env_config import EnvironmentConfig
+from recipes.embodied.config.env_config import EvalEnvironmentConfig
 from recipes.embodied.episodes.collector import CollectedEpisode
 from recipes.embodied.using.evaluation import _collect, digest, figures, locate_weights, shared_starts, summary
 from rlinf_core import ConfigError
@@ -41,7 +41,7 @@ def test_nothing_takes_the_place_of_an_episode_left_out(lost: tuple[tuple[int, i
 
     lines: list[str] = []
     collection: Any = SimpleNamespace(num_envs=4, episodes=batches)
-    collected, _ = _collect(collection, 6, EnvironmentConfig(), False, lines.append, required=False)
+    collected, _ = _collect(collection, 6, EvalEnvironmentConfig(), False, lines.append, required=False)
     # The four environments of the first reset, and two of the second.
     assert len(collected) == 6 - left_out
     assert {(episode.env, episode.reset) for episode in collected} <= {*((n, 0) for n in range(4)), (0, 1), (1, 1)}
