@@ -91,7 +91,7 @@ class Loop:
         self, env: RecordedEnvironmentConfig, actor: EmbodiedActorConfig, algorithm: PolicyGradientConfig
     ) -> None:
         self.config, self.actor, self.algorithm = env, actor, algorithm
-        size = env.group_size or algorithm.group_size
+        size = algorithm.group_size
         self.env = make_env(
             env.env_type, EnvSettings.of(env, num_envs=env.total_num_envs, first_env=0, group_size=size)
         )
