@@ -159,7 +159,8 @@ class Loop:
 
     def learn(self, samples: Samples) -> None:
         """Several passes over the samples in random batches."""
-        loss, settings = get_policy_loss(self.algorithm.loss_type), LossSettings.of(self.algorithm)
+        loss = get_policy_loss(self.algorithm.loss_type)
+        settings = replace(LossSettings.of(self.algorithm), huber_delta=None)
         if bool(samples.tensors["mask"].all()):
             del samples.tensors["mask"]  # the loss is simpler, and so faster, where everything counts
         result = None
