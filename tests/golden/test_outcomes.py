@@ -175,8 +175,9 @@ def _keys(schema: Mapping[str, Any], path: str, models: Mapping[str, Any]) -> It
 
 def _alternatives(schema: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield `schema` and all that it refers to for the same value."""
-    if "$ref" in schema:
-        schema = {**models[schema["$ref"].rpartition("/")[2]], **schema}
+    while "$ref" in schema:
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        schema = {**models[schema["$ref"].rpartition("/")[2]], **beside}
     yield schema
     branches = [
         *schema.get("anyOf", ()),
