@@ -85,7 +85,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("host")
     secret = folder / "secret"
     secret.write_text(SECRET, encoding="utf-8")
-    listening = socket.create_server(("", 0))
+    listening = socket.create_server(("127.0.0.1", 0))
     path, name = str(folder / "s"), f"rlinf-{os.getpid()}"
     unix, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     unix.bind(path)

@@ -104,10 +104,12 @@ ESCAPES: Final[dict[str, str]] = {
     "enter the network of its init": "return call('setns', os.open('/proc/1/ns/net', 0), 0)",
     "enter the mounts of this process": "return call('setns', os.open(f\"/proc/{host['pid']}/ns/mnt\", 0), 0)",
     # Network
-    "connect to a port of this machine": (
-        "s = socket.create_connection(('127.0.0.1', host['port']), 2); return bool(s.recv(1))"
+    "connect to a port of this machine": ("socket.create_connection(('127.0.0.1', host['port']), 2); return True"),
+    # Nothing listens there: to be refused is to have reached it.
+    "connect to this machine's address": (
+        "code = socket.socket().connect_ex((host['address'], host['port']));"
+        " return code in (0, 111) and not host['address'].startswith('127.')"
     ),
-    "connect to this machine's address": "socket.create_connection((host['address'], host['port']), 2); return True",
     "connect to another machine": "socket.create_connection(('1.1.1.1', 80), 2); return True",
     "send a datagram away": (
         "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', ('1.1.1.1', 53)); return True"
