@@ -12,7 +12,7 @@ from rlinf_cli.advice.job_devices import UNNAMED, JobDevices, devices_of
 from rlinf_core.advice.durations import CallRow, steady_or_spread
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.runners.metrics import read_metrics
-from rlinf_core.runners.storage.profile import CallsOfSize, Profile, read_profile
+from rlinf_core.runners.storage.profile import CallsOfSize, RunProfile, read_profile
 
 if TYPE_CHECKING:
     from rlinf_core.advice.arrangements import Arrangement
@@ -156,7 +156,7 @@ def flow_of(job: Job) -> JobFlow:
     return flow(job.config)
 
 
-def _profile(folder: Path) -> Profile:
+def _profile(folder: Path) -> RunProfile:
     file = folder / "profile.json"
     try:
         return read_profile(file)

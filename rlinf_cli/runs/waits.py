@@ -20,7 +20,7 @@ Units = Mapping[str, Collection[tuple[int, int | None]]]
 """What each component's processes are on: nodes, each with an accelerator or None."""
 
 
-class Wait(NamedTuple):
+class ComponentWait(NamedTuple):
     """A component that waits for another.
 
     Attributes:
@@ -84,7 +84,7 @@ class LengthTail(NamedTuple):
         return f"tokens of an answer: median {self.middle:.0f}, p99 {self.percentile:.0f}, longest {self.longest:.0f}"
 
 
-def waits_of(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize], units: Units) -> list[Wait]:
+def waits_of(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize], units: Units) -> list[ComponentWait]:
     """Return who waits for whom in the newest steps, the longest first.
 
     Args:
@@ -98,7 +98,7 @@ def waits_of(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize], 
     return sorted(waits, key=lambda wait: (wait.in_turns, -wait.share))
 
 
-def _in_turns(wait: Wait, units: Units) -> bool:
+def _in_turns(wait: ComponentWait, units: Units) -> bool:
     own, others = units.get(wait.who), units.get(wait.whom)
     if own is None:
         return False
@@ -106,33 +106,33 @@ def _in_turns(wait: Wait, units: Units) -> bool:
     return all(unit is None for _, unit in own) if others is None else set(own) <= set(others)
 
 
-def _every_wait(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize]) -> Iterator[Wait]:
+def _every_wait(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize]) -> Iterator[ComponentWait]:
     step = _recent(columns, _STEP)
     if not step:
         return
     for who, whom in _PARTNERS.items():
         name = f"time/{who}/wait"
         if name in columns:
-            yield Wait(who, whom, _recent(columns, name) / step, name)
+            yield ComponentWait(who, whom, _recent(columns, name) / step, name)
     if "speed/env_idle" in columns:
         for who in (_ENV, _ROLLOUT):
-            yield Wait(who, _ACTOR, _recent(columns, "speed/env_idle"), "speed/env_idle")
+            yield ComponentWait(who, _ACTOR, _recent(columns, "speed/env_idle"), "speed/env_idle")
     if "speed/learner_idle" in columns:
-        yield Wait(_ACTOR, _ROLLOUT, _recent(columns, "speed/learner_idle"), "speed/learner_idle")
+        yield ComponentWait(_ACTOR, _ROLLOUT, _recent(columns, "speed/learner_idle"), "speed/learner_idle")
         return
     if _GENERATE not in columns:
         return
     generate = _recent(columns, _GENERATE) / step
-    yield Wait(_ACTOR, _ROLLOUT, generate, _GENERATE)
+    yield ComponentWait(_ACTOR, _ROLLOUT, generate, _GENERATE)
     if "rollout/in_flight" in columns:
         return
-    yield Wait(_ROLLOUT, _ACTOR, 1 - generate, _GENERATE)
+    yield ComponentWait(_ROLLOUT, _ACTOR, 1 - generate, _GENERATE)
     steps = [row for row in calls if row.phase == _ENGINE]
     seconds = sum(map(sum, (columns[name].values for name in (_STEP, "time/evaluate") if name in columns)))
     if steps and seconds:
         busy = sum(row.seconds for row in steps) / max(row.processes for row in steps) / seconds
         whom = "tools, scores and messages" if "agent/turns" in columns else "scores and messages"
-        yield Wait(_ROLLOUT, whom, max(0.0, generate - busy), f"{_ENGINE} of profile.json")
+        yield ComponentWait(_ROLLOUT, whom, max(0.0, generate - busy), f"{_ENGINE} of profile.json")
 
 
 def tail_of(columns: Mapping[str, MetricColumn], calls: Sequence[CallsOfSize]) -> LengthTail | None:

@@ -17,7 +17,7 @@ from rlinf_cli.runs.documents import PLACEMENT, recorded_places
 from rlinf_cli.runs.logs import last_lines
 from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
-from rlinf_cli.runs.waits import LengthTail, Units, Wait, tail_of, waits_of
+from rlinf_cli.runs.waits import ComponentWait, LengthTail, Units, tail_of, waits_of
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.tree import to_data
@@ -94,7 +94,7 @@ class RunFacts:
     quarantined: Mapping[str, QuarantinedItem] = field(default_factory=dict[str, "QuarantinedItem"])
     held_up: Sequence[str] = ()
     has_checkpoint: bool = True
-    waits: Sequence[Wait] = ()
+    waits: Sequence[ComponentWait] = ()
     tail: LengthTail | None = None
 
     def column(self, *names: str) -> MetricColumn:

@@ -20,7 +20,7 @@ from recipes.language.models.load_model import check_vocabulary, hollow_causal, 
 from recipes.language.models.packing import pack
 from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.language.models.policy import METHODS, AnswerModel, LanguagePolicy, checkpoint_decoder
-from recipes.language.models.stand_in_policy import StandInPolicy, Zeros
+from recipes.language.models.stand_in_policy import StandInLanguagePolicy, Zeros
 from recipes.training.huggingface import with_lora
 from recipes.training.initial.pretrained import stored_weights, within
 from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource, fill_weights
@@ -153,7 +153,7 @@ def _hollow_policy(
     return policy, None if stored is None else within(policy, stored)
 
 
-def _stand_in(actor: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase) -> StandInPolicy:
+def _stand_in(actor: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase) -> StandInLanguagePolicy:
     """Return the stand-in of a rehearsal, whose weights have no memory; a folder's are not looked at."""
     model, dtype = actor.model, _dtype(actor, trains=True)
     if model.model_path is not None:
@@ -162,7 +162,7 @@ def _stand_in(actor: LanguageActorConfig, tokenizer: PreTrainedTokenizerBase) ->
         with without_memory():
             plain = make_model(actor, tokenizer, dtype)
     lora = model.adapter()
-    policy = StandInPolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora)))
+    policy = StandInLanguagePolicy(plain if lora is None else cast("PreTrainedModel", with_lora(plain, lora)))
     return policy.eval()
 
 

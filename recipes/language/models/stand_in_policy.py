@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WIDTH = 8
 
 
-class StandInPolicy(LanguagePolicy):
+class StandInLanguagePolicy(LanguagePolicy):
     """A policy with the weights of a model, which are zeros and not trained, and a few numbers that are."""
 
     def __init__(self, model: PreTrainedModel) -> None:

@@ -43,7 +43,7 @@ class CallsOfSize(FileModel):
     quantiles: list[_Amount]
 
 
-class Profile(FileModel):
+class RunProfile(FileModel):
     """The content of `profile.json`.
 
     Attributes:
@@ -56,13 +56,13 @@ class Profile(FileModel):
     cpus: int = 1
 
 
-def read_profile(file: Path) -> Profile:
+def read_profile(file: Path) -> RunProfile:
     """Return what a run wrote.
 
     Raises:
         OSError: there is no such file, or it cannot be read.
     """
-    return read_model(file, Profile)
+    return read_model(file, RunProfile)
 
 
 def write_profile(file: Path, components: Mapping[str, Sequence[Sequence[CallRecord]]]) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from recipes.language.advice.language_flow import ANSWER, LanguageFlow
 from recipes.language.models.load_model import make_model, make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
-from recipes.language.models.stand_in_policy import StandInPolicy
+from recipes.language.models.stand_in_policy import StandInLanguagePolicy
 from rlinf_core.job.load import load_job
 from rlinf_core.process import pacing
 from rlinf_core.process.pacing import PacedCalls, Pacing
@@ -47,7 +47,7 @@ def test_a_step_moves_recorded_answers_and_zeros(
     group: Any = run.runner.groups["actor"]
     (actor,) = group.workers
     policy = actor._state.policy
-    assert isinstance(policy, StandInPolicy)
+    assert isinstance(policy, StandInLanguagePolicy)
     section: Any = actor._config.actor
     true = make_model(section, make_tokenizer(section)).state_dict()
     kinds = {name: (tensor.shape, tensor.dtype) for name, tensor in policy.model.state_dict().items()}

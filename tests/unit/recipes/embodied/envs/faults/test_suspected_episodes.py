@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recipes.embodied.config.env_config import SteppedConfig
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.envs.processes.simulator import EpisodeAtDeath, Start
@@ -106,7 +107,10 @@ def replayed(tmp_path: Path, options: Any, kept: Any) -> str:
     quarantine(tmp_path, "episode", "a", 5, ["died"], kept)
     (item,) = read_quarantine(tmp_path).values()
     environments = SimpleNamespace(
-        env_type=f"{PoisonedEnv.__module__}:PoisonedEnv", task=None, options=options, simulator_timeout=60.0
+        env_type=f"{PoisonedEnv.__module__}:PoisonedEnv",
+        task=None,
+        options=options,
+        in_training=SteppedConfig(simulator_timeout=60.0),
     )
     job: Any = SimpleNamespace(config=SimpleNamespace(env=SimpleNamespace(train=environments)))
     return replay(job, item)
