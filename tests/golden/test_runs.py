@@ -25,7 +25,7 @@ from tests.unit.recipes.serve.served import Client, logprobs_of, sample_fields, 
 JOBS: Final = (
     "cartpole",
     "math_laptop",
-    "sft_chat_laptop",
+    pytest.param("sft_chat_laptop", marks=pytest.mark.nightly),
     pytest.param("laptop", marks=pytest.mark.nightly),
 )
 # Objects whose keys are data, and folders whose files are of the format of transformers.

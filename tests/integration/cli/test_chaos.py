@@ -112,14 +112,15 @@ def check(case: Case, folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("how", "detached", "share"),
     [
         (How.SIGTERM, False, 0.25),
-        pytest.param(How.STOP, True, 0.4, marks=pytest.mark.nightly),
-        pytest.param(How.WARNING, False, 0.9, marks=pytest.mark.nightly),
-        pytest.param(How.CTRL_C, False, 0.5, marks=pytest.mark.nightly),
-        pytest.param(How.SIGTERM, False, 0.95, marks=pytest.mark.nightly),
+        (How.STOP, True, 0.4),
+        (How.WARNING, False, 0.9),
+        (How.CTRL_C, False, 0.5),
+        (How.SIGTERM, False, 0.95),
     ],
 )
 def test_at_a_few_moments(how: How, detached: bool, share: float, span: float, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ async def seen_of(running: Service, tenant: str) -> Seen:
         return Seen(losses, norms, logprobs_of(last), answers)
 
 
+@pytest.mark.nightly
 def test_two_ranks_give_what_one_gives(tmp_path: Path) -> None:
     seen: dict[tuple[str, str], Seen] = {}
     tenants = ("server.tenants=[adapters, full]", "server.full_weights=full", "server.max_pending=40")

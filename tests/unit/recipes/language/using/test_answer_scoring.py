@@ -14,11 +14,12 @@ from rlinf_core.job.load import load_job
 from tests.unit.recipes.sft_chat.chats import actor_of, config_of, jsonl
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a small model that knows a chat template."""
-    actor_of().save_model(str(tmp_path / "model"))
-    return tmp_path / "model"
+    folder = tmp_path_factory.mktemp("saved") / "model"
+    actor_of().save_model(str(folder))
+    return folder
 
 
 def job_of(model: Path, *overrides: str) -> Job:
