@@ -13,8 +13,8 @@ from pydantic import Field
 from recipes.language.config.language_config import LanguageConfig, LanguageRunnerConfig
 from recipes.language.config.language_no_effect import DISTILS, LANGUAGE, distils
 from recipes.language.config.problem_config import MathDataConfig, MathRewardConfig
-from recipes.language.rules.job_rules import check_job
-from recipes.sections.checks import Report, WorldSizes, blame
+from recipes.language.rules.job_rules import check_job, check_lengths
+from recipes.sections.checks import Report, WorldSizes
 from rlinf_core import IgnoredKeys
 from rlinf_core.config.sections.values import StepsOrNever
 
@@ -45,22 +45,4 @@ class MathConfig(LanguageConfig):
 def check(config: MathConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
     check_job(config, COMPONENTS, world_sizes, report)
-    _check_lengths(config, report)
-
-
-def _check_lengths(config: MathConfig, report: Report) -> None:
-    prompt, answer = config.data.max_prompt_length, config.rollout.sampling_params.max_new_tokens
-    if prompt + answer <= config.runner.seq_length:
-        return
-    report(
-        blame(
-            config,
-            ("runner", "seq_length"),
-            ("rollout", "sampling_params", "max_new_tokens"),
-            ("data", "max_prompt_length"),
-        ),
-        "conflicting-settings",
-        f"max_prompt_length {prompt} + max_new_tokens {answer} = {prompt + answer} tokens exceed `runner.seq_length`"
-        f" {config.runner.seq_length}",
-        f"raise `runner.seq_length` to {prompt + answer}",
-    )
+    check_lengths(config, report, "`runner.seq_length`")

@@ -9,7 +9,7 @@ from recipes.agent.config.agent_config import COMPONENTS, EPISODES, INDEX, Agent
 from recipes.language.config.language_config import (
     OPTIONAL_COMPONENTS,
 )
-from recipes.language.rules.job_rules import check_job
+from recipes.language.rules.job_rules import check_job, check_lengths
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core import ConfigError
@@ -20,25 +20,8 @@ from rlinf_core.process.requirements import install_command, missing_modules
 def check(config: AgentConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
     check_job(config, COMPONENTS, world_sizes, report, (*OPTIONAL_COMPONENTS, INDEX))
-    _check_limits(config, report)
+    check_lengths(config, report, "the longest conversation, `runner.seq_length`", " plus room for further turns")
     _check_agent(config, report)
-
-
-def _check_limits(config: AgentConfig, report: Report) -> None:
-    prompt, turn = config.data.max_prompt_length, config.rollout.sampling_params.max_new_tokens
-    if prompt + turn > config.runner.seq_length:
-        report(
-            blame(
-                config,
-                ("runner", "seq_length"),
-                ("rollout", "sampling_params", "max_new_tokens"),
-                ("data", "max_prompt_length"),
-            ),
-            "conflicting-settings",
-            f"max_prompt_length {prompt} + max_new_tokens {turn} = {prompt + turn} tokens exceed the longest"
-            f" conversation, `runner.seq_length` {config.runner.seq_length}",
-            f"raise `runner.seq_length` to {prompt + turn} plus room for further turns",
-        )
 
 
 def _check_agent(config: AgentConfig, report: Report) -> None:

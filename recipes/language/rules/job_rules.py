@@ -18,6 +18,7 @@ from recipes.language.rules.problem_rules import check_data
 from recipes.sections.checks import (
     Report,
     WorldSizes,
+    blame,
     check_sections,
 )
 from recipes.sections.own_options import check_algorithm_options
@@ -130,3 +131,29 @@ def check_sampling(config: LanguageConfig, report: Report) -> None:
             "remove it, or write a smaller number",
             about=[(*_AT, "max_new_tokens"), ("runner", "only_eval")],
         )
+
+
+def check_lengths(config: LanguageConfig, report: Report, bound: str, more: str = "") -> None:
+    """Report a prompt and an answer that do not fit into a sequence.
+
+    Args:
+        config: the job.
+        report: receives the finding.
+        bound: `runner.seq_length`, in the recipe's words.
+        more: what else a sequence of the recipe needs.
+    """
+    prompt, answer = config.data.max_prompt_length, config.rollout.sampling_params.max_new_tokens
+    if prompt + answer <= config.runner.seq_length:
+        return
+    report(
+        blame(
+            config,
+            ("runner", "seq_length"),
+            ("rollout", "sampling_params", "max_new_tokens"),
+            ("data", "max_prompt_length"),
+        ),
+        "conflicting-settings",
+        f"max_prompt_length {prompt} + max_new_tokens {answer} = {prompt + answer} tokens exceed {bound}"
+        f" {config.runner.seq_length}",
+        f"raise `runner.seq_length` to {prompt + answer}{more}",
+    )
