@@ -1,327 +1,27 @@
-"""The claims of this process's job on accelerators and robots, taken on all nodes or none before anything starts there.
-
-All nodes are looked at first, and nothing is taken unless all looks free: a job that waits holds nothing. Then nodes
-take in the order of their ranks, each all of its devices or none, and a job that comes too late somewhere gives back
-what it took. So no job holds one device while it waits for another, and of jobs that start at once one always gets
-through. On its own node the driver itself is the holder; on others it is an actor that ends with the job, and between
-two attempts of a run one that waits for the next. Workers keep
-copies of the claims of their devices, so that these end with the last process of the job there, however it ends.
-"""
+"""What this process's job claims, and for how long: a use, a cluster, or all clusters of a run."""
 
 from __future__ import annotations
 
-import logging
-import os
-import random
-import socket
-import sys
-import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Protocol
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
-from rlinf_core import env_vars
 from rlinf_core.cluster import engine
-from rlinf_core.cluster.claimed_devices import Devices, devices_of, labels_of
-from rlinf_core.cluster.node_holder import LeftClaims, NodeHolder, NodesOf, leave_claims
-from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.cluster.claimed_devices import devices_of
+from rlinf_core.cluster.job_claims import LOGGER, ClaimsOn, JobClaims
 from rlinf_core.context import current_session
-from rlinf_core.errors import ClusterError, DeviceHeldError, RLinfError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.hardware.accelerators import Found, find_accelerators
-from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
-from rlinf_core.node.holder_words import held_words, job_words, waits_for
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.process import pacing
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
-LOGGER = logging.getLogger("rlinf")
-# Between two attempts; a little less or more each time, so that two jobs do not try in step.
-_PAUSE_SECONDS: Final = 1.0
-# A job that has just ended keeps its devices until its last process is gone.
-_SILENT_SECONDS: Final = 10.0
-# Between two words on a wait, unless the holder changes.
-_WORD_SECONDS: Final = 60.0
-_TELL_SECONDS: Final = 2.0
-_ANSWER_SECONDS: Final = 180.0
-# `RLINF_CLAIMS=group:NAME`.
-_GROUP: Final = "group:"
+_claims: JobClaims | None = None
 
 
-class ClaimsOn(NodesOf, Protocol):
-    """The part of a cluster that claims need."""
-
-    @property
-    def own_rank(self) -> int | None: ...
-    def announce_wait(self, what: str, *, again: bool = False, instead: str = "") -> None: ...
-
-
-class _Claims:
-    """All claims of this process."""
-
-    def __init__(self) -> None:
-        self._own = DeviceHolder()
-        # By rank of the node.
-        self._actors: dict[int, Any] = {}
-        # The name of each claim, by rank and device.
-        self.names: dict[tuple[int, str], str] = {}
-        self._words: dict[tuple[int, str], str] = {}
-        # Those who use each claim: tokens of launches. A claim that nobody used is given back with the cluster.
-        self._uses: dict[object, set[tuple[int, str]]] = {}
-        self._about: dict[str, Any] = {}
-        self._described = 0.0
-        # The rank of the driver's node in this cluster; None: the job has no process there.
-        self._own_rank: int | None = None
-        self._entered = False
-        # Whether they last longer than the cluster, and whether they are those of an earlier one.
-        self.kept, self._from_before = False, False
-        # Whether the run has had its devices: it is to go on with them then, and waits in any case.
-        self.had = False
-        # What the attempt before has left on other nodes, by their address.
-        self._left: dict[str, LeftClaims] = {}
-        self._left_words: dict[str, str] = {}
-
-    def enter(self, cluster: ClaimsOn) -> None:
-        """Name what was kept by the node's rank in this cluster; give it back where the job has left the node."""
-        if self._entered:
-            return
-        self._entered, rank = True, cluster.own_rank
-        self._own_rank = rank
-        if rank is None:
-            self._own.drop()
-            self.names.clear()
-        else:
-            self._words = {(rank, device): self._words[before, device] for before, device in self.names}
-            self.names = {(rank, device): name for (_, device), name in self.names.items()}
-        self._adopt(cluster)
-
-    def leave(self, cluster: ClaimsOn) -> None:
-        """Leave what is held on other nodes to processes there, which hold it until the next attempt has joined."""
-        by_rank: dict[int, dict[str, str]] = {}
-        for (rank, device), name in self.names.items():
-            if rank != self._own_rank and rank in self._actors:
-                by_rank.setdefault(rank, {})[device] = name
-        self._left = leave_claims(cluster, by_rank, self._actors, self._about)
-        self._left_words = {device: words for (_, device), words in self._words.items()}
-
-    def _adopt(self, cluster: ClaimsOn) -> None:
-        """Take over what the attempt before has left on the nodes of this cluster."""
-        left, self._left = self._left, {}
-        pending: dict[int, tuple[LeftClaims, Any]] = {}
-        for node in cluster.topology.nodes:
-            there = left.get(node.ip or "")
-            if there is None or node.rank == self._own_rank:
-                continue
-            with suppress(RLinfError, ray_api().exceptions.RayError):
-                # All at once: each starts a process.
-                self._hold_on(cluster, node.rank)
-                answer = self._actors[node.rank].adopt.remote(there.names, there.pid, labels_of(node))
-                pending[node.rank] = there, answer
-        for rank, (there, answer) in pending.items():
-            # A node that does not answer has nothing left for this attempt.
-            with suppress(ClusterError):
-                for device in self._answer(rank, answer):
-                    self.names[rank, device] = there.names[device]
-                    self._words[rank, device] = self._left_words[device]
-                    self._from_before = True
-
-    def _hold_on(self, cluster: ClaimsOn, rank: int) -> None:
-        """Start the holder on another node."""
-        self._actors[rank] = cluster.allocate(NodeHolder, node_rank=rank)
-        self._actors[rank].tell.remote(self._about)
-
-    def take(self, cluster: ClaimsOn, wanted: Mapping[int, Devices]) -> None:
-        """Take devices of nodes, all or none; wait while others have them, as `RLINF_CLAIMS` says.
-
-        Raises:
-            DeviceHeldError: another job has one, and this one does not wait, or holds others meanwhile.
-            ClusterError: a node does not answer.
-        """
-        engine.on_disconnect(_on_disconnect)
-        if not self.names:
-            self.tell(since=time.time())
-        try:
-            self._take(cluster, wanted, env_vars.CLAIMS.get())
-        finally:
-            if "waits_for" in self._about:
-                self._own.stop_waiting()
-                del self._about["waits_for"]
-                self.tell(since=time.time())
-
-    def _take(self, cluster: ClaimsOn, wanted: Mapping[int, Devices], mode: str) -> None:
-        waits = mode != "no-wait" or (self.kept and self.had)
-        began, last_word, last_holders = time.monotonic(), 0.0, ""
-        while (refused := self._try(cluster, wanted, mode)) is not None:
-            rank, others = refused
-            now = time.monotonic()
-            # One that waits itself takes nothing for long, and processes of an attempt before are about to end.
-            standing = [one for one in others if one.about and not waits_for(one) and not self._is_own(one)]
-            if standing or now - began > _SILENT_SECONDS:
-                words = held_words(rank, wanted[rank], standing or others)
-                holders = ", ".join(map(job_words, standing or others))
-                if not waits or (self.names and not self._from_before):
-                    raise _refusal(words, wanted[rank], waits=waits)
-                wanted = self._with_the_kept(wanted)
-                again = holders == last_holders and "waits_for" in self._about
-                if not again or now - last_word > _WORD_SECONDS:
-                    last_word, last_holders = now, holders
-                    if "waits_for" not in self._about:
-                        self._own.wait()
-                    self.tell(waits_for=words)
-                    cluster.announce_wait(words, again=again, instead=self._instead(wanted[rank]))
-            time.sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.0))
-
-    def _instead(self, devices: Devices) -> str:
-        """Return what the user of a job that waits can do instead; nothing where it would go on waiting anyhow."""
-        if self.kept and self.had:
-            return ""
-        variable = env_vars.CLAIMS.name
-        if _may_share(devices):
-            return f"`--share` starts beside it now, `--no-wait` ends at once (`{variable}=share` or `no-wait`)"
-        return f"`--no-wait` ends at once (`{variable}=no-wait`)"
-
-    def _is_own(self, one: HolderInfo) -> bool:
-        about = one.about or {}
-        return all(about.get(key) == self._about[key] for key in ("pid", "host", "run") if key in self._about)
-
-    def _with_the_kept(self, wanted: Mapping[int, Devices]) -> Mapping[int, Devices]:
-        """Give back what was kept since the cluster before, and return all that is wanted: who waits holds nothing."""
-        merged = {rank: dict(devices) for rank, devices in wanted.items()}
-        for rank, device in self.names:
-            merged.setdefault(rank, {})[device] = self._words[rank, device]
-            self._drop_on(rank, [device])
-        self.names.clear()
-        return merged
-
-    def _try(
-        self, cluster: ClaimsOn, wanted: Mapping[int, Devices], mode: str
-    ) -> tuple[int, Sequence[HolderInfo]] | None:
-        """Try once; return the first node that refused, and who holds its devices, or None once all are taken."""
-        for rank in sorted(wanted):
-            if rank != self._own_rank and rank not in self._actors:
-                # All at once: each starts a process.
-                self._hold_on(cluster, rank)
-        group = mode.removeprefix(_GROUP) if mode.startswith(_GROUP) else ""
-        if mode != "share":
-            for rank, others in self._look(wanted, group).items():
-                if others:
-                    return rank, others
-        got: dict[int, ClaimResult] = {}
-        asked: list[int] = []
-        try:
-            for rank in sorted(wanted):
-                asked.append(rank)
-                labels = labels_of(cluster.topology.nodes[rank])
-                got[rank] = self._take_on(rank, sorted(wanted[rank]), group, labels, share=mode == "share")
-                if not got[rank].ok:
-                    self._drop_all(asked, wanted)
-                    return rank, got[rank].others
-        except BaseException:
-            self._drop_all(asked, wanted)
-            raise
-        self._from_before, self.had = False, True
-        for rank, taken in got.items():
-            self.names |= {(rank, device): name for device, name in taken.names.items()}
-            self._words |= {(rank, device): words for device, words in wanted[rank].items()}
-            if taken.others:
-                LOGGER.warning("shared with other jobs: %s", held_words(rank, wanted[rank], taken.others))
-        return None
-
-    def _look(self, wanted: Mapping[int, Devices], group: str) -> dict[int, Sequence[HolderInfo]]:
-        """Return who else holds devices of each node, which are asked together."""
-        pending = {
-            rank: self._actors[rank].look.remote(sorted(devices), group)
-            for rank, devices in sorted(wanted.items())
-            if rank != self._own_rank
-        }
-        seen: dict[int, Sequence[HolderInfo]] = {}
-        for rank, devices in wanted.items():
-            if rank == self._own_rank:
-                seen[rank] = self._own.look(devices, group=group)
-        return seen | {rank: self._answer(rank, reference) for rank, reference in pending.items()}
-
-    def _drop_all(self, ranks: Iterable[int], wanted: Mapping[int, Devices]) -> None:
-        for rank in ranks:
-            self._drop_on(rank, list(wanted[rank]))
-
-    def _take_on(
-        self, rank: int, devices: Sequence[str], group: str, labels: Mapping[str, str], *, share: bool
-    ) -> ClaimResult:
-        labels = {device: labels[device] for device in devices if device in labels}
-        if rank != self._own_rank:
-            return self._answer(rank, self._actors[rank].take.remote(devices, group, share=share, labels=labels))
-        try:
-            return self._own.take(devices, share=share, group=group, labels=labels)
-        except OSError as error:
-            raise ClusterError(
-                "this machine makes no claims on devices",
-                why=str(error),
-                help=f"a sandbox must allow abstract Unix sockets, and `{env_vars.CLAIMS.name}` cannot do without",
-            ) from None
-
-    def _answer(self, rank: int, reference: Any) -> Any:
-        """Return the answer of the holder on a node; one that does not answer is started anew the next time."""
-        ray = ray_api()
-        try:
-            return ray.get(reference, timeout=_ANSWER_SECONDS)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            self._actors.pop(rank, None)
-            raise ClusterError(
-                f"node {rank} does not say who holds its devices",
-                why=(str(error).strip().splitlines() or [type(error).__name__])[-1],
-                help="`rlinf status` probes every node",
-            ) from None
-
-    def _drop_on(self, rank: int, devices: Sequence[str]) -> None:
-        if rank == self._own_rank:
-            self._own.drop(devices)
-        elif rank in self._actors:
-            self._actors[rank].drop.remote(devices)
-
-    def use(self, use: object, keys: Iterable[tuple[int, str]]) -> None:
-        """Note for what claims are used: they last until all of their uses have ended."""
-        self._uses.setdefault(use, set()).update(keys)
-
-    def end_use(self, use: object) -> None:
-        """Give back what was claimed for this use alone."""
-        ended = self._uses.pop(use, set[tuple[int, str]]())
-        for rank, device in ended.difference(*self._uses.values()):
-            if self.names.pop((rank, device), None) is not None:
-                self._drop_on(rank, [device])
-
-    def tell(self, *, often: bool = False, **changes: object) -> None:
-        """Change what askers are told; on other nodes, where it changes `often`, only now and then."""
-        if not self._about:
-            self._about = {"pid": os.getpid(), "host": socket.gethostname(), "command": _command()}
-        self._about |= changes
-        self._own.tell(self._about)
-        now = time.monotonic()
-        if self._actors and not (often and now - self._described < _TELL_SECONDS):
-            self._described = now
-            for actor in self._actors.values():
-                with suppress(ray_api().exceptions.RayError):
-                    actor.tell.remote(self._about)
-
-    def renew(self) -> None:
-        """Take what was kept from the cluster before into this one."""
-        self._from_before = False
-
-    def release(self) -> None:
-        """Give everything back; what is kept stays on the driver's node, where the next cluster has it."""
-        # The actors end with the job.
-        self.names = {key: name for key, name in self.names.items() if self.kept and key[0] == self._own_rank}
-        self._actors, self._from_before, self._entered = {}, bool(self.names), False
-        self._uses.clear()
-        if not self.kept:
-            self._own.drop()
-
-
-_claims: _Claims | None = None
-
-
-def _of_this_process() -> _Claims:
+def _of_this_process() -> JobClaims:
     global _claims
-    _claims = _claims or _Claims()
+    _claims = _claims or JobClaims()
     return _claims
 
 
@@ -358,6 +58,7 @@ def claim(cluster: ClaimsOn, placements: Iterable[Placement], use: object = _THE
         if (new := {device: words for device, words in named.items() if (rank, device) not in claims.names})
     }
     if wanted:
+        engine.on_disconnect(_on_disconnect)
         claims.take(cluster, wanted)
     else:
         claims.renew()
@@ -406,6 +107,7 @@ def claim_here() -> None:
         wanted = {0: {f"{vendor}:{name}": "accelerator 0" for name in accelerators.devices[0].identities}}
         claims = _of_this_process()
         claims.enter(here)
+        engine.on_disconnect(_on_disconnect)
         claims.take(here, wanted)
 
 
@@ -458,24 +160,3 @@ def _on_disconnect() -> Sequence[WorkerGroupError]:
     if _claims is not None:
         _claims.release()
     return ()
-
-
-def _may_share(devices: Devices) -> bool:
-    """Return whether devices can be used by two jobs: a robot's driver does not share."""
-    return all(name.startswith("accelerator ") for name in devices.values())
-
-
-def _command() -> str:
-    """Return what this process runs, in two words: further arguments may hold secrets."""
-    program, *arguments = sys.argv or [""]
-    name = os.path.basename(program)
-    return f"rlinf {arguments[0]}" if arguments and name in ("rlinf", "__main__.py") else name or "python"
-
-
-def _refusal(words: str, devices: Devices, *, waits: bool) -> DeviceHeldError:
-    share = f", or set `{env_vars.CLAIMS.name}=share` (`--share`) to run beside it" if _may_share(devices) else ""
-    why, instead = None, "start it later"
-    if waits:
-        why = "this job holds other devices already, and two jobs that wait so could wait for each other"
-        instead = "claim all devices at once by `cluster.claim(...)`"
-    return DeviceHeldError(f"another job holds {words}", why=why, help=f"{instead}{share}")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray.exceptions
 
-from rlinf_core.cluster import claiming, node_holder
+from rlinf_core.cluster import claiming, job_claims, node_holder
 from rlinf_core.cluster.claimed_devices import devices_of
 from rlinf_core.cluster.claiming import claim, claim_names, describe, give_back, kept, leave_for_next
 from rlinf_core.config.machines.cluster import ClusterConfig
@@ -138,7 +138,7 @@ class TwoNodes(OneNode):
 
 @pytest.fixture
 def pair(node: OneNode, monkeypatch: pytest.MonkeyPatch) -> Generator[TwoNodes]:
-    monkeypatch.setattr(claiming, "ray_api", _Ray)
+    monkeypatch.setattr(job_claims, "ray_api", _Ray)
     monkeypatch.setattr(node_holder, "ray_api", _Ray)
     made = TwoNodes()
     monkeypatch.setattr(node_holder, "_end_process", lambda: made.ended.set())
@@ -219,11 +219,11 @@ def test_a_job_that_does_not_wait_still_lets_processes_end(
     def end_other(_: float) -> None:
         other.kill()
 
-    monkeypatch.setattr(claiming.time, "sleep", end_other)
+    monkeypatch.setattr(job_claims.time, "sleep", end_other)
     claim(node, node.placements("0"))
     assert [one.pid for one in holders([f"{node.vendor}:0"])] == [os.getpid()]
     other.communicate()
-    monkeypatch.setattr(claiming, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(job_claims, "_SILENT_SECONDS", 0.0)
     hold(f"{node.vendor}:1", run="")
     with pytest.raises(DeviceHeldError, match="does not answer"):
         claim(node, node.placements("1"))
@@ -348,7 +348,7 @@ def test_nobody_is_refused_for_one_that_waits_itself(
         other.kill()
         other.communicate()
 
-    monkeypatch.setattr(claiming.time, "sleep", end_other)
+    monkeypatch.setattr(job_claims.time, "sleep", end_other)
     claim(node, node.placements("0"))
     assert [one.pid for one in holders([f"{node.vendor}:0"])] == [os.getpid()]
 
@@ -466,7 +466,7 @@ def test_a_holder_that_died_is_started_anew(pair: TwoNodes, monkeypatch: pytest.
     with pytest.raises(ClusterError, match="node 1 does not say who holds its devices"):
         claim(pair, pair.placements("4"))
     monkeypatch.undo()
-    monkeypatch.setattr(claiming, "ray_api", _Ray)
+    monkeypatch.setattr(job_claims, "ray_api", _Ray)
     claim(pair, pair.placements("4"))
     assert len(pair.actors) == 2
 
@@ -494,8 +494,8 @@ def test_a_wait_is_news_only_where_it_changes(node: OneNode, hold: Hold, monkeyp
             other.kill()
             other.communicate()
 
-    monkeypatch.setattr(claiming.time, "sleep", slept)
-    monkeypatch.setattr(claiming, "_WORD_SECONDS", 0.0)
+    monkeypatch.setattr(job_claims.time, "sleep", slept)
+    monkeypatch.setattr(job_claims, "_WORD_SECONDS", 0.0)
     claim(node, node.placements("0"))
     assert (len(node.said), len(node.again)) == (1, 4)
 
