@@ -1,4 +1,4 @@
-"""What this process's job claims, and for how long: a use, a cluster, or all clusters of a run."""
+"""The doors to the claims of this process's job, which last for a use, a cluster, or all clusters of a run."""
 
 from __future__ import annotations
 

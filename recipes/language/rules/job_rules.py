@@ -133,14 +133,14 @@ def check_sampling(config: LanguageConfig, report: Report) -> None:
         )
 
 
-def check_lengths(config: LanguageConfig, report: Report, bound: str, more: str = "") -> None:
+def check_lengths(config: LanguageConfig, report: Report, bound: str, further: str = "") -> None:
     """Report a prompt and an answer that do not fit into a sequence.
 
     Args:
         config: the job.
         report: receives the finding.
         bound: `runner.seq_length`, in the recipe's words.
-        more: what else a sequence of the recipe needs.
+        further: the end of the remedy, on what else a sequence of the recipe holds.
     """
     prompt, answer = config.data.max_prompt_length, config.rollout.sampling_params.max_new_tokens
     if prompt + answer <= config.runner.seq_length:
@@ -155,5 +155,5 @@ def check_lengths(config: LanguageConfig, report: Report, bound: str, more: str 
         "conflicting-settings",
         f"max_prompt_length {prompt} + max_new_tokens {answer} = {prompt + answer} tokens exceed {bound}"
         f" {config.runner.seq_length}",
-        f"raise `runner.seq_length` to {prompt + answer}{more}",
+        f"raise `runner.seq_length` to {prompt + answer}{further}",
     )
