@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -30,6 +30,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.folder_facts import DESCRIPTION, SHARDS, STATISTICS, WEIGHTS, fault_of_fit
 from recipes.embodied.models.normalization import Normalization
+from recipes.sections.model_folders import read_object
 from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
 from recipes.training.state.state_checkpoint import ACTOR
 from recipes.training.state.state_checkpoint import load_weights as load_checkpoint_weights
@@ -40,10 +41,6 @@ from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.runners.storage.checkpoint import MANIFEST, verify_files
 from rlinf_core.runners.storage.first_contact import Difference, FirstContact
 
-if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedModelConfig
-    from recipes.embodied.models.base_policy import BasePolicy
-
 BACKBONE: Final = "backbone"
 _FORMAT: Final = 1
 
@@ -51,6 +48,15 @@ _FORMAT: Final = 1
 def is_policy_folder(folder: str) -> bool:
     """Return whether `save_policy` wrote a folder; a checkpoint has a `policy.json` too, but other weights."""
     return os.path.isfile(Path(folder) / DESCRIPTION) and not os.path.isdir(Path(folder) / SHARDS)
+
+
+def backbone_of(model_path: str | None) -> tuple[str | None, bool]:
+    """Return the folder with the architecture and the tokenizer of a policy, None of one that is built, and whether
+    `save_policy` wrote it: its weights follow, with its value head.
+    """
+    if model_path is None or not is_policy_folder(model_path):
+        return model_path, False
+    return str(Path(model_path) / BACKBONE), True
 
 
 def load_normalization(folder: str | None, spec: EnvSpec) -> Normalization:
@@ -73,11 +79,8 @@ def _check_statistics(folder: Path, normalization: Normalization) -> None:
     Raises:
         ConfigError: they are missing, or others.
     """
-    try:
-        expected = load_json_object(read_bounded(folder / DESCRIPTION))["statistics"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # an earlier version did not write them down; other damage is reported with the weights
-    if expected in (None, normalization.digest()):
+    # An earlier version did not write it down; other damage is reported with the weights.
+    if read_object(folder / DESCRIPTION).get("statistics") in (None, normalization.digest()):
         return
     is_missing = normalization == Normalization()
     raise ConfigError(
@@ -230,13 +233,11 @@ def _different(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> str 
 
 
 def _settings(folder: str) -> str:
-    try:
-        about: dict[str, Any] = load_json_object(read_bounded(Path(folder) / DESCRIPTION))
-        model = about["model"]
-        names = ("model_type", "hidden_dim", "num_action_chunks", "add_value_head")
-        return ", ".join(f"{name}: {json.dumps(model[name])}" for name in names)
-    except (OSError, ValueError, KeyError):
+    model = read_object(Path(folder) / DESCRIPTION).get("model")
+    if not isinstance(model, dict):
         return "which cannot be read"
+    names = ("model_type", "hidden_dim", "num_action_chunks", "add_value_head")
+    return ", ".join(f"{name}: {json.dumps(model[name])}" for name in names if name in model)
 
 
 def load_trained(policy: BasePolicy, model: EmbodiedModelConfig, spec: EnvSpec, checkpoint: str) -> None:

@@ -1,4 +1,4 @@
-"""Statistics of states and actions in the folders that lerobot, openpi and transformers write."""
+"""Statistics of states and actions in the folders that lerobot, openpi, transformers and OpenVLA write."""
 
 # safetensors has few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization
+from recipes.sections.model_folders import SETTINGS
 from recipes.training.huggingface import first_line
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from recipes.embodied.envs.env_spec import EnvSpec
 
 # What wrote a folder: it decides about statistics, pictures and prompts.
-Layout = Literal["transformers", "lerobot", "openpi"]
+Layout = Literal["transformers", "lerobot", "openpi", "openvla"]
 _PIPELINE: Final = "policy_preprocessor.json"
 _OPENPI: Final = "norm_stats.json"
 _PROCESSOR: Final = "processor_config.json"
+_OPENVLA: Final = "dataset_statistics.json"
 # lerobot's modes, as the scheme and the names of the lower and the upper bound; those without bounds are by moments.
 _MODES: Final[Mapping[str, tuple[Scheme, str, str]]] = {
     "MEAN_STD": ("mean_std", "", ""),
@@ -33,8 +35,8 @@ _MODES: Final[Mapping[str, tuple[Scheme, str, str]]] = {
     "QUANTILE10": ("quantile", "q10", "q90"),
 }
 # What each library adds to what it divides by.
-_EPSILONS: Final[Mapping[Layout, float]] = {"lerobot": 1e-8, "openpi": 1e-6, "transformers": 1e-8}
-_READ: Final = (OSError, ValueError, TypeError, AttributeError, KeyError)
+_EPSILONS: Final[Mapping[Layout, float]] = {"lerobot": 1e-8, "openpi": 1e-6, "transformers": 1e-8, "openvla": 1e-8}
+_READ: Final = (OSError, ValueError, TypeError, AttributeError, LookupError)
 
 
 class _Numbers(NamedTuple):
@@ -52,7 +54,13 @@ def layout_of(about: Mapping[str, Any]) -> Layout:
 
 
 def load_statistics(
-    folder: str | None, wanted: str, layout: Layout, spec: EnvSpec, *, scheme: Scheme = "mean_std"
+    folder: str | None,
+    wanted: str,
+    layout: Layout,
+    spec: EnvSpec,
+    *,
+    scheme: Scheme = "mean_std",
+    data_set: str | None = None,
 ) -> Normalization:
     """Return the statistics of a published policy, or of a folder of `save_policy`; only for shapes, none.
 
@@ -62,6 +70,7 @@ def load_statistics(
         layout: what wrote the folder.
         spec: the spec of the environment.
         scheme: which openpi applies to a policy of this kind; its files do not say.
+        data_set: the name of OpenVLA's data set; None: the only one.
 
     Raises:
         ConfigError: there are none, they cannot be read, or are of another environment.
@@ -70,15 +79,14 @@ def load_statistics(
         return load_normalization(folder, spec)
     if wanted == "none" or are_shapes_only():
         return Normalization()
+    from_file = wanted != "folder" and layout != "openvla"
     try:
-        from_file = wanted != "folder"
-        kept = (
-            _openpi(Path(folder), wanted if from_file else None, scheme, spec)
-            if from_file or layout == "openpi"
-            else _lerobot(Path(folder))
-            if layout == "lerobot"
-            else _transformers(Path(folder))
-        )
+        if from_file or layout == "openpi":
+            kept = _openpi(Path(folder), wanted if from_file else None, scheme, spec)
+        elif layout == "openvla":
+            kept = None, _openvla(Path(folder), data_set)
+        else:
+            kept = _lerobot(Path(folder)) if layout == "lerobot" else _transformers(Path(folder))
     except _READ as error:
         raise ConfigError(
             f"the statistics in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
@@ -214,3 +222,31 @@ def _transformers(folder: Path) -> tuple[_Numbers | None, _Numbers | None]:
         else:
             kept.append(_Numbers("mean_std", Statistics.of_moments(mean, deviation)))
     return kept[0], kept[1]
+
+
+def _openvla(folder: Path, data_set: str | None) -> _Numbers:
+    """Return OpenVLA's quantiles of actions: the hundredth and the 99 hundredth become -1 and 1, and numbers that its
+    `mask` leaves out remain as they are.
+    """
+    file = folder / _OPENVLA
+    about: dict[str, Any] = (
+        load_json_object(read_bounded(file), non_finite=True)
+        if file.is_file()
+        else load_json_object(read_bounded(folder / SETTINGS), non_finite=True).get("norm_stats") or {}
+    )
+    chosen = data_set or (next(iter(about)) if len(about) == 1 else None)
+    if chosen not in about:
+        known = ", ".join(f"`{name}`" for name in list(about)[:30]) or "none"
+        raise ConfigError(
+            f"`{folder}` has no statistics of `{data_set}`"
+            if data_set
+            else f"`{folder}` has no single set of statistics",
+            why=f"data sets with statistics: {known}",
+            help="write the data set of your robot as `actor.model.options.data_set`, or `statistics: none`",
+        )
+    of_actions = about[chosen]["action"]
+    low, high = list(of_actions["q01"]), list(of_actions["q99"])
+    for index, is_scaled in enumerate(of_actions.get("mask") or [True] * len(low)):
+        if not is_scaled:
+            low[index], high[index] = -1.0, 1.0
+    return _Numbers("quantile", Statistics.of_bounds(low, high))

@@ -1,8 +1,8 @@
-"""Folders of OpenVLA (Kim et al., arXiv 2406.09246): sizes, weights and statistics, as its own code publishes them.
+"""Folders of OpenVLA (Kim et al., arXiv 2406.09246): sizes and weights, as its own code publishes them.
 
     config.json                `model_type: openvla`, the Llama's sizes, timm's names of the two vision towers
     model*.safetensors         weights by timm's names of the towers
-    dataset_statistics.json    quantiles of actions by data set; or `norm_stats` in config.json
+    dataset_statistics.json    quantiles of actions by data set, which `published_statistics` reads
     preprocessor_config.json   colours of each tower
     tokenizer*                 of the Llama
 
@@ -23,8 +23,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.models.normalization import Normalization, Statistics
+from recipes.embodied.models.vla.vision_language import load_renamed
 from recipes.sections.model_folders import SETTINGS, whole_number
 from recipes.training.huggingface import check_folder, first_line, refuse_settings
 from recipes.training.tensor_files import stored_shapes
@@ -34,15 +33,12 @@ from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 DINO, SIGLIP = "vision_backbone.featurizer", "vision_backbone.fused_featurizer"
-STATISTICS: Final = "dataset_statistics.json"
 # Heads of timm's models, by the beginnings of their names: sizes do not identify them.
 _HEADS: Final = {"vit_large_patch14_reg4_dinov2": 16, "vit_so400m_patch14_siglip": 16}
 # Of a vocabulary's part.
 _MOST_TOKENS: Final = 100_000
 # Of a tower: more than ten times those of any published one.
 _LARGEST_SIZE: Final = 65_536
-# OpenVLA adds it to what it divides by when it normalizes actions.
-_EPSILON: Final = 1e-8
 # Of towers whose second to last layer is read: what comes after it has no effect.
 _UNREAD: Final = re.compile(r"(norm\.(weight|bias)|attn_pool\..*|fc_norm\..*|head\..*)")
 _NAMES: Final = {
@@ -168,28 +164,15 @@ def load_network(network: nn.Module, folder: str) -> None:
     Raises:
         ConfigError: they are of another model, or cannot be read.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    own: dict[str, Tensor] = network.state_dict()
-    # What OpenVLA has no use for: DINOv2's embedding of what is hidden from it.
-    missing = {name for name in own if not name.endswith("mask_token")}
     last = {tower: _depth(stored_shapes(_files(folder)), tower) - 1 for tower in (DINO, SIGLIP)}
-    try:
-        for file in _files(folder):
-            for name, weight in load_file(file).items():
-                for ours, part in translated(name, weight, last):
-                    if ours not in own or own[ours].shape != part.shape:
-                        why = f"`{name}` has the shape {list(weight.shape)}" if ours in own else f"they have `{name}`"
-                        raise _strange(folder, why)
-                    own[ours].copy_(part)
-                    missing.discard(ours)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"the weights in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
-        ) from None
-    if missing:
-        raise _strange(folder, f"they lack `{min(missing)}` (our name for it)")
+
+    def renamed(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+        return translated(name, weight, last)
+
+    def unread(name: str) -> bool:
+        return name.endswith("mask_token")  # of what is hidden from DINOv2, for which OpenVLA has no use
+
+    load_renamed(network, folder, _files(folder), renamed, unread, kind="an OpenVLA of this shape")
 
 
 def translated(name: str, weight: Tensor, last: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
@@ -224,51 +207,6 @@ def translated(name: str, weight: Tensor, last: Mapping[str, int]) -> Iterator[t
     yield prefix + _renamed(tower, inner), weight
 
 
-def load_statistics(folder: str, wanted: str, key: str | None, spec: EnvSpec) -> Normalization:
-    """Return the statistics of actions in a folder of OpenVLA: the hundredth and the 99 hundredth become -1 and 1, and
-    numbers that its `mask` leaves out remain as they are.
-
-    Args:
-        folder: the folder of OpenVLA.
-        wanted: `actor.model.options.statistics`.
-        key: `actor.model.options.data_set`: name of a data set in the folder; None: the only one.
-        spec: the spec of the environment.
-
-    Raises:
-        ConfigError: there are none, or those of several data sets.
-    """
-    if wanted == "none" or are_shapes_only():
-        return Normalization()
-    try:
-        file = Path(folder) / STATISTICS
-        about: dict[str, Any] = (
-            load_json_object(read_bounded(file), non_finite=True)
-            if file.is_file()
-            else load_json_object(read_bounded(Path(folder) / SETTINGS), non_finite=True).get("norm_stats") or {}
-        )
-        chosen = key or (next(iter(about)) if len(about) == 1 else None)
-        if chosen not in about:
-            known = ", ".join(f"`{name}`" for name in list(about)[:30]) or "none"
-            raise ConfigError(
-                f"`{folder}` has no statistics of `{key}`" if key else f"`{folder}` has no single set of statistics",
-                why=f"data sets with statistics: {known}",
-                help="write the data set of your robot as `actor.model.options.data_set`, or `statistics: none`",
-            )
-        of_actions = about[chosen]["action"]
-        low, high = list(of_actions["q01"]), list(of_actions["q99"])
-        for index, is_scaled in enumerate(of_actions.get("mask") or [True] * len(low)):
-            if not is_scaled:
-                low[index], high[index] = -1.0, 1.0
-        statistics = Statistics.of_bounds(low, high)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-        raise ConfigError(
-            f"the statistics in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
-        ) from None
-    normalization = Normalization("quantile", None, statistics, _EPSILON)
-    normalization.check(spec.state_size, spec.action_size, folder)
-    return normalization
-
-
 def _renamed(tower: str, name: str) -> str:
     for theirs, ours in _NAMES[tower]:
         name = re.sub(rf"(^|\.){re.escape(theirs)}(?=\.|$)", rf"\g<1>{ours}", name)
@@ -301,11 +239,3 @@ def _depth(shapes: Mapping[str, tuple[int, ...]], tower: str) -> int:
 
 def _files(folder: str) -> list[Path]:
     return sorted(Path(folder).glob("*.safetensors"))
-
-
-def _strange(folder: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"the weights in `{folder}` do not belong to an OpenVLA of this shape",
-        why=why,
-        help="copy the complete folder again, or name a folder of OpenVLA",
-    )

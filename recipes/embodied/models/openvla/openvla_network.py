@@ -56,7 +56,7 @@ class Projector(nn.Module):
 
 
 class OpenVlaNetwork(nn.Module):
-    """The network, with the methods that a `TokenPolicy` calls.
+    """The network, with the methods that an `OpenVlaPolicy` calls.
 
     Args:
         shape: its sizes.

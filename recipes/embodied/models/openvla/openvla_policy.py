@@ -15,28 +15,30 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from recipes.embodied.config.model_options import OpenVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
-from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.openvla.openvla_folder import (
-    OpenVlaShape,
-    TowerSizes,
-    load_network,
-    load_statistics,
-    read_shape,
-)
+from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
+from recipes.embodied.models.flow.flow_base import with_value_head
+from recipes.embodied.models.heads import OrthogonalLinear
+from recipes.embodied.models.openvla.openvla_folder import OpenVlaShape, TowerSizes, load_network, read_shape
 from recipes.embodied.models.openvla.openvla_network import OpenVlaNetwork
-from recipes.embodied.models.policy_folder import BACKBONE, is_policy_folder, load_normalization
+from recipes.embodied.models.policy_folder import BACKBONE, backbone_of
+from recipes.embodied.models.published_statistics import load_statistics
 from recipes.embodied.models.vla.flow_vla import check_observations
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline, centre_crop
-from recipes.embodied.models.vla.token_policy import TokenPolicy
-from recipes.embodied.models.vla.vision_language import encoded_prompts, initialize_narrow, load_policy_tokenizer
+from recipes.embodied.models.vla.vision_language import (
+    built_heads,
+    built_image_size,
+    encoded_prompts,
+    initialize_narrow,
+    load_policy_tokenizer,
+)
 from recipes.sections.model_folders import SETTINGS
 from recipes.training.arrays import Array
-from recipes.training.huggingface import judging_model, require_transformers
+from recipes.training.huggingface import checkpoint_layers, judging_model, require_transformers
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 
@@ -90,28 +92,31 @@ _SPACE: Final = "\u2581"
 # Colours of ImageNet, by which DINOv2 was trained; those of SigLIP are halves.
 _IMAGENET: Final = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _HALVES: Final = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-_BINS, _PADDING, _HEAD = 256, 64, 32
+_BINS, _PADDING = 256, 64
 
 
-class OpenVlaPolicy(TokenPolicy):
-    """OpenVLA: a token of each number of the chunk, one after the other."""
+class OpenVlaPolicy(BasePolicy):
+    """OpenVLA: a token of each number of the chunk, one after the other, each conditioned on those before it. Values
+    are one for each chunk, V = 1.
+
+    Attributes:
+        vlm: the network.
+        tokenizer: its tokenizer.
+        critic: the value head; None: there is none.
+    """
 
     options_model = OpenVlaOptions
     reads_instructions = True
-    _is_parallel = False
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         super().__init__()
         require_transformers()
         check_observations(config, spec)
         self._options = options = cast("OpenVlaOptions", config.options)
-        self._temperature, self._value_gradient = options.temperature, options.value_gradient
         self._cameras = [image_key(camera) for camera in _cameras(options, spec)]
         self._has_instructions = spec.has_instructions
         self._shape = (config.num_action_chunks, spec.action_size)
-        folder = config.model_path
-        is_own = folder is not None and is_policy_folder(folder)
-        inner = str(Path(str(folder)) / BACKBONE) if is_own else folder
+        inner, is_own = backbone_of(config.model_path)
         self.tokenizer = load_policy_tokenizer(inner)
         if self.tokenizer.bos_token_id is None:
             raise ConfigError(
@@ -123,23 +128,21 @@ class OpenVlaPolicy(TokenPolicy):
         self._bins = shape.bins
         with judging_model(inner):
             self.vlm = OpenVlaNetwork(shape, config.adapter())
-        if folder is None:
+        if inner is None:
             initialize_narrow(self.vlm)
         elif not is_own and not are_shapes_only():
-            with torch.no_grad():
-                load_network(self.vlm, folder)
+            load_network(self.vlm, inner)
         self.vlm.add_adapters()
         self._pipelines = [
             ImagePipeline((tower.image, tower.image), "openvla", *colours)
             for tower, colours in ((shape.dino, _IMAGENET), (shape.siglip, _HALVES))
         ]
-        self.critic = None
+        self.critic: nn.Module | None = None
         if config.add_value_head:
-            self._add_critic()
-        self.normalization = (
-            load_normalization(folder, spec)
-            if folder is None or is_own
-            else load_statistics(folder, options.statistics, options.data_set, spec)
+            width = self.vlm.width
+            self.critic = nn.Sequential(OrthogonalLinear(width, width), nn.Tanh(), OrthogonalLinear(width, 1, 1.0))
+        self.normalization = load_statistics(
+            config.model_path, options.statistics, "openvla", spec, data_set=options.data_set
         )
 
     def prepare(self, observations: Observation) -> Inputs:
@@ -187,8 +190,89 @@ class OpenVlaPolicy(TokenPolicy):
             for pipeline in (first, second)
         )
 
+    @torch.no_grad()
+    def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
+        """See `BasePolicy`."""
+        tokens, logits, last = self._write(*self._prefix(inputs), greedy, generator)
+        logprobs = logits.log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
+        return PolicyOutput(tokens.view(-1, *self._shape), logprobs.view(-1, *self._shape), self._judged(last))
+
+    def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
+        """See `BasePolicy`."""
+        return self._evaluated(inputs, actions, self._options.temperature)
+
+    def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
+        """See `BasePolicy`: of the model's own probabilities, without `temperature`."""
+        return -self._evaluated(inputs, actions, 1.0).logprobs
+
+    @torch.no_grad()
+    def values(self, inputs: Inputs) -> Tensor:
+        """See `BasePolicy`."""
+        return with_value_head(None if self.critic is None else self._judged(self._summary(*self._prefix(inputs))))
+
+    def greedy(self, observations: Inputs) -> Tensor:
+        """Refuse, see `BasePolicy`."""
+        raise ConfigError(
+            f"`{type(self).__name__}` cannot be exported as a tensor graph",
+            why="its instructions need a tokenizer, and it generates actions token by token",
+            help="export it with `--format safetensors`: a folder with its tokenizer, which `load_policy` reads",
+        )
+
+    def checkpoint_activations(self) -> None:
+        """See `BasePolicy`."""
+        checkpoint_layers(self.vlm.layers, type(self.vlm.base).__name__)
+
+    def _summary(self, prefix: Tensor, mask: Tensor) -> Tensor:
+        """Return the hidden state [n, W] that values are of, where no actions follow."""
+        return self.vlm.states(prefix, mask)[0][:, -1]
+
+    def _evaluated(self, inputs: Inputs, actions: Tensor, temperature: float) -> ActionEval:
+        prefix, mask = self._prefix(inputs)
+        tokens = actions.flatten(1)
+        logits, last = self._read(prefix, mask, tokens)
+        log_softmax = (logits / temperature).log_softmax(dim=-1)
+        logprobs = log_softmax.gather(-1, tokens[..., None])[..., 0]
+        entropy = -(log_softmax.exp() * log_softmax).sum(dim=-1)
+        return ActionEval(logprobs.view(-1, *self._shape), entropy.view(-1, *self._shape), self._judged(last))
+
+    def _judged(self, last: Tensor) -> Tensor | None:
+        """Return the values of hidden states [n, W]; None without a value head."""
+        return None if self.critic is None else self.critic(last if self._options.value_gradient else last.detach())
+
+    def _read(self, prefix: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits [n, C * D, bins] of the tokens of a chunk, each conditioned on those before it, and the
+        last hidden state before them, [n, W]."""
+        after = self._embed_actions(tokens)[:, :-1].to(prefix.dtype)
+        whole = torch.cat((mask, mask.new_ones(after.shape[:2])), dim=1)
+        hidden = self.vlm.states(torch.cat((prefix, after), dim=1), whole)[0]
+        start = prefix.shape[1]
+        return self.vlm.logits(hidden[:, start - 1 :], self._bins), hidden[:, start - 1]
+
+    def _write(
+        self, prefix: Tensor, mask: Tensor, greedy: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens [n, C * D], their logits, and the last hidden state before them, decoded one by one."""
+        from transformers import DynamicCache
+
+        memory: Any = DynamicCache()
+        hidden, memory = self.vlm.states(prefix, mask, memory)
+        last = hidden[:, -1]
+        tokens: list[Tensor] = []
+        logits: list[Tensor] = []
+        count = self._shape[0] * self._shape[1]
+        for index in range(count):
+            logits.append(self.vlm.logits(hidden[:, -1:], self._bins) / self._options.temperature)
+            tokens.append(_drawn(logits[-1], greedy, generator))
+            if index + 1 < count:
+                mask = torch.cat((mask, mask.new_ones(len(mask), 1)), dim=1)
+                hidden, memory = self.vlm.states(self._embed_actions(tokens[-1]), mask, memory)
+        return torch.cat(tokens, dim=1), torch.cat(logits, dim=1), last
+
+    def _embed_actions(self, tokens: Tensor) -> Tensor:
+        return cast("Tensor", self.vlm.embed_tokens(tokens + (self.vlm.vocabulary - self._bins)))
+
     def _prefix(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """See `TokenPolicy`."""
+        """Return embeddings [n, P, W] of what comes before the actions, and which of it is no padding, bool [n, P]."""
         vlm, prompt = self.vlm, inputs[_TOKENS]
         words = vlm.embed_tokens(prompt)
         begin = vlm.embed_tokens(prompt.new_full((len(prompt), 1), self.tokenizer.bos_token_id))
@@ -201,10 +285,20 @@ class OpenVlaPolicy(TokenPolicy):
 class OpenVlaOftPolicy(OpenVlaPolicy):
     """OpenVLA-OFT with discrete actions: all tokens of the chunk in one pass."""
 
-    _is_parallel = True
+    def _summary(self, prefix: Tensor, mask: Tensor) -> Tensor:
+        """See `OpenVlaPolicy`: what comes after the prefix is seen from there, too."""
+        return self._read(prefix, mask)[1]
 
-    def _read_parallel(self, prefix: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """See `TokenPolicy`: each token is read where the one before it would stand."""
+    def _write(
+        self, prefix: Tensor, mask: Tensor, greedy: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `OpenVlaPolicy`."""
+        logits, last = self._read(prefix, mask)
+        logits = logits / self._options.temperature
+        return _drawn(logits, greedy, generator), logits, last
+
+    def _read(self, prefix: Tensor, mask: Tensor, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """See `OpenVlaPolicy`: each token is read where the one before it would stand, whatever that is."""
         vlm, count, start = self.vlm, self._shape[0] * self._shape[1], prefix.shape[1]
         nothing = prefix.new_zeros(len(prefix), count, prefix.shape[2])
         tokenizer = self.tokenizer
@@ -214,9 +308,14 @@ class OpenVlaOftPolicy(OpenVlaPolicy):
         hidden = vlm.states(torch.cat((prefix, nothing, mark), dim=1), whole, both_ways=True)[0]
         return vlm.logits(hidden[:, start - 1 : start - 1 + count], self._bins), hidden[:, start - 1]
 
-    def _summary(self, prefix: Tensor, mask: Tensor) -> Tensor:
-        """See `TokenPolicy`: what comes after the prefix is seen from there, too."""
-        return self._read_parallel(prefix, mask)[1]
+
+def _drawn(logits: Tensor, greedy: bool, generator: torch.Generator | None) -> Tensor:
+    """Return tokens int64 [n, T] of logits [n, T, bins]."""
+    if greedy:
+        return logits.argmax(dim=-1)
+    # The largest of logits plus Gumbel noise is a sample; exponential noise is where that noise comes from.
+    noise = torch.empty_like(logits).exponential_(generator=generator)
+    return (logits - noise.log()).argmax(dim=-1)
 
 
 def _cameras(options: OpenVlaOptions, spec: EnvSpec) -> tuple[str, ...]:
@@ -243,22 +342,15 @@ def _built_shape(config: EmbodiedModelConfig, options: OpenVlaOptions, spec: Env
     Raises:
         ConfigError: the sizes do not divide.
     """
-    width = config.hidden_dim
-    if width % _HEAD:
-        raise ConfigError(
-            "the sizes of the vision-language model do not divide evenly",
-            why=f"hidden_dim {width} / {_HEAD} = {width / _HEAD:g}",
-            help=f"write a `hidden_dim` that is a multiple of {_HEAD}",
-        )
-    largest = max(max(shape[:2]) for shape in spec.cameras.values())
-    image = -(-largest // options.patch_size) * options.patch_size
-    tower = TowerSizes(width, 2 * width, options.num_layers, width // _HEAD, image, options.patch_size)
+    width, layers, heads = config.hidden_dim, options.num_layers, built_heads(config.hidden_dim)
+    image = built_image_size(spec, options.patch_size)
+    tower = TowerSizes(width, 2 * width, layers, heads, image, options.patch_size)
     text = {
         "vocab_size": words + _BINS + _PADDING,
         "hidden_size": width,
         "intermediate_size": 2 * width,
-        "num_hidden_layers": options.num_layers,
-        "num_attention_heads": width // _HEAD,
-        "num_key_value_heads": width // _HEAD,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
     }
     return OpenVlaShape(tower, tower, text, _PADDING, _BINS)

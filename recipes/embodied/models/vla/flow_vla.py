@@ -44,6 +44,9 @@ class ModelSizes:
         actions: numbers of an action, as well.
         horizon: actions that it predicts together.
         vocabulary: tokens of a prompt that it knows.
+        steps: the number of steps from noise to actions.
+        beta, scale, offset: the distribution of the times at which it learns: a share of noise is offset + scale *
+            Beta(*beta).
     """
 
     width: int
@@ -51,6 +54,10 @@ class ModelSizes:
     actions: int
     horizon: int
     vocabulary: int
+    steps: int
+    beta: tuple[float, float] = (1.5, 1.0)
+    scale: float = 0.999
+    offset: float = 0.001
 
 
 class ReadObservation(NamedTuple):
@@ -70,20 +77,27 @@ class ReadObservation(NamedTuple):
 class FlowVlaPolicy(FlowMatchingPolicy):
     """A vision-language model and an expert of actions. Values are one for each chunk, V = 1.
 
-    A subclass makes the two, one network of a library, and says how they are used.
+    A subclass makes the two, one network of a library, and says how they are used. As such libraries do, the network
+    counts time the other way round: 1 is noise there, and velocities point to it.
+
+    Args:
+        config: the section `actor.model`.
+        spec: the spec of the environment.
+        network: the network; the subclass keeps it as a part of the policy, too, maybe wrapped in LoRA.
+        tokenizer: its tokenizer.
+        sizes: what it was made for.
 
     Attributes:
         options: the options of `actor.model.options`.
+        tokenizer: the model's tokenizer.
     """
 
     reads_instructions = True
     options: FlowVlaOptions
-    # In a list: the network is part of a module of the policy already, which may wrap it in LoRA.
-    _base: list[Any]
-    _words: Any
 
-    def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec, sizes: ModelSizes, steps: int) -> None:
-        """Take the sizes of the network, and the number of denoising steps, K."""
+    def __init__(
+        self, config: EmbodiedModelConfig, spec: EnvSpec, network: Any, tokenizer: Any, sizes: ModelSizes
+    ) -> None:
         name, space = config.model_type, sizes.actions
         for what, needed, room in (("state", spec.state_size, sizes.states), ("action", spec.action_size, space)):
             if needed > room:
@@ -96,10 +110,11 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         options = cast("FlowVlaOptions", config.options)
         _check_relative(config, spec, options)
         self.options = options
+        steps = options.steps or sizes.steps
         super().__init__(flow_sde(options, steps), (config.num_action_chunks, spec.action_size), space, sizes.horizon)
         self._cameras = [image_key(camera) for camera in spec.cameras]
         self._has_states, self._has_instructions = spec.state_size > 0, spec.has_instructions
-        self._sizes = sizes
+        self._base, self.tokenizer, self._sizes = [network], tokenizer, sizes
         self._checkpoints = False
         self.critic: nn.Module | None = None
         if config.add_value_head:
@@ -112,11 +127,6 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     def base(self) -> Any:
         """The network of transformers or lerobot, without a LoRA wrapper around it."""
         return self._base[0]
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        return self._words
 
     @property
     def expert_type(self) -> torch.dtype:
@@ -135,6 +145,12 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     @abstractmethod
     def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
         """Return the velocity [n, C, M] at a chunk and the times [n], from noise at 0 to actions at 1."""
+
+    def times(self, count: int) -> Tensor:
+        """See `FlowMatchingPolicy`: it learns more from what is nearly noise."""
+        sizes = self._sizes
+        noisy = torch.distributions.Beta(*sizes.beta).sample((count,)) * sizes.scale + sizes.offset
+        return (1 - noisy).to(next(self.parameters()).device)
 
     def prepare(self, observations: Observation) -> Inputs:
         """See `BasePolicy`: images as they are, states normalized, the prompt as tokens of one length."""

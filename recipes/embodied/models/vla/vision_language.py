@@ -1,22 +1,31 @@
-"""Tokenizers, prompts, fresh weights and sizes of images of policies on vision-language models."""
+"""Tokenizers, prompts, sizes, adapters and weights of policies on vision-language models."""
 
-# transformers has few types.
+# transformers and safetensors have few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.training.arrays import Array
-from recipes.training.huggingface import load_tokenizer, require_transformers
+from recipes.training.huggingface import first_line, load_tokenizer, require_transformers, with_lora
 from rlinf_core import ConfigError
 from rlinf_core.suggest import excerpt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from recipes.sections.actor import LoraSettings
+
+# Width of a head of a model that is built.
+HEAD: Final = 32
 
 _SPECIAL: Final = ("<pad>", "<s>", "<unk>", "<image>")
 _PAD, _BEGIN, _UNKNOWN, _IMAGE = _SPECIAL
@@ -28,6 +37,28 @@ _TEXT: Final = """
     left right front back top bottom near far first second small large
 """
 _CHARACTERS: Final = "abcdefghijklmnopqrstuvwxyz0123456789.,:;?!'\"()-_/"
+_LORA_TARGETS: Final = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def built_heads(width: int) -> int:
+    """Return the number of heads of a model that is built with layers of some width.
+
+    Raises:
+        ConfigError: the width does not divide.
+    """
+    if width % HEAD:
+        raise ConfigError(
+            "the sizes of the vision-language model do not divide evenly",
+            why=f"hidden_dim {width} / {HEAD} = {width / HEAD:g}",
+            help=f"write a `hidden_dim` that is a multiple of {HEAD}",
+        )
+    return width // HEAD
+
+
+def built_image_size(spec: EnvSpec, patch: int) -> int:
+    """Return height and width of the images of a model that is built: whole patches of so many pixels."""
+    largest = max(max(height, width) for height, width, _ in spec.cameras.values())
+    return -(-largest // patch) * patch
 
 
 def initialize_narrow(model: nn.Module) -> None:
@@ -118,7 +149,62 @@ def encoded_prompts(
     return tokens, np.array(encoded["attention_mask"], np.bool_)
 
 
-def image_size(config: Any) -> tuple[int, int]:
-    """Return the height and width of the images that a vision model takes, in pixels."""
-    size = config.vision_config.image_size
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+def adapted(network: nn.Module, lora: LoraSettings | None) -> Any:
+    """Return a network that is not of transformers' own classes, with adapters where there are to be some."""
+    if lora is None:
+        return network
+    # peft takes the attribute `config` for that of a model of transformers; it sees none of a module list.
+    targets = lora if lora.target_modules else lora.model_copy(update={"target_modules": _LORA_TARGETS})
+    return with_lora(cast("Any", nn.ModuleList([network])), targets, None)
+
+
+@torch.no_grad()
+def load_renamed(
+    network: nn.Module,
+    folder: str,
+    files: Iterable[Path],
+    renamed: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]],
+    unread: Callable[[str], bool],
+    *,
+    kind: str,
+) -> None:
+    """Load the weights in a folder of another library into a network; every one has to be used.
+
+    Args:
+        network: takes them.
+        folder: the folder, for errors.
+        files: its files of weights.
+        renamed: returns the network's weights, by name, that one of the folder has; none where it has no effect.
+        unread: whether the folder may lack a weight of the network.
+        kind: the kind of the model, for errors.
+
+    Raises:
+        ConfigError: they are of another model, or cannot be read.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    own: dict[str, Tensor] = network.state_dict()
+    missing = {name: None for name in own if not unread(name)}
+    strange: str | None = None
+    try:
+        for file in files:
+            for theirs, weight in load_file(file).items():
+                for name, part in renamed(theirs, weight):
+                    if name not in own:
+                        strange = strange or f"they also have `{name}`"
+                    elif own[name].shape != part.shape:
+                        strange = strange or f"`{theirs}` has the shape {list(weight.shape)}"
+                    else:
+                        own[name].copy_(part)
+                    missing.pop(name, None)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"the weights in `{folder}` cannot be read", why=first_line(error), help="copy the folder again"
+        ) from None
+    if missing or strange is not None:
+        raise ConfigError(
+            f"the weights in `{folder}` do not belong to {kind}",
+            why=f"they lack `{next(iter(missing))}`" if missing else strange,
+            help="copy the complete folder again, or name a folder of such a model",
+        )

@@ -20,7 +20,7 @@ from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.vla import smolvla_backbone
+from recipes.embodied.models.vla.smolvla import folder_config
 from rlinf_core.errors import ConfigError
 
 N, CHUNK, STEPS, ACTIONS = 3, 2, 4, 3
@@ -120,7 +120,7 @@ def check_folders(home: Path) -> None:
     assert torch.equal(adapted.act(inputs, greedy=True).actions, wanted)
     # As lerobot writes a policy: its own class, its own configuration, its own statistics.
     folder, vlm = home / "lerobot", str(home / "own" / "backbone" / "vlm")
-    shape = smolvla_backbone.folder_config(str(home / "own" / "backbone"))
+    shape = folder_config(str(home / "own" / "backbone"))
     theirs: Any = SmolVLAPolicy.__new__(SmolVLAPolicy)
     torch.nn.Module.__init__(theirs)
     theirs.config, theirs.model = shape, source.base

@@ -72,7 +72,7 @@ def test_a_setting_that_no_model_has_is_refused(folder: Path, key: str, value: A
     from transformers import AutoConfig
 
     from recipes.embodied.models.openvla.openvla_folder import read_shape
-    from recipes.embodied.models.vla.pi0_backbone import load_pi0
+    from recipes.embodied.models.vla.pi_folder import load_pi0
 
     loaders = {"llama": partial(config_of, AutoConfig), "pi0": load_pi0, "openvla": read_shape}
     for kind, load in loaders.items():

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, PiShape
+from recipes.embodied.models.vla.pi_network import GemmaSizes, Pi05Network, PiShape
 
 ROOM, HORIZON = 5, 6
 # SigLIP's 16 heads cannot be seen in the shapes of weights.

@@ -19,8 +19,8 @@ from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.models.vla.pi05_network import Pi05Network, PiShape
-from recipes.embodied.models.vla.pi05_policy import spelled_states
+from recipes.embodied.models.vla.pi_network import Pi05Network, PiShape
+from recipes.embodied.models.vla.pi_policy import spelled_states
 from recipes.embodied.models.vla.vision_language import built_tokenizer
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.embodied.models.vla.pi_folders import (

@@ -20,7 +20,7 @@ from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
-from recipes.embodied.models.vla.pi05_network import GemmaSizes, Pi05Network, PiShape
+from recipes.embodied.models.vla.pi_network import GemmaSizes, Pi05Network, PiShape
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.embodied.models.vla.pi_folders import write_openpi
 

@@ -1,6 +1,6 @@
 """The network of pi0.5: transformers' PaliGemma, and an action expert whose norms depend on time (adaRMS).
 
-Its weights have the names and shapes of openpi and lerobot, except for prefixes (`pi05_folder`).
+Its weights have the names and shapes of openpi and lerobot, except for prefixes (`pi_folder`).
 """
 
 # transformers has few types.
@@ -23,16 +23,14 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import Pi0Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.vla.flow_vla import ReadObservation
-from recipes.embodied.models.vla.vision_language import initialize_narrow
+from recipes.embodied.models.vla.vision_language import HEAD, built_heads, built_image_size, initialize_narrow
 from recipes.sections.model_folders import whole_number
-from recipes.training.huggingface import require_transformers, transformer_layers
+from recipes.training.huggingface import require_transformers
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 KIND: Final = "pi05"
-# Width of a head of a model that is built.
-_HEAD: Final = 32
 # More than ten times those of any published one.
 _LARGEST_SIZE: Final = 1 << 18
 _MOST_TOKENS: Final = 1 << 24
@@ -323,41 +321,19 @@ def read_prefix(vlm: Any, images: Sequence[Tensor], tokens: Tensor, mask: Tensor
     return ReadObservation((output.last_hidden_state * weights).sum(dim=1), memory, mask)
 
 
-def reading_blocks(policy: nn.Module, vlm: Any) -> list[nn.Module]:
-    """Return the parts of a policy whose shards are gathered one at a time, see `BasePolicy.blocks`.
-
-    Layers that read leave keys and values in a memory, and not in what they return: gradients come to their projections
-    by another way than through the layer, so that these are parts by themselves.
-    """
-    reading = list(vlm.language_model.layers)
-    parts = [layer for layer in transformer_layers(policy) if all(layer is not other for other in reading)]
-    for layer in reading:
-        attention = layer.self_attn
-        parts += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, layer.mlp]
-    return parts
-
-
 def built_shape(config: EmbodiedModelConfig, options: Pi0Options, spec: EnvSpec, vocabulary: int) -> PiShape:
     """Return the sizes of a small model, whose expert is half as wide as the model that reads.
 
     Raises:
         ConfigError: they do not divide.
     """
-    width, patch = config.hidden_dim, options.patch_size
-    largest = max(max(height, width) for height, width, _ in spec.cameras.values())
-    if width % _HEAD:
-        raise ConfigError(
-            "the sizes of the vision-language model do not divide evenly",
-            why=f"hidden_dim {width} / {_HEAD} = {width / _HEAD:g}",
-            help=f"write a `hidden_dim` that is a multiple of {_HEAD}",
-        )
-    layers, heads = options.num_layers, width // _HEAD
+    width, layers, heads = config.hidden_dim, options.num_layers, built_heads(config.hidden_dim)
     return PiShape(
-        language=GemmaSizes(width, 2 * width, layers, heads, _HEAD),
-        expert=GemmaSizes(width // 2, width, layers, heads, _HEAD),
+        language=GemmaSizes(width, 2 * width, layers, heads, HEAD),
+        expert=GemmaSizes(width // 2, width, layers, heads, HEAD),
         vision=(width, 2 * width, layers, heads),
-        image=-(-largest // patch) * patch,
-        patch=patch,
+        image=built_image_size(spec, options.patch_size),
+        patch=options.patch_size,
         vocabulary=vocabulary,
         actions=spec.action_size,
         horizon=options.action_horizon or config.num_action_chunks,

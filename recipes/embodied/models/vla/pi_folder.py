@@ -1,28 +1,41 @@
-"""Folders of pi0 and pi0.5 that lerobot and openpi wrote: their sizes, and their weights by names of transformers."""
+"""Networks of pi0 and pi0.5: built, or read from a folder of transformers, lerobot or openpi."""
 
-# safetensors has few types.
+# transformers has few types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isqrt
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, nn
 
 from recipes.embodied.models.folder_facts import TELLING_LAYERS
-from recipes.embodied.models.vla.pi05_network import GemmaSizes, PiShape
-from recipes.sections.model_folders import SETTINGS, whole_number
-from recipes.training.huggingface import check_folder, first_line
+from recipes.embodied.models.published_statistics import layout_of
+from recipes.embodied.models.vla.pi_network import GemmaSizes, Pi05Network, PiShape, paligemma_config
+from recipes.embodied.models.vla.vision_language import initialize_narrow, load_renamed
+from recipes.sections.model_folders import SETTINGS, read_object, read_settings, whole_number
+from recipes.training.huggingface import (
+    check_folder,
+    config_of,
+    first_line,
+    judging_model,
+    load_pretrained,
+    require_transformers,
+)
 from recipes.training.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.suggest import excerpt
+
+if TYPE_CHECKING:
+    from transformers import PI0ForConditionalGeneration
 
 # Beginnings of names there, and those of the network here. The first that fits is taken; None: it is not used.
 _NAMES: Final[tuple[tuple[str, str | None], ...]] = (
@@ -32,6 +45,13 @@ _NAMES: Final[tuple[tuple[str, str | None], ...]] = (
     ("paligemma_with_expert.gemma_expert.lm_head.", None),
     ("paligemma_with_expert.gemma_expert.model.embed_tokens.", None),
     ("paligemma_with_expert.gemma_expert.model.", "expert."),
+)
+# Beginnings of those, and what they are in the pi0 of transformers.
+_OF_PI0: Final = (
+    ("vlm.", "model.vlm."),
+    ("expert.", "model.dit."),
+    ("action_out_proj.", "action_out_proj."),
+    ("", "embed_action_time."),
 )
 _TEXT, _VISION, _EXPERT = "vlm.language_model", "vlm.vision_tower", "expert"
 # Of SigLIP So400m, which all of them have: its heads cannot be seen in the shapes of weights.
@@ -44,7 +64,7 @@ _VARIANTS: Final = {
 }
 _STEPS: Final = "num_inference_steps"
 # Of a horizon, and from noise to actions: more are a mistake.
-MOST_STEPS: Final = 10_000
+_MOST_STEPS: Final = 10_000
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -57,7 +77,7 @@ def translated(name: str) -> str | None:
     return name
 
 
-def shape_of_folder(folder: str, kind: str) -> PiShape:
+def _shape_of_folder(folder: str, kind: str) -> PiShape:
     """Return the sizes of the `pi0` or `pi05` in a folder of lerobot or openpi, by the shapes of its weights.
 
     Raises:
@@ -88,40 +108,142 @@ def shape_of_folder(folder: str, kind: str) -> PiShape:
         ) from None
 
 
-def load_network(network: nn.Module, folder: str, names: Sequence[tuple[str, str]] = (), unread: str = "") -> None:
-    """Load the weights in a folder of lerobot or openpi into a network; every one has to be used.
+def load_pi05(folder: str, horizon: int | None = None) -> Pi05Network:
+    """Return the pi0.5 in a folder of lerobot or openpi.
+
+    Args:
+        folder: the folder.
+        horizon: actions that it is to predict together; None: as many as it learned.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    shape = _shape_of_folder(folder, "pi05")
+    network = Pi05Network(replace(shape, horizon=horizon or shape.horizon))
+    _load_network(network, folder)
+    return network
+
+
+def built_pi0(shape: PiShape, states: int, image_token: int) -> PI0ForConditionalGeneration:
+    """Return a pi0 with fresh weights.
+
+    Args:
+        shape: its sizes.
+        states: numbers of a state.
+        image_token: the token that stands for a patch of an image.
+    """
+    model = _pi0_of(shape, states, shape.vocabulary, image_token_id=image_token)
+    initialize_narrow(model)
+    return model
+
+
+def load_pi0(folder: str) -> PI0ForConditionalGeneration:
+    """Return the pi0 in a folder of transformers, lerobot or openpi.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import PI0ForConditionalGeneration
+
+    about = read_object(Path(folder) / SETTINGS)
+    layout = layout_of(about)
+    if layout == "transformers" and are_shapes_only():
+        return saved_pi0(folder)
+    if layout != "openpi":
+        _check_pi0(folder)
+    if layout == "transformers":
+        model: Any = load_pretrained(PI0ForConditionalGeneration, folder)
+        with judging_model(folder):
+            for name in ("chunk_size", "num_inference_steps"):
+                whole_number(model.config.to_dict(), name, _MOST_STEPS)
+        return model
+    shape = _shape_of_folder(folder, "pi0")
+    # lerobot may leave room for more numbers of a state than of an action; the expert reads no words.
+    model = _pi0_of(shape, int(about.get("max_state_dim", shape.actions)), 1)
+    _load_network(model, folder, _OF_PI0, "model.dit.embed_tokens.weight")
+    return model
+
+
+def saved_pi0(folder: str) -> PI0ForConditionalGeneration:
+    """Return the pi0 that a folder of transformers has the configuration of, with fresh weights.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    require_transformers()
+    from transformers import PI0Config, PI0ForConditionalGeneration
+
+    _check_pi0(folder)
+    config = config_of(PI0Config, folder)
+    with judging_model(folder):
+        return PI0ForConditionalGeneration(config)
+
+
+def _pi0_of(shape: PiShape, states: int, words: int, **reading: int) -> PI0ForConditionalGeneration:
+    """Return the model of some sizes, whose expert knows so many words; `reading` are settings of its PaliGemma."""
+    vlm: dict[str, Any] = {**paligemma_config(shape).to_dict(), **reading}
+    from transformers import PI0Config, PI0ForConditionalGeneration
+
+    expert = {
+        **vlm["text_config"],
+        "hidden_size": shape.expert.width,
+        "intermediate_size": shape.expert.hidden,
+        "vocab_size": words,
+    }
+    config = PI0Config(
+        vlm_config=vlm,
+        dit_config=expert,
+        chunk_size=shape.horizon,
+        max_state_dim=states,
+        max_action_dim=shape.actions,
+        num_inference_steps=shape.steps,
+        time_sampling_scale=shape.scale,
+        time_sampling_offset=shape.offset,
+    )
+    return PI0ForConditionalGeneration(config)
+
+
+def _check_pi0(folder: str) -> None:
+    """Check that the `config.json` in a folder names a pi0, as transformers or lerobot write it.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    check_folder(folder)
+    about = read_settings(Path(folder) / SETTINGS)
+    kind = about.get("model_type", about.get("type"))
+    if kind != "pi0":
+        raise ConfigError(
+            f"`pi0` cannot use the `{kind}` in `{folder}`",
+            why=f"`{Path(folder) / SETTINGS}` names another architecture",
+            help="name a folder with a pi0, or the `model_type` that reads this one (docs/models.md)",
+        )
+
+
+def _load_network(
+    network: nn.Module, folder: str, names: Sequence[tuple[str, str]] = (("", ""),), unread: str = ""
+) -> None:
+    """Load the weights in a folder of lerobot or openpi into a network, unless only its shapes are wanted.
 
     Args:
         network: takes them.
         folder: the folder of lerobot or openpi.
-        names: beginnings of the names of `translated`, and those of the network, where they differ.
+        names: beginnings of the names of `translated`, and those of the network. The first that fits is taken.
         unread: a weight of the network that the folder may lack.
 
     Raises:
         ConfigError: they are of another model, or cannot be read.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
-    weights: dict[str, Tensor] = {}
-    try:
-        for file in _files(Path(folder)):
-            for name, weight in load_file(file).items():
-                ours = translated(name)
-                if ours is not None:
-                    begin = next(((here, there) for here, there in names if ours.startswith(here)), ("", ""))
-                    weights[begin[1] + ours.removeprefix(begin[0])] = weight
-        wrong = network.load_state_dict(weights, strict=False)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise ConfigError(f"the weights in `{folder}` cannot be loaded", why=str(error)) from None
-    missing = [name for name in wrong.missing_keys if name != unread]
-    if missing or wrong.unexpected_keys:
-        name = (*missing, *wrong.unexpected_keys)[0]
-        raise ConfigError(
-            f"the weights in `{folder}` do not belong to this kind of model",
-            why=f"they {'lack' if missing else 'also have'} `{name}`",
-            help="copy the complete folder again, or name a folder of such a model",
-        )
+    def renamed(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+        ours = translated(name)
+        if ours is not None:
+            begin, own = next(pair for pair in names if ours.startswith(pair[0]))
+            yield own + ours.removeprefix(begin), weight
+
+    if not are_shapes_only():
+        load_renamed(network, folder, _files(Path(folder)), renamed, unread.__eq__, kind="this kind of model")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -144,7 +266,7 @@ def _shape(about: Mapping[str, Any], shapes: Shapes) -> PiShape:
         if key in about
     }
     if _STEPS in about:
-        kept["steps"] = whole_number(about, _STEPS, MOST_STEPS)
+        kept["steps"] = whole_number(about, _STEPS, _MOST_STEPS)
     return PiShape(
         language=_gemma(shapes, _TEXT),
         expert=expert,
@@ -164,7 +286,7 @@ def _shape(about: Mapping[str, Any], shapes: Shapes) -> PiShape:
 
 
 def _horizon(about: Mapping[str, Any]) -> int:
-    return whole_number(about, "chunk_size" if "type" in about else "action_horizon", MOST_STEPS)
+    return whole_number(about, "chunk_size" if "type" in about else "action_horizon", _MOST_STEPS)
 
 
 def _share(about: Mapping[str, Any], name: str) -> float:
@@ -185,7 +307,7 @@ def _published_shape(about: Mapping[str, Any]) -> PiShape:
         image=224,
         patch=14,
         vocabulary=257_152,
-        actions=whole_number(about, "max_action_dim" if "type" in about else "action_dim", MOST_STEPS),
+        actions=whole_number(about, "max_action_dim" if "type" in about else "action_dim", _MOST_STEPS),
         horizon=_horizon(about),
     )
 
