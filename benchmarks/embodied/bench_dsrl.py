@@ -27,7 +27,7 @@ from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors
 from recipes.embodied.off_policy.dsrl import NOISE_CRITIC, Dsrl, DsrlSettings
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.replay_types import Transitions
+from recipes.embodied.replay.storage import Transitions
 from recipes.sections.actor import FsdpConfig
 from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures

@@ -31,7 +31,7 @@ from recipes.embodied.envs.starts import Starts
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
 from recipes.embodied.models.small.feature_policy import MlpPolicy
 from recipes.embodied.program import program
-from recipes.training.weights.flat_weights import FlatWeights
+from recipes.training.weights.weight_sync import FlatWeights
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.job.load import Job, load_job
 from rlinf_core.placement.strategies import NodePlacementStrategy

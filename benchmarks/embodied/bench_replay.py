@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.table import Result, run_parts
 from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.replay_types import Transitions, TransitionSpec
+from recipes.embodied.replay.storage import Transitions, TransitionSpec
 
 LANES, ACTION, EPISODE = 16, 7, 200
 GOAL = 0.8

@@ -22,5 +22,5 @@ recipe = Recipe(
     trials="recipes.agent.config.agent_config:trials",
     convert="recipes.training.conversion.convert:convert_checkpoint",
     flow="recipes.language.advice.language_flow:flow_of",
-    collect="recipes.agent.images.pruning:collect",
+    collect="recipes.agent.images.store:collect",
 )

@@ -8,8 +8,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
-from recipes.language.data.text_tokens import mended
-from recipes.language.data.thoughts import Spoken
+from recipes.language.data.text_tokens import Spoken, mended
 
 if TYPE_CHECKING:
     from recipes.language.templates.chat_template import ChatTemplate

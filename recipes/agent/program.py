@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.loop.agent_runner import AgentRunner
-from recipes.agent.loop.protocols import AgentCalls, IndexGroup, TurnGroup
+from recipes.agent.loop.task_calls import AgentCalls, IndexGroup, TurnGroup
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.loop.protocols import ACTOR, REWARD, optional_groups
 from recipes.language.rules.model_rules import require_model

@@ -23,15 +23,14 @@ from recipes.embodied.config.env_config import EnvironmentConfig, stepping
 from recipes.embodied.config.env_types import is_simulator
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.model_options import MODEL_OPTIONS
-from recipes.embodied.config.off_policy_config import is_off_policy
-from recipes.embodied.config.off_policy_settings import buffer_rows, off_policy_of
+from recipes.embodied.config.off_policy_settings import buffer_rows, is_off_policy, off_policy_of
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, learned_spec
 from recipes.embodied.learning.policy_precision import acting_type
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
-from recipes.embodied.off_policy.registry import algorithm_of
+from recipes.embodied.off_policy.algorithm import algorithm_of
 from recipes.embodied.off_policy.sources import transition_spec
 from recipes.training.memory_parts import (
     FORWARD,
@@ -45,7 +44,7 @@ from recipes.training.memory_parts import (
     parameter_bytes,
     shard_parts,
 )
-from recipes.training.weights.sent_weights import PIECE_BYTES
+from recipes.training.weights.weight_sync import PIECE_BYTES
 from rlinf_core import ConfigError
 from rlinf_core.job.recipe import ProcessForecast
 

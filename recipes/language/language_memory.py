@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from recipes.language.config.described_models import judge_job, reference_model, teacher_model
-from recipes.language.config.engine_facts import BACKENDS, MIN_SAVED
 from recipes.language.config.language_config import (
     LanguageConfig,
     LanguageModelConfig,
     LanguageReferenceConfig,
     LanguageTeacherConfig,
 )
+from recipes.language.config.rollout_config import BACKENDS, MIN_SAVED
 from recipes.language.loop.protocols import optional_components
 from recipes.language.model_sizes import LanguageModelSizes, model_sizes
 from recipes.sections.actor import FsdpConfig, OptimConfig

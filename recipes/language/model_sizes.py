@@ -23,7 +23,7 @@ from recipes.training.memory_parts import (
 )
 from recipes.training.reading.tied_weights import settle_ties
 from recipes.training.typed_tensors import DTYPES
-from recipes.training.weights.sent_weights import PIECE_BYTES
+from recipes.training.weights.weight_sync import PIECE_BYTES
 from rlinf_core import ConfigError
 
 # Tensors of the size of the logits, float32, while they are learned or drawn from.

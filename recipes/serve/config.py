@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from recipes.language.config.engine_facts import BACKENDS, LARGEST_RANK, RESERVED_OPTIONS
 from recipes.language.config.language_config import SIZES_OF_A_FOLDER, SYMBOLS, TokenizerConfig
+from recipes.language.config.rollout_config import BACKENDS, LARGEST_RANK, RESERVED_OPTIONS
 from recipes.language.rules.architecture_rules import fault_of_architecture
 from recipes.language.rules.model_rules import faults_of_tokenizer
 from recipes.sections.checks import (

@@ -13,8 +13,7 @@ from pydantic import Field
 from recipes.serve.values import AdapterSettings
 from rlinf_core import ConfigError
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import FileModel, Moment, Name, read_model
-from rlinf_core.foreign.files import BadFileError, read_json_object
+from rlinf_core.foreign.files import BadFileError, FileModel, Moment, Name, read_json_object, read_model
 from rlinf_core.runners.storage.durable import claimed, write_whole
 
 RECORD: Final = "rlinf_saved.json"

@@ -25,8 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from recipes.sections.actor import LoraSettings
 from recipes.sections.model_folders import SETTINGS, read_object
-from recipes.training.reading.finite_weights import require_finite
-from recipes.training.reading.tied_weights import names_of_one_tensor, settle_ties
+from recipes.training.reading.tied_weights import names_of_one_tensor, require_finite, settle_ties
 from recipes.training.without_memory import seemingly_on_host
 from rlinf_core import ConfigError
 from rlinf_core.config.sections.hub_names import ensure_here, stay_offline

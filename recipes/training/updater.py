@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from recipes.training.finite import REMEDY, NonFiniteError
+from recipes.training.arrays import REMEDY, NonFiniteError
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.typed_tensors import floats, integers, local_part
 from rlinf_core import Loss, RLinfError

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from rlinf_core.errors import RLinfError
-from rlinf_core.foreign.file_models import FileModel, Name, read_model
+from rlinf_core.foreign.files import FileModel, Name, read_model
 from rlinf_core.runners.storage.run_status import RunStatus
 
 FILE: Final = "measurement.json"

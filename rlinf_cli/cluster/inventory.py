@@ -19,9 +19,8 @@ from rlinf_core.config.ranks import format_ranks
 from rlinf_core.env_vars import NODE_RANK, PORTS
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
-from rlinf_core.node.attach import RANK_LABEL
+from rlinf_core.node.attach import RANK_LABEL, NodePorts
 from rlinf_core.node.cluster_records import ClusterRecord
-from rlinf_core.node.ports import NodePorts
 from rlinf_core.placement.environment import PATH_LISTS, process_environment, ray_interpreter
 
 GROUP_LABEL: Final = "rlinf.io/group"

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from rlinf_core.config.composing.references import PathSyntaxError, parse_path
+from rlinf_core.config.model import Variant
 from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
 from rlinf_core.config.validating.foreign_names import foreign_names
 from rlinf_core.config.validating.model_fields import (
@@ -32,7 +33,6 @@ from rlinf_core.config.validating.model_fields import (
     value_type,
     variants_of,
 )
-from rlinf_core.config.variants import Variant
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types
 

@@ -12,9 +12,9 @@ from rlinf_cli.placement.job_layout import JobLayout, masked, secret_texts
 from rlinf_cli.placement.picture import NODE, Card, Picture
 from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers, unit_uses
 from rlinf_cli.placement.process_variables import Layer, layer_text, process_interpreter, process_variables
+from rlinf_core.config.diagnostics import visible
 from rlinf_core.config.machines.cluster import replaceable
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.config.render import visible
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology

@@ -10,9 +10,9 @@ from rlinf_cli.console import console
 from rlinf_cli.job.job_file import SoundJob
 from rlinf_cli.placement.job_layout import masked, secret_texts
 from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers
+from rlinf_core.config.diagnostics import visible
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.config.render import visible
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Path, SequenceNode, find, place
 from rlinf_core.placement.environment import (

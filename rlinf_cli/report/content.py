@@ -19,8 +19,7 @@ from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import MOST_METRICS_BYTES, read_facts
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import M, read_model
-from rlinf_core.foreign.files import read_text
+from rlinf_core.foreign.files import M, read_model, read_text
 from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.first_contact import ContactCheck
 from rlinf_core.runners.storage.run_events import RunEvent

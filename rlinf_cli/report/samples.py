@@ -14,10 +14,9 @@ from pydantic import ConfigDict, Field, ValidationError
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.runs.run_lookup import find_run
-from rlinf_core.config.render import visible
+from rlinf_core.config.diagnostics import visible
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import FileModel, Rank, first_fault
-from rlinf_core.foreign.files import read_text
+from rlinf_core.foreign.files import FileModel, Rank, first_fault, read_text
 
 FOLDER: Final = "samples"
 _FILE = re.compile(r"step_(\d+)\.jsonl")

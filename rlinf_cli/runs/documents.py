@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import Field
 
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import FileModel, Rank, read_model
+from rlinf_core.foreign.files import FileModel, Rank, read_model
 
 PLACEMENT: Final = "placement.json"
 ORIGINS: Final = "origins.json"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rlinf_core.collective import memory_budget
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import Bytes, FileModel, Rank, read_model
+from rlinf_core.foreign.files import Bytes, FileModel, Rank, read_model
 from rlinf_core.job.recipe import DEVICE_PARTS
 from rlinf_core.process.proc import Peak
 

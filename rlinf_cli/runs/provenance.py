@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 from pydantic import Field
 
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import FileModel, read_model
+from rlinf_core.foreign.files import FileModel, read_model
 from rlinf_core.runners.storage import durable
 from rlinf_core.version import __version__
 

@@ -21,8 +21,7 @@ from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
 from rlinf_core import env_vars
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import FileModel, Name, read_model
-from rlinf_core.foreign.files import BadFileError, open_log, write_fault
+from rlinf_core.foreign.files import BadFileError, FileModel, Name, open_log, read_model, write_fault
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus

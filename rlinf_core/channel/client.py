@@ -23,8 +23,7 @@ from rlinf_core.channel.queue_state import Reason
 from rlinf_core.channel.wire import Query, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import Resolver
-from rlinf_core.collective.messages.codec import Encoded
-from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.messages.message import Encoded, Message
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.supervision.lives import CLOSED

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rlinf_core.channel.mailbox import NO_ACK_SLOT
 from rlinf_core.channel.queue_state import DEFAULT_KEY as DEFAULT_KEY
 from rlinf_core.channel.queue_state import KeyStatistics, Reason
-from rlinf_core.collective.messages.codec import decode
+from rlinf_core.collective.messages.message import decode
 from rlinf_core.collective.messages.payload import Part
 
 # The endpoint's services: tags of its messages.

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from rlinf_core.cluster import engine
-from rlinf_core.cluster.claimed_devices import devices_of
 from rlinf_core.cluster.job_claims import LOGGER, ClaimsOn, JobClaims
+from rlinf_core.cluster.node_holder import devices_of
 from rlinf_core.context import current_session
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.hardware.accelerators import Found, find_accelerators

@@ -16,9 +16,8 @@ from typing import Any, Self, TypeVar
 from rlinf_core import env_vars
 from rlinf_core.cluster import claiming, engine, job
 from rlinf_core.cluster.joining import Prepared, ProcessCommand, answer, has_returned, join, prepare, runtime_env
-from rlinf_core.cluster.membership import NodeMember, node_info
+from rlinf_core.cluster.membership import NodeChange, NodeMember, check_hardware, node_info, stand_in
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
-from rlinf_core.cluster.seats import NodeChange, check_hardware, stand_in
 from rlinf_core.collective.endpoint_info import advertised_address
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session

@@ -21,8 +21,7 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from rlinf_core import env_vars
-from rlinf_core.cluster.claimed_devices import Devices, labels_of
-from rlinf_core.cluster.node_holder import LeftClaims, NodeHolder, NodesOf, leave_claims
+from rlinf_core.cluster.node_holder import Devices, LeftClaims, NodeHolder, NodesOf, labels_of, leave_claims
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import ClusterError, DeviceHeldError, RLinfError
 from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo

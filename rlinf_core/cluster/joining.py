@@ -16,7 +16,9 @@ from typing import Any, Final, TypeAlias
 from rlinf_core import env_vars
 from rlinf_core.cluster.engine import RayEngine
 from rlinf_core.cluster.membership import (
+    ABSENT,
     NodeMember,
+    Seats,
     cannot_run,
     departed,
     does_not_answer,
@@ -24,10 +26,10 @@ from rlinf_core.cluster.membership import (
     missing_ranks,
     probe,
     rank_members,
+    take_seats,
 )
 from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.cluster.ray_private import gcs_client
-from rlinf_core.cluster.seats import ABSENT, Seats, take_seats
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError

@@ -21,9 +21,8 @@ from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.listener import Listener, UnixDirectory, listen_tcp, listen_unix
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint_info import Resolver, advertised_address, make_endpoint_info
-from rlinf_core.collective.messages.codec import Encoded, FallbackDumps, encode
 from rlinf_core.collective.messages.frame import Frame, FrameKind
-from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.messages.message import Encoded, FallbackDumps, Message, encode
 from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.forwarder import Forwarder, ForwardMode
 from rlinf_core.collective.transfer.peer_stream import PeerStream

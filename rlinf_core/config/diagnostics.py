@@ -1,14 +1,22 @@
-"""Diagnostics: findings about a configuration, each with its location and remedy."""
+"""Diagnostics: findings about a configuration, each with its location and remedy, and their text for people.
+
+configs/hetero.yaml:9:18: error[placement-out-of-range]: component `actor` asks for resource 64, ...
+    9 |       placement: 0-64
+      |                  ^^^^
+      = 8 nodes x 8 accelerators; did you mean 0-63?
+"""
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
-from rlinf_core.config.secrets import mask_message
-from rlinf_core.config.source import Span
+from rlinf_core.config.secrets import mask_message, mask_text
+from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Path
 from rlinf_core.suggest import LONGEST_LINE, clipped
 
@@ -114,3 +122,134 @@ class Diagnostics:
 def _quotable(text: str) -> str:
     # Secrets first: where a quotation is clipped, its name may be gone.
     return text if len(text) <= LONGEST_LINE else clipped(mask_message(text))
+
+
+# Maximum width of the shown line, gutter included, before it is cropped around the caret.
+_WIDTH: Final = 160
+_TAB: Final = 4
+_ELLIPSIS: Final = "…"
+# Code points considered on either side of the caret: enough for any crop, so that one enormous line costs no more than
+# others.
+_NEARBY: Final = 400
+
+_RESET: Final = "\x1b[0m"
+_BOLD: Final = "\x1b[1m"
+_DIM: Final = "\x1b[2m"
+_COLORS: Final = {Severity.ERROR: "\x1b[1;31m", Severity.WARNING: "\x1b[1;33m", Severity.NOTE: "\x1b[1;36m"}
+
+
+def render_text(diagnostic: Diagnostic, *, color: bool = False, width: int = _WIDTH) -> str:
+    """Return the finding as a text block, without a final line end.
+
+    Only the first line of a span is shown, cropped to `width` columns around the caret. Control characters are escaped,
+    and secret-looking values are masked.
+    """
+
+    def paint(text: str, style: str) -> str:
+        return f"{style}{text}{_RESET}" if color else text
+
+    span = diagnostic.span
+    begin = span.begin
+    tint = _COLORS[diagnostic.severity]
+    # A file that is missing or empty has no places.
+    place = f"{begin}:" if span.source.text else ""
+    head = paint(f"{visible(span.source.name)}:{place}", _BOLD)
+    label = paint(f"{diagnostic.severity}[{diagnostic.code}]", tint)
+    lines = [f"{head} {label}: {visible(mask_message(diagnostic.message))}"]
+
+    number = str(begin.line).rjust(5)
+    blank = " " * len(number)
+    if span.source.text and span.source.is_quotable:
+        shown = _excerpt(span, min(width, _WIDTH) - len(number) - 3)
+        lines.append(f"{paint(f'{number} |', _DIM)} {shown.text}".rstrip())
+        lines.append(f"{paint(f'{blank} |', _DIM)} {' ' * shown.caret}{paint('^' * shown.run, tint)}")
+    notes = mask_message(diagnostic.help or "").splitlines()
+    notes += [f"{words}: {place}" for place, words in diagnostic.related]
+    lines += [f"{blank} {paint('=', _DIM)} {visible(note)}" for note in notes]
+    return "\n".join(lines)
+
+
+def visible(text: str) -> str:
+    """Return `text` on one line, with control characters escaped."""
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    if character.isprintable() or character == "\u3000":
+        return character
+    code = ord(character)
+    if character == "\t":
+        return " "
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class _Excerpt(NamedTuple):
+    """A line as shown: `run` carets begin `caret` columns into it."""
+
+    text: str
+    caret: int
+    run: int
+
+
+def _excerpt(span: Span, width: int) -> _Excerpt:
+    begin = span.begin
+    masked = _masked(span.source)
+    line = span.source.line(begin.line) if masked is None else masked[begin.line - 1].rstrip("\r")
+    first = min(begin.column - 1, len(line))
+    last = min(max(first + (span.end - span.start), first + 1), len(line))
+
+    left = max(0, first - _NEARBY)
+    right = min(len(line), first + _NEARBY)
+    cells = _cells(line[left:right])
+    columns = [0]
+    for cell in cells:
+        columns.append(columns[-1] + _cell_width(cell))
+    caret = columns[first - left]
+    run = max(1, columns[min(last, right) - left] - caret)
+    if left == 0 and right == len(line) and columns[-1] <= width:
+        return _Excerpt("".join(cells), caret, run)
+
+    # Two thirds of the width follow the caret; a mark shows on which side text was cut.
+    start = max(0, min(caret - width // 3, columns[-1] - width + 1))
+    low = next(i for i, column in enumerate(columns) if column >= start)
+    before = _ELLIPSIS if left + low > 0 else ""
+    room = width - len(before)
+    high = len(cells)
+    if columns[high] - columns[low] > room or right < len(line):
+        high = max(i for i, column in enumerate(columns) if column - columns[low] < room)
+    after = _ELLIPSIS if left + high < len(line) else ""
+    caret += len(before) - columns[low]
+    run = max(1, min(run, columns[high] - columns[low] + len(before) - caret))
+    return _Excerpt(before + "".join(cells[low:high]) + after, caret, run)
+
+
+@lru_cache(maxsize=8)
+def _masked(source: SourceText) -> list[str] | None:
+    """Return the lines of a source with (multi-line) secrets masked; None if it has none."""
+    masked = mask_text(source.text)
+    return None if masked == source.text else masked.split("\n")
+
+
+def _cells(text: str) -> list[str]:
+    """Return the printed form of each code point; a tab runs to its stop."""
+    cells: list[str] = []
+    column = 0
+    for character in text:
+        cell = " " * (_TAB - column % _TAB) if character == "\t" else _visible(character)
+        cells.append(cell)
+        column += _cell_width(cell)
+    return cells
+
+
+def _cell_width(cell: str) -> int:
+    if cell.isascii():
+        return len(cell)
+    return sum(_character_width(character) for character in cell)
+
+
+def _character_width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

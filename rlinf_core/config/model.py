@@ -1,16 +1,35 @@
-"""The base class of sections, its rules about keys without effect, and errors that hold several findings."""
+"""The base class of sections, its rules about keys without effect, and errors that hold several findings.
+
+A section can be a union of models, of which each holds its own keys and defaults; a key chooses the member:
+
+    algorithm: Annotated[Ppo | Sac, OneOf("loss_type")] = Field(default_factory=Ppo)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, Union, cast, get_args
 
-from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    create_model,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, ValidationError
+from pydantic_core.core_schema import no_info_plain_validator_function, tagged_union_schema
 
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
 from rlinf_core.scalars import StrictModel
+from rlinf_core.suggest import near
 
 T = TypeVar("T")
 WorldSizes: TypeAlias = Mapping[str, int | None]
@@ -78,3 +97,175 @@ def several(findings: Iterable[Finding]) -> ValidationError:
     """Return one validation error with several findings; their paths are relative to the raising validator."""
     details = [InitErrorDetails(type=error, loc=loc, input=value) for loc, error, value in findings]
     return ValidationError.from_exception_data("value", details)
+
+
+_MEMBERS: Final = "members"
+
+
+class Variant(ConfigModel):
+    """One of the kinds of a section.
+
+    Attributes:
+        chosen_by: the key that chooses one; its default in a member is that member's name.
+        follows: the section beside this one whose choice counts where it makes none; empty: none.
+        named: the values of the key that choose this member; None: its default alone.
+        form: the regular expression of further values that choose it; empty: there are none.
+        others: what these are, in words of a page.
+        of_kind: the keys of all kinds that say something else to each.
+        lacking: why a kind lacks keys that others have, where that needs words.
+    """
+
+    chosen_by: ClassVar[str]
+    follows: ClassVar[str] = ""
+    named: ClassVar[tuple[str, ...] | None] = None
+    form: ClassVar[str] = ""
+    others: ClassVar[tuple[str, ...]] = ()
+    of_kind: ClassVar[tuple[str, ...]] = ()
+    lacking: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the values of the key that choose this member."""
+        return (str(cls.model_fields[cls.chosen_by].default),) if cls.named is None else cls.named
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        """Return whether a value of the key chooses this member: one of its names, or what else it takes."""
+        return name in cls.names() or (bool(cls.form) and re.fullmatch(cls.form, name) is not None)
+
+    @classmethod
+    def keeps(cls, key: str, value: object, before: str, now: str) -> bool:
+        """Return whether a key of `of_kind` with this value says the same to two kinds, by their names."""
+        return False
+
+
+V = TypeVar("V", bound=Variant)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Metadata of a union of variants, the default first: the key `key` of the section chooses one."""
+
+    key: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        members = cast("tuple[type[Variant], ...]", get_args(source))
+
+        def read(value: Any) -> Variant:
+            if isinstance(value, members):
+                return value
+            written: Mapping[str, Any] = cast("Any", value) if isinstance(value, Mapping) else {}
+            return chosen(members, written).model_validate(value)
+
+        # A member's own schema is made when a file chooses it: there are many, and that takes long.
+        return no_info_plain_validator_function(read, metadata={_MEMBERS: members})
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        members: tuple[type[Variant], ...] = cast("Any", schema)["metadata"][_MEMBERS]
+        union = tagged_union_schema({member.__name__: _schema_of(member) for member in members}, self.key)
+        references: list[dict[str, Any]] = handler(union)["oneOf"]
+        written, *others = references
+        for member, reference in zip(members[1:], others, strict=True):
+            values: dict[str, Any] = {"enum": [*member.names()]}
+            if member.form:
+                values = {"anyOf": [values, {"type": "string", "pattern": f"^({member.form})$"}]}
+            named = {"properties": {self.key: values}, "required": [self.key]}
+            written = {"if": named, "then": reference, "else": written}
+        # What a file extends, or what a reference names, may choose.
+        known = {"required": [self.key], "properties": {self.key: {"type": "string", "not": {"pattern": r"\$\{"}}}}
+        return {"if": known, "then": written, "else": {"anyOf": references}}
+
+
+def one_of(members: tuple[type[Variant], ...]) -> Any:
+    """Return the type of a section that is one of these, the default first."""
+    return Annotated[cast("Any", Union)[members], OneOf(members[0].chosen_by)]
+
+
+def _schema_of(member: type[Variant]) -> CoreSchema:
+    """Return the schema of a member by reference, so that its keys are described once."""
+    member.model_rebuild()
+    schema: dict[str, Any] = cast("Any", member.__pydantic_core_schema__)
+    inner = schema["schema"] if schema["type"] == "definitions" else schema
+    if inner["type"] != "definition-ref":
+        named = {**inner, "ref": f"{member.__module__}.{member.__qualname__}:{id(member)}"}
+        schema = named if inner is schema else {**schema, "schema": named}
+    return cast("CoreSchema", schema)
+
+
+def chosen(members: Sequence[type[V]], written: Mapping[str, Any]) -> type[V]:
+    """Return the member that a section chooses.
+
+    Without the key, that is the first one. Of a value that no member has, it is the one that was probably meant: that
+    of a similar name, or else the one with most of the keys, the user's own where several have as many.
+    """
+    name = written.get(members[0].chosen_by)
+    if name is None or name == "":
+        return members[0]
+    if isinstance(name, str):
+        meant = next(iter(near(name, [known for member in members for known in member.names()])), "")
+        for wanted in (name, meant):
+            for member in members:
+                if member.takes(wanted):
+                    return member
+    return max(members, key=lambda member: (len(written.keys() & member.model_fields.keys()), bool(member.form)))
+
+
+class NoOptions(ConfigModel):
+    """The options of what has none."""
+
+
+def kind_of_section(
+    base: type[V],
+    names: tuple[str, ...],
+    options: type[BaseModel] | None,
+    *,
+    mixins: tuple[type[ConfigModel], ...] = (),
+    form: str = "",
+    others: tuple[str, ...] = (),
+) -> type[V]:
+    """Return a kind of a section, whose `options` are its own.
+
+    Args:
+        base: the section.
+        names: what chooses the kind; none where only `form` does.
+        options: the model of its options; None: any.
+        mixins: sections with further keys of the kind.
+        form, others: see `Variant`.
+    """
+    fields: dict[str, Any] = {}
+    if names:
+        chooser = copy(base.model_fields[base.chosen_by])
+        chooser.default = names[0]
+        fields[base.chosen_by] = (chooser.annotation, chooser)
+    if options is not None:
+        is_asked = any(field.is_required() for field in options.model_fields.values())
+        default: Any = Field(default_factory=dict[str, Any], validate_default=is_asked)
+        fields["options"] = (options_of(options), default)
+    title = "".join(part.title() for part in (names[0] if names else "own").split("_"))
+    created: Any = create_model(
+        f"{title}{base.__name__}",
+        __base__=(*mixins, base),
+        __doc__=base.__doc__,
+        __module__=base.__module__,
+        **fields,
+    )
+    made = cast("type[V]", created)
+    made.named, made.form, made.others = names, form, others
+    setattr(sys.modules[base.__module__], made.__name__, made)  # where unpickling looks for it
+    return made
+
+
+def options_of(model: type[BaseModel]) -> Any:
+    """Return the type of options that a model describes: a dictionary of those that the file sets.
+
+    They go to their owner, which knows the others' defaults.
+    """
+    return Annotated[model, AfterValidator(_as_written), PlainSerializer(_unchanged)]
+
+
+def _as_written(options: BaseModel) -> dict[str, Any]:
+    return options.model_dump(mode="json", exclude_unset=True)
+
+
+def _unchanged(value: Any) -> Any:
+    return value

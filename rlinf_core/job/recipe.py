@@ -416,6 +416,6 @@ class Job(NamedTuple):
             ConfigError: with every finding in its text.
         """
         if not self.ok:
-            from rlinf_core.config.render import render_text
+            from rlinf_core.config.diagnostics import render_text
 
             raise ConfigError("\n".join(render_text(diagnostic) for diagnostic in self.diagnostics))

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlinf_core.config.diagnostics import visible
 from rlinf_core.config.ranks import format_ranks
-from rlinf_core.config.render import visible
 from rlinf_core.node.device_claims import LABEL, HolderInfo
 from rlinf_core.suggest import clipped
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, cast
 
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import FileModel, Moment, Step
-from rlinf_core.foreign.files import NO_ROOM, open_below, write_fault
+from rlinf_core.foreign.files import NO_ROOM, FileModel, Moment, Step, open_below, write_fault
 from rlinf_core.runners.storage.run_events import RecordFile, parse_model
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ _BUSY_SECONDS = 2.0
 
 if TYPE_CHECKING:
     from rlinf_core.cluster.cluster import Cluster
-    from rlinf_core.cluster.seats import NodeChange
+    from rlinf_core.cluster.membership import NodeChange
     from rlinf_core.config.sections.runner import RunnerConfig
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Fact, Recipe

@@ -16,7 +16,7 @@ from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, StaticResolver, own_place
-from rlinf_core.collective.messages.codec import FallbackDumps
+from rlinf_core.collective.messages.message import FallbackDumps
 from rlinf_core.collective.work import Work
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import (

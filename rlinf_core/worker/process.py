@@ -47,7 +47,7 @@ from rlinf_core.worker.calls import (
     leave_call,
     unanswered,
 )
-from rlinf_core.worker.debugging.entering import enter_breakpoints
+from rlinf_core.worker.debugging.breakpoints import enter_breakpoints
 from rlinf_core.worker.debugging.profiles import Profile, start_profile
 from rlinf_core.worker.log import set_up_logging
 from rlinf_core.worker.timer import recording

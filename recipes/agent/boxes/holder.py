@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypedDict
 
-from recipes.agent.boxes import box_root, kernel, layer_files, trees
+from recipes.agent.boxes import kernel, layer_files, trees
 
 MESSAGE: Final = 192 << 10
 # Of links to the image's layers: their short names fit into the page of options that a mount has.
@@ -83,7 +83,7 @@ class Holder:
             self._make()
             self._say(started=os.getpid())
             self._serve()
-        except box_root.BlockedFolder as error:
+        except kernel.BlockedFolder as error:
             self._say(blocked=str(error))
         except OSError as error:
             self._say(failed=layer_files.why(error))
@@ -97,7 +97,7 @@ class Holder:
         kernel.enter_namespaces(kernel.NEW_ALL, self._spec["ids"])
         socket.sethostname("box")
         kernel.loopback_up()
-        box_root.mount_root(LAYERS, len(self._spec["layers"]), self._spec["shared_memory"])
+        kernel.mount_root(LAYERS, len(self._spec["layers"]), self._spec["shared_memory"])
         # From here on the files in view are the box's.
         sys.meta_path.clear()
         sys.path.clear()
@@ -105,7 +105,7 @@ class Holder:
         go = self._start_init()
         kernel.change_root()
         for folder in self._spec["folders"]:
-            box_root.make_folder(folder)
+            kernel.make_folder(folder)
         os.write(go, b"1")
         os.close(go)
 
@@ -265,7 +265,7 @@ class Holder:
             signal.signal(number, signal.SIG_DFL)
         for name, value in self._spec["limits"].items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-        uid, gid, groups = box_root.find_user(user)
+        uid, gid, groups = kernel.find_user(user)
         os.chdir(cwd)
         kernel.filter_calls(self._filter)
         kernel.drop_capabilities()

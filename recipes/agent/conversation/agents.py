@@ -1,17 +1,23 @@
-"""Agents: their inputs and outcomes, and the built-in agent that calls tools until it answers."""
+"""Agents: their inputs and outcomes, the built-in one, and the one of a rehearsal.
+
+The built-in agent calls tools until it answers. The agent of a rehearsal says nothing, in as many turns as runs
+recorded, and waits as long for its tools.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from recipes.agent.call_forms import find_calls
 from recipes.agent.conversation.chat_model import LanguageModel, ModelReply
 from recipes.agent.conversation.turn_messages import ChatMessage, ToolOffer
 from recipes.agent.tools.toolbox import Toolbox
+from rlinf_core.process import pacing
 
 
 class AgentTask(NamedTuple):
@@ -82,3 +88,31 @@ async def _answers(tools: Toolbox, reply: ModelReply) -> list[ChatMessage]:
         ChatMessage("tool", observation.text, call_id=call.call_id, name=call.name)
         for call, observation in zip(calls, seen, strict=True)
     ]
+
+
+# Sizes of a record: tokens of conversations; and what its flow makes of it, see `LanguageFlow.constants`.
+_ANSWER: Final = "answer"
+_TURNS, _PAUSE = "driver/turns", "driver/pause"
+
+
+async def stand_in_agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> AgentOutcome:
+    """Hold a conversation whose tokens are spread evenly over its turns."""
+    settings = llm.settings
+    draws = random.Random(f"{task.prompt}:{settings.seed}:{settings.sample}")
+    lengths, numbers = zip(*(pacing.recorded(_ANSWER) or ((settings.max_new_tokens, 1),)), strict=True)
+    (tokens,) = draws.choices(lengths, numbers)
+    mean = _constant(_TURNS, 1.0)
+    # Whole turns, whose mean is the recorded one.
+    turns = max(1, min(settings.max_turns, int(mean) + (draws.random() < mean % 1)))
+    chat = llm.conversation(*task.messages)
+    for turn in range(turns):
+        if turn:
+            await asyncio.sleep(_constant(_PAUSE, 0.0))
+            chat.add(".")
+        await chat.reply(max_new_tokens=max(1, round(tokens / turns)))
+    return AgentOutcome(answer="")
+
+
+def _constant(phase: str, otherwise: float) -> float:
+    sizes = pacing.recorded(phase)
+    return sizes[0][0] if sizes else otherwise

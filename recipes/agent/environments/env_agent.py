@@ -11,8 +11,7 @@ from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.environments.openenv import OpenEnv, OpenEnvSettings
-from recipes.agent.environments.text_environment import TextEnvironment
-from recipes.agent.environments.treasure import Treasure
+from recipes.agent.environments.text_environment import TextEnvironment, Treasure
 from recipes.agent.tools.toolbox import Toolbox
 from rlinf_core import ConfigError
 from rlinf_core.registry import import_target

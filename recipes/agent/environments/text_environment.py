@@ -1,10 +1,10 @@
-"""The interface of environments that are played by text."""
+"""Environments that are played by text: their interface, and a search for treasure in a house of nine rooms."""
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 
 class TextStep(NamedTuple):
@@ -43,3 +43,61 @@ class TextEnvironment(ABC):
 
     async def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Release the resources of the episode."""
+
+
+_SIDE: Final = 3
+_MOST_MOVES: Final = 12
+# Share of the examples that try to take, wherever they are.
+_TAKES: Final = 0.3
+_MOVES: Final = {"north": (0, -1), "south": (0, 1), "west": (-1, 0), "east": (1, 0)}
+_ROOMS: Final = "123456789"
+
+
+class Treasure(TextEnvironment):
+    """A house of nine rooms with numbers. A turn is a direction, or `take`; the reward is 1 for the treasure.
+
+    The first text says in which room the treasure is, and each further one in which room the model is and which doors
+    it has: `7 (north, west).` The model has to remember, and to find its way.
+    """
+
+    stop: ClassVar[tuple[str, ...]] = (".", "\n")
+
+    async def reset(self, seed: int) -> str:
+        """See `TextEnvironment`."""
+        chance = random.Random(f"treasure {seed}")
+        self._rooms = chance.sample(_ROOMS, len(_ROOMS))
+        places = [(x, y) for x in range(_SIDE) for y in range(_SIDE)]
+        self._at, self._goal = chance.sample(places, 2)
+        self._moves = 0
+        return f"find room {self._room(self._goal)} and take. {self._seen()}"
+
+    async def step(self, text: str) -> TextStep:
+        """See `TextEnvironment`."""
+        said = text.strip(" .\n").lower()
+        self._moves += 1
+        over = self._moves >= _MOST_MOVES
+        if said == "take":
+            reached = self._at == self._goal
+            return TextStep("you have it. " if reached else "it is not here. ", float(reached), reached or over)
+        if said not in _MOVES:
+            return TextStep(f"say {', '.join(_MOVES)} or take. ", 0.0, over)
+        (x, y), (right, down) = self._at, _MOVES[said]
+        if not (0 <= x + right < _SIDE and 0 <= y + down < _SIDE):
+            return TextStep("there is a wall. ", 0.0, over)
+        self._at = (x + right, y + down)
+        return TextStep(self._seen(), 0.0, over)
+
+    def example(self, chance: random.Random, skill: float) -> str:
+        """See `TextEnvironment`: a door, or `take`, which leads to the end where the treasure is."""
+        take = self._at == self._goal if chance.random() < skill else chance.random() < _TAKES
+        return "take." if take else f"{chance.choice(self._doors())}."
+
+    def _doors(self) -> list[str]:
+        x, y = self._at
+        return [name for name, (right, down) in _MOVES.items() if 0 <= x + right < _SIDE and 0 <= y + down < _SIDE]
+
+    def _room(self, place: tuple[int, int]) -> str:
+        return self._rooms[place[1] * _SIDE + place[0]]
+
+    def _seen(self) -> str:
+        return f"{self._room(self._at)} ({', '.join(self._doors())}). "

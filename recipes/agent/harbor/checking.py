@@ -19,7 +19,7 @@ from recipes.agent.harbor.task_folder import RECORD, TaskFolder, find_tasks, rea
 from recipes.agent.images.building import image_of
 from recipes.agent.images.store import Image, ImageStore
 from rlinf_core import ConfigError
-from rlinf_core.foreign.file_models import FileModel, read_model
+from rlinf_core.foreign.files import FileModel, read_model
 from rlinf_core.runners.storage.durable import write_whole
 
 _SCHEMA: Final = "rlinf.tasks-checked/1"

@@ -21,8 +21,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from recipes.agent.boxes.boxes import MOST_LAYERS
 from recipes.agent.images.store import MOST_BYTES, Image, ImageStore
 from rlinf_core import ConfigError
-from rlinf_core.foreign.file_models import FileModel, first_fault
-from rlinf_core.foreign.files import check_regular
+from rlinf_core.foreign.files import FileModel, check_regular, first_fault
 
 _MOST_MEMBERS: Final = 10_000
 _MOST_JSON: Final = 8 << 20

@@ -1,4 +1,4 @@
-"""The images of a node: each is built or loaded once, by its digest, and kept while a process uses it."""
+"""The images of a node: each is built or loaded once, by its digest, and kept while a run names it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -17,13 +17,12 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from recipes.agent.boxes.boxes import BoxHost
+from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
 from recipes.agent.boxes.layer_files import disk_use
 from recipes.agent.boxes.trees import opened
 from recipes.agent.images.host_layer import HOST, host_fingerprint, write_host_layer
 from rlinf_core import ConfigError
-from rlinf_core.foreign.file_models import FileModel, read_model
-from rlinf_core.foreign.files import read_fault
+from rlinf_core.foreign.files import FileModel, read_fault, read_model
 from rlinf_core.runners.storage.durable import write_whole
 
 _POLL_SECONDS: Final = 0.05
@@ -274,3 +273,30 @@ def _size(folder: Path) -> int:
         for counted in disk_use(top, MOST_BYTES, MOST_FILES):
             size = counted[0]
     return size
+
+
+_WEEK = 7 * 86_400.0
+
+
+def collect(older_than: float | None, *, delete: bool) -> Sequence[tuple[str, int]]:
+    """Remove images of boxes that no process uses, those that were used in the last week excepted.
+
+    Args:
+        older_than: seconds since an image was used last, instead of a week.
+        delete: whether they are removed, or only named.
+
+    Returns:
+        What each is, and its bytes.
+    """
+    folder = DEFAULT_FOLDER.expanduser()
+    if not (folder / "images").is_dir():
+        return ()
+
+    async def run() -> list[tuple[str, int]]:
+        boxes = BoxHost(folder, 1)
+        try:
+            return await ImageStore(boxes).prune(_WEEK if older_than is None else older_than, delete=delete)
+        finally:
+            await boxes.close()
+
+    return [(f"image {digest} of boxes", size) for digest, size in asyncio.run(run())]

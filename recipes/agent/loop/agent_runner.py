@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 from recipes.agent.conversation.turn_messages import engine_key
-from recipes.agent.loop.protocols import AgentGroup, TurnGroup
-from recipes.agent.loop.task_calls import TaskCalls
+from recipes.agent.loop.task_calls import AgentGroup, TaskCalls, TurnGroup
 from recipes.language.answers.exits import Exit
 from recipes.language.loop.answer_recovery import AnswerRecovery
 from recipes.language.loop.generation import (

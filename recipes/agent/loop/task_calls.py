@@ -1,16 +1,53 @@
-"""Calls that run tasks on agent processes; those of a dead one are begun again by its successor, or by others."""
+"""Calls that run tasks on groups of agent processes.
+
+Tasks of a dead process are begun again by its successor, or by others.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from recipes.agent.loop.protocols import AgentGroup
+from recipes.language.loop.protocols import AnsweringGroup, EngineGroup, Nothing
 from recipes.language.prompts.prompt_messages import GenerationReport, Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError, WorkerGroupHandle
 from rlinf_core.runners.recovery import Suspects
+
+
+class TurnGroup(EngineGroup, Protocol):
+    """The workers that draw turns."""
+
+    def serve(self) -> WorkerGroupHandle[GenerationReport]: ...
+    def serve_forever(self) -> Nothing: ...
+
+
+class AgentCalls(AnsweringGroup, Protocol):
+    """The workers that run agents."""
+
+    def generate_forever(self) -> Nothing: ...
+
+
+class AgentView(Protocol):
+    """Calls on some of the workers that run agents."""
+
+    def generate(self, prompts: tuple[Prompt, ...], /) -> WorkerGroupHandle[GenerationReport]: ...
+    def handle(self, method: str, references: list[Any], /) -> WorkerGroupHandle[Any]: ...
+
+
+class AgentGroup(AgentCalls, Protocol):
+    """The workers that run agents, all together and some of them."""
+
+    def execute_on(self, *ranks: int) -> AgentView: ...
+
+
+class IndexGroup(Protocol):
+    """The workers that hold the index of `search`."""
+
+    def init_worker(self, layout: Any, /) -> Nothing: ...
+    def search(self, queries: list[str], /) -> WorkerGroupHandle[list[str | None]]: ...
+
 
 LOGGER = logging.getLogger("rlinf")
 

@@ -9,12 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from recipes.agent.config.agent_config import EPISODES, AgentConfig
-from recipes.agent.conversation.turn_encoder import TurnEncoder
-from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.conversation.turn_messages import ChatMessage, TurnEncoder
 from recipes.agent.environments.env_agent import environment_maker
 from recipes.agent.environments.text_environment import TextEnvironment
-from recipes.agent.tasks.make_tools import make_tools
-from recipes.agent.tasks.tasks import first_messages, load_tasks
+from recipes.agent.tasks.tasks import first_messages, load_tasks, make_tools
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.data.problems import Problem, training_order

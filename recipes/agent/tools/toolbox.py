@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from recipes.agent.tools.tool import CallLost, Tool, ToolError, ToolUnavailable
-from recipes.language.data.text_tokens import mended
-from recipes.language.data.thoughts import Spoken
+from recipes.language.data.text_tokens import Spoken, mended
 
 # Maximum length of an observation in characters; longer ones are truncated.
 _LONGEST: Final = 4000

@@ -9,13 +9,11 @@ from typing import Final, NamedTuple, cast
 
 from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.conversation import agents
-from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
+from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask, stand_in_agent
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel, LimitReached
 from recipes.agent.conversation.conversation import no_turn
-from recipes.agent.conversation.stand_in_agent import stand_in_agent
 from recipes.agent.environments.env_agent import make_env_agent
-from recipes.agent.tasks.make_tools import make_tools, start_servers
-from recipes.agent.tasks.tasks import first_messages, load_tasks
+from recipes.agent.tasks.tasks import first_messages, load_tasks, make_tools, start_servers
 from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import TEXTS_MENDED, Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.loop.protocols import IndexGroup
-from recipes.agent.tasks.make_tools import make_search
+from recipes.agent.loop.task_calls import IndexGroup
+from recipes.agent.tasks.tasks import make_search
 from recipes.agent.tools.search import NOTHING_FOUND, Search
 from recipes.agent.tools.tool import Tool, ToolError, ToolUnavailable
 from recipes.language.config.group_names import LanguageLayout

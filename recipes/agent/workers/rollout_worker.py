@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from recipes.agent.call_forms import HERMES
-from recipes.agent.conversation.turn_encoder import TurnEncoder
-from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, agent_key, engine_key
+from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, TurnEncoder, agent_key, engine_key
 from recipes.language.answers.sequences import Request, SamplingParams, Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
@@ -19,7 +18,7 @@ from recipes.language.prompts.prompt_messages import GenerationReport
 from recipes.language.rules.template_rules import require_conversations
 from recipes.language.templates.chat_template import TemplateRefusalError
 from recipes.language.workers.engine_stream import EngineStream
-from recipes.language.workers.engine_worker import EngineWorker
+from recipes.language.workers.rollout_worker import EngineWorker
 from rlinf_core.process import pacing
 
 

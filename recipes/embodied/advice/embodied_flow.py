@@ -18,8 +18,7 @@ from recipes.embodied.config.algorithm_config import policy_gradient_of
 from recipes.embodied.config.batch_sizes import batch_sizes, evaluates, samples_of_a_step, samples_of_an_actor
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
-from recipes.embodied.config.off_policy_config import is_off_policy
-from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, off_policy_of
+from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, is_off_policy, off_policy_of
 from recipes.sections.checks import divisors
 from rlinf_core import RLinfError
 from rlinf_core.advice.arrangements import Arrangement, Device, DeviceGroup, DeviceSpan, share_one

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 from recipes.embodied.loop.routing import Routes
 from rlinf_core.advice.arrangements import Device
+from rlinf_core.advice.job_flow import Process, Receive, Use, VirtualTime
 from rlinf_core.advice.search import Simulated
-from rlinf_core.advice.virtual_time import Process, Receive, Use, VirtualTime
 
 # Seconds of a call, drawn where calls vary.
 Draw: TypeAlias = Callable[[float], float]

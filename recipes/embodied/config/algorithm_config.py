@@ -13,8 +13,8 @@ from pydantic import Field
 from recipes.sections.algorithm import LOSSES, OTHER_LOSSES, AdvantageType, AlgorithmConfig
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import Count, Fraction
+from rlinf_core.config.model import Variant
 from rlinf_core.config.sections.values import Level, NonNegativeFloat, NonNegativeInt, PositiveFloat
-from rlinf_core.config.variants import Variant
 from rlinf_core.scalars import Bool, Text
 
 

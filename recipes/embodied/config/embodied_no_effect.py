@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from recipes.embodied.config.off_policy_config import is_off_policy, method_of
+from recipes.embodied.config.off_policy_settings import is_off_policy, method_of
 from recipes.sections.no_effect import (
     NOT_TRAINED,
     WITHIN_GROUPS,

@@ -40,9 +40,8 @@ from recipes.embodied.config.intervention_types import (
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import ConfigModel, Count, IgnoredKeys, Seed
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.model import several
+from rlinf_core.config.model import NoOptions, V, Variant, chosen, kind_of_section, one_of, several
 from rlinf_core.config.sections.values import NonNegativeInt, PositiveFloat
-from rlinf_core.config.variants import NoOptions, V, Variant, chosen, kind_of_section, one_of
 from rlinf_core.registry import import_target
 from rlinf_core.scalars import Bool, Data, Text, problem
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 _FOLDER: Final = "recipes.embodied.envs"
 _SIMULATORS: Final = f"{_FOLDER}.simulators"
-_NO_OPTIONS: Final = "rlinf_core.config.variants:NoOptions"
+_NO_OPTIONS: Final = "rlinf_core.config.model:NoOptions"
 _ROBOT_OPTIONS: Final = "recipes.embodied.config.camera_config:RobotEnvOptions"
 _FRANKA_OPTIONS: Final = "recipes.embodied.config.camera_config:FrankaRobotOptions"
 # Type of hardware of environments that a robot's own `driver` moves, whatever type it is declared as.

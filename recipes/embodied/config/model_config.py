@@ -13,7 +13,7 @@ from recipes.embodied.config.model_options import MODEL_OPTIONS
 from recipes.sections.actor import AdaptedConfig, BareModelConfig
 from recipes.sections.values import KnownOrOwn
 from rlinf_core import Count
-from rlinf_core.config.variants import NoOptions, Variant, chosen, kind_of_section, one_of
+from rlinf_core.config.model import NoOptions, Variant, chosen, kind_of_section, one_of
 from rlinf_core.scalars import Bool, Data, Text
 
 _LOGGER = logging.getLogger(__name__)

@@ -1,16 +1,26 @@
-"""Keys that every off-policy algorithm has, and what each answers about itself for the file of a job."""
+"""The section `algorithm` as a union: policy gradients, and every off-policy algorithm by its own settings.
+
+Keys that all off-policy algorithms share are a base class, with what each says about itself for the file of a job.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, Union, cast
 
 from pydantic import Field, model_validator
 
-from recipes.embodied.config.algorithm_config import LearningConfig
+from recipes.embodied.config.algorithm_config import (
+    ALGORITHMS,
+    ActorCriticConfig,
+    GroupConfig,
+    LearningConfig,
+    PolicyGradientConfig,
+)
 from rlinf_core import ConfigModel, Count, Fraction
 from rlinf_core.config.model import several
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalPath, PositiveFloat
+from rlinf_core.registry import import_target
 from rlinf_core.scalars import problem
 
 DEFAULT_BATCH: Final = 256
@@ -151,3 +161,44 @@ class OffPolicyMethod:
     judges_states: ClassVar[bool] = False
     uses_target_critics: ClassVar[bool] = True
     uses_target_policy: ClassVar[bool] = False
+
+
+# Those with `critic_norm: batch`.
+_WITH_JOINT_CRITICS: Final[Mapping[str, str]] = {
+    "sac": "recipes.embodied.off_policy.crossq:CrossQ",
+    "td3": "recipes.embodied.off_policy.crossq:CrossQTd3",
+    "td3_bc": "recipes.embodied.off_policy.crossq:CrossQTd3Bc",
+    "dsrl": "recipes.embodied.off_policy.crossq:CrossQDsrl",
+}
+
+
+def is_off_policy(loss_type: str) -> bool:
+    """Return whether a value of `algorithm.loss_type` learns from a replay buffer."""
+    return loss_type in ALGORITHMS
+
+
+def method_of(section: LearningConfig) -> type[OffPolicyMethod]:
+    """Return the algorithm that the section `algorithm` names.
+
+    Raises:
+        TypeError: it learns on-policy.
+    """
+    settings = off_policy_of(section)
+    plain = ALGORITHMS[section.loss_type].target
+    return _imported(_WITH_JOINT_CRITICS[section.loss_type] if settings.critic_norm == "batch" else plain)
+
+
+def trainer_of(policy_type: str) -> str:
+    """Return the first value of `algorithm.loss_type` that trains a policy of this kind."""
+    return next(name for name, method in METHODS.items() if method.policy_type == policy_type)
+
+
+def _imported(target: str) -> type[OffPolicyMethod]:
+    return cast("type[OffPolicyMethod]", import_target(target, "off-policy algorithm"))
+
+
+METHODS: Final = {name: _imported(algorithm.target) for name, algorithm in ALGORITHMS.items()}
+if TYPE_CHECKING:
+    Algorithm: TypeAlias = PolicyGradientConfig | OffPolicySettings
+else:
+    Algorithm = Union[(ActorCriticConfig, GroupConfig, *(method.settings_model for method in METHODS.values()))]

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key
-from recipes.training.arrays import Array
-from recipes.training.finite import OnNonFinite
+from recipes.training.arrays import Array, OnNonFinite
 
 if TYPE_CHECKING:
     from recipes.embodied.config.env_config import EnvironmentConfig

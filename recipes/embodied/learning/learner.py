@@ -17,8 +17,8 @@ from recipes.embodied.config.algorithm_config import policy_gradient_of, warmup_
 from recipes.embodied.learning.batch import Samples
 from recipes.embodied.learning.policy_precision import computing, evaluation_in_float32
 from recipes.embodied.learning.trajectory import leading, sum_to_level
-from recipes.sections.own_options import own_names, refuse_unknown_options
-from recipes.training.finite import REMEDY, NonFiniteError
+from recipes.sections.algorithm import own_names, refuse_unknown_options
+from recipes.training.arrays import REMEDY, NonFiniteError
 from recipes.training.optim.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError, Updater, first_nonfinite

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from recipes.embodied.models.folder_facts import saved_type
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization, load_weights
-from recipes.sections.own_options import refuse_unknown_options
-from recipes.training.reading.finite_weights import require_finite
+from recipes.sections.algorithm import refuse_unknown_options
+from recipes.training.reading.tied_weights import require_finite
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import checked_options

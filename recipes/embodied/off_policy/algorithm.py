@@ -1,4 +1,4 @@
-"""The common part of algorithms that learn from a replay buffer.
+"""The common part of algorithms that learn from a replay buffer, and the lookup of the one that a job learns by.
 
 A job's file is checked by these classes, too: torch is imported where they compute.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
+from recipes.embodied.config.algorithm_config import LearningConfig
 from recipes.embodied.config.off_policy_settings import (
     BootstrappedSettings,
     OffPolicyMethod,
     OffPolicySettings,
+    method_of,
     off_policy_of,
 )
 from recipes.sections.checks import Report, blame
@@ -30,11 +32,12 @@ if TYPE_CHECKING:
     from recipes.embodied.models.base_policy import Inputs
     from recipes.embodied.models.critics import Critics
     from recipes.embodied.models.normalization import Normalization
-    from recipes.embodied.replay.replay_types import ReplayBatch
+    from recipes.embodied.replay.storage import ReplayBatch
     from recipes.training.arrays import Array
     from recipes.training.state.training_state import TrainingState
     from recipes.training.updater import Figures, Updater
     from rlinf_core import Loss
+
 
 Settings = TypeVar("Settings", bound=OffPolicySettings)
 Bootstrapped = TypeVar("Bootstrapped", bound=BootstrappedSettings)
@@ -360,3 +363,12 @@ def trained(state: TrainingState, kind: type[Kind]) -> Kind:
     if not isinstance(state.policy, kind):
         raise TypeError(f"off-policy learning needs a {kind.__name__}, not a {type(state.policy).__name__}")
     return state.policy
+
+
+def algorithm_of(section: LearningConfig) -> type[OffPolicyAlgorithm[Any]]:
+    """Return the algorithm that the section `algorithm` names.
+
+    Raises:
+        TypeError: it learns on-policy.
+    """
+    return cast("type[OffPolicyAlgorithm[Any]]", method_of(section))

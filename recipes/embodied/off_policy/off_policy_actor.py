@@ -33,8 +33,7 @@ from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_normalization, load_trained, write_description
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
-from recipes.embodied.off_policy.algorithm import TransitionTensors
-from recipes.embodied.off_policy.registry import algorithm_of
+from recipes.embodied.off_policy.algorithm import TransitionTensors, algorithm_of
 from recipes.embodied.off_policy.sources import (
     BEFORE,
     add_recording,

@@ -14,7 +14,7 @@ from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
 from recipes.embodied.loop.routing import make_routes
 from recipes.embodied.models.base_policy import Inputs, PolicyOutput
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
-from recipes.embodied.off_policy.registry import algorithm_of
+from recipes.embodied.off_policy.algorithm import algorithm_of
 from recipes.embodied.workers.rollout_worker import MultiStepRolloutWorker
 
 # Prefix of the names, among the steps of `RolloutChunks`, of observations after a step.

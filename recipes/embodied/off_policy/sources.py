@@ -27,8 +27,8 @@ from recipes.embodied.learning.trajectory import RolloutChunks
 from recipes.embodied.loop.env_messages import INTERVENTIONS
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
 from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.replay_types import Transitions, TransitionSpec
 from recipes.embodied.replay.segments import Damage, read_segments
+from recipes.embodied.replay.storage import Transitions, TransitionSpec
 from recipes.training.arrays import Array
 
 if TYPE_CHECKING:

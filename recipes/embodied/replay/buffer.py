@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.replay.replay_types import (
+from recipes.embodied.replay.storage import (
     Arrays,
     ReplayBatch,
     ReplayError,
@@ -28,8 +28,10 @@ from recipes.embodied.replay.replay_types import (
     Transitions,
     TransitionSpec,
     joined,
+    made_column,
+    save_column,
+    saved_columns,
 )
-from recipes.embodied.replay.storage import made_column, save_column, saved_columns
 from recipes.training.arrays import Array
 
 # Bits of a row's flags: a step was made from here; the task ended with it; the episode did.

@@ -25,8 +25,7 @@ from typing import IO, BinaryIO, Final, NamedTuple, cast
 
 import numpy as np
 
-from recipes.embodied.replay.replay_types import ReplayError
-from recipes.embodied.replay.storage import disk_error, take_room
+from recipes.embodied.replay.storage import ReplayError, disk_error, take_room
 from recipes.training.arrays import Array
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import load_json

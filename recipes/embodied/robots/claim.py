@@ -18,7 +18,7 @@ from typing import Self
 
 from recipes.embodied.robots.controller_client import holder_name
 from recipes.embodied.robots.robot_errors import RobotLeaseError
-from rlinf_core.config.render import visible
+from rlinf_core.config.diagnostics import visible
 
 
 class RobotClaim:

@@ -16,7 +16,7 @@ from recipes.demonstrations.shape import DatasetShape, check_alike
 from recipes.embodied.config import EmbodiedConfig, PolicyJob
 from recipes.embodied.config.data_config import DataSource
 from recipes.embodied.config.env_config import EnvironmentConfig
-from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.config.off_policy_settings import is_off_policy
 from recipes.embodied.learning.data_fit import check_fits
 from recipes.embodied.models.folder_facts import DESCRIPTION, SHARDS, fault_of_fit, fault_of_statistics
 from recipes.embodied.rules.env_rules import sizes_of

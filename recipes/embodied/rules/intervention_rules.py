@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.intervention_types import ENVIRONMENT, JUDGES, NONE, SOURCES, drives_one
-from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.config.off_policy_settings import is_off_policy
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
 from rlinf_core.config.tree import Path

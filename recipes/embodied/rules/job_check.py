@@ -16,8 +16,7 @@ from recipes.embodied.config.batch_sizes import check_batches, evaluates
 from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.env_types import ENV_TYPES, is_robot
 from recipes.embodied.config.intervention_types import NONE
-from recipes.embodied.config.off_policy_config import trainer_of
-from recipes.embodied.config.off_policy_settings import SQUASHED, OffPolicySettings
+from recipes.embodied.config.off_policy_settings import SQUASHED, OffPolicySettings, trainer_of
 from recipes.embodied.models.folder_facts import STEERED, check_model_folder
 from recipes.embodied.rules.data_rules import check_data, check_load_path
 from recipes.embodied.rules.env_rules import check_environments, declares, episode_limit, facts_of, has_no_limit
@@ -29,7 +28,7 @@ from recipes.embodied.rules.option_rules import (
     check_model_options,
     check_running_statistics,
 )
-from recipes.sections.algorithm import ADVANTAGES
+from recipes.sections.algorithm import ADVANTAGES, check_algorithm_options
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -39,7 +38,6 @@ from recipes.sections.checks import (
     near_multiples,
 )
 from recipes.sections.imports import check_import, check_own_algorithm
-from recipes.sections.own_options import check_algorithm_options
 from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path

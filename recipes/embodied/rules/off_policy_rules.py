@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from recipes.embodied.config.intervention_types import NONE
 from recipes.embodied.config.off_policy_settings import DEFAULT_BATCH, off_policy_of
-from recipes.embodied.off_policy.algorithm import LOSS
-from recipes.embodied.off_policy.registry import algorithm_of
+from recipes.embodied.off_policy.algorithm import LOSS, algorithm_of
 from recipes.sections.checks import Report, WorldSizes, blame
 
 if TYPE_CHECKING:

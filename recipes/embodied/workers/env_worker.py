@@ -13,7 +13,7 @@ from recipes.demonstrations.orientation import Thumbnails, thumbnails
 from recipes.embodied.config import EmbodiedConfig, PolicyJob, group_size, resets_each_pass
 from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
-from recipes.embodied.config.off_policy_config import is_off_policy
+from recipes.embodied.config.off_policy_settings import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvError, EnvSettings, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.env_state import State, pack, unpack
@@ -27,8 +27,8 @@ from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.loop.routing import Routes, make_routes
 from recipes.embodied.models.folder_facts import observed_steps
+from recipes.training.arrays import NonFiniteError
 from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.finite import NonFiniteError
 from recipes.training.host_memory import keep_freed_memory
 from rlinf_core import ConfigError, Worker
 

@@ -25,8 +25,7 @@ from recipes.training.arrays import Array
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, derive_seed
-from recipes.training.weights.flat_weights import FlatWeights
-from recipes.training.weights.weight_sync import FirstPiece, load_pieces, receiver_ranks
+from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, load_pieces, receiver_ranks
 
 
 class MultiStepRolloutWorker(ComparingWorker):

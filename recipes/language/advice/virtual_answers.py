@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from rlinf_core.advice.arrangements import Device
 from rlinf_core.advice.durations import Duration
+from rlinf_core.advice.job_flow import Process, Receive, Use, VirtualTime
 from rlinf_core.advice.search import Simulated
-from rlinf_core.advice.virtual_time import Process, Receive, Use, VirtualTime
 
 # Steps before the regime is steady, and those that are measured.
 _WARM_UP, _MEASURED = 2, 32

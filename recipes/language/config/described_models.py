@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from recipes.language.config.judge_config import ENGINE_KEYS
 from recipes.language.config.language_config import (
     LanguageActorConfig,
     LanguageConfig,
@@ -14,7 +13,7 @@ from recipes.language.config.language_config import (
     TokenizerConfig,
     WarmStartConfig,
 )
-from recipes.language.config.rollout_config import LanguageSamplingParams, ServerSettings
+from recipes.language.config.rollout_config import ENGINE_KEYS, LanguageSamplingParams, ServerSettings
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.values import Precision
 

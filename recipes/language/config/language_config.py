@@ -8,10 +8,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, cast
 from pydantic import Field, model_validator
 
 from recipes.language.config.algorithm_config import LanguageAlgorithmConfig
-from recipes.language.config.judge_config import LanguageJudgeConfig
 from recipes.language.config.language_no_effect import LANGUAGE, OPTIONAL
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
-from recipes.language.config.rollout_config import LanguageRolloutConfig
+from recipes.language.config.rollout_config import LanguageJudgeConfig, LanguageRolloutConfig
 from recipes.language.templates.chat_template import ChatRoles, ChatTemplate
 from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig, ValueOptimConfig
 from recipes.sections.checks import Report, blame, near_divisors

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from recipes.language.config.engine_facts import BACKENDS
+from recipes.language.config.rollout_config import BACKENDS
 from recipes.sections.no_effect import (
     NOT_TRAINED,
     WITHIN_GROUPS,

@@ -1,23 +1,94 @@
-"""`rollout` of language models' recipes."""
+"""Sections `rollout` and `judge`: engines that answer, and the model that judges for `reward_type: judge`.
+
+Facts about engines stand here, too: names, packages and limits, which need no import.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from recipes.language.config.engine_facts import no_sglang
 from recipes.sections.actor import RolloutConfig
-from rlinf_core import ConfigModel, Count, Fraction, IgnoredKeys
+from recipes.sections.values import KnownOrOwn
+from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys
 from rlinf_core.config.sections.values import (
     NonNegativeFloat,
     NonNegativeInt,
+    OptionalModelPath,
     OptionalPath,
     PositiveFloat,
+    Precision,
     StepsOrNever,
 )
-from rlinf_core.scalars import Data, Text, problem
+from rlinf_core.process.requirements import install_command
+from rlinf_core.scalars import Bool, Data, Text, problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """An engine by its name in `rollout.backend`.
+
+    Attributes:
+        name: the name, as written in files.
+        modules: what the interpreter of the rollout workers must have besides torch and transformers.
+        keys: the keys of `rollout` that it reads and others do not.
+        keeps_partial: whether unfinished answers can continue under new weights, and aborted ones keep their tokens.
+    """
+
+    name: str
+    modules: tuple[str, ...] = ()
+    keys: frozenset[str] = frozenset()
+    keeps_partial: bool = True
+
+
+# Arguments of other engines that this project gives by itself: with other values tokens or log-probabilities are wrong.
+RESERVED_OPTIONS: Final = {
+    "vllm": frozenset(
+        ("model", "dtype", "skip_tokenizer_init", "async_scheduling", "logprobs_mode", "tensor_parallel_size")
+    ),
+}
+# The largest rank of an adapter that vLLM takes.
+LARGEST_RANK: Final = 512
+_GPU_KEYS: Final = frozenset(("tensor_parallel_size", "gpu_memory_utilization", "engine_options"))
+# Copies of a prompt's tokens that storing it once must save: attention in two parts costs a small model some time.
+MIN_SAVED: Final = 512
+BACKENDS: Final = {
+    "torch": Backend(name="torch"),
+    "huggingface": Backend(name="torch"),
+    "vllm": Backend(name="vllm", modules=("vllm",), keys=_GPU_KEYS),
+    "server": Backend(name="server", modules=("httpx",), keys=frozenset(("server",)), keeps_partial=False),
+}
+
+
+def no_sglang(value: Any) -> Any:
+    """Return the name of an engine.
+
+    Raises:
+        PydanticCustomError: it is that of an engine that was there once.
+    """
+    if value == "sglang":
+        help = "write `vllm`, which reads the same keys, or `server` for a server that is running already"
+        raise problem("bad-value", "SGLang is not an engine of this recipe any more", help=help)
+    return value
+
+
+def missing_package(module: str, why: str) -> ConfigError:
+    """Return the error of an interpreter that lacks the package of an engine."""
+    return ConfigError(
+        f"`rollout.backend: {module}` needs the package {module} in the interpreter of every rollout worker",
+        why=f"{sys.executable}: {why}",
+        help=f"{install_command(module)}, or name an interpreter that has it for the node group of `rollout`:"
+        " `env_configs: [{node_ranks: ..., python_interpreter_path: ...}]`",
+    )
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an exception's text, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 class LanguageSamplingParams(ConfigModel):
@@ -125,4 +196,48 @@ class LanguageRolloutConfig(RolloutConfig, EngineSettings):
     sampling_params: LanguageSamplingParams = Field(
         default_factory=LanguageSamplingParams,
         description="Sampling: temperature, top_k, top_p, max_new_tokens, stop.",
+    )
+
+
+VERDICTS: Final = ("correct", "score")
+# Keys that `rollout` has under the same names.
+ENGINE_KEYS: Final = ("backend", *EngineSettings.model_fields)
+
+
+class LanguageJudgeConfig(EngineSettings):
+    """The workers that hold the model that judges answers."""
+
+    group_name: Text = Field(
+        default="JudgeGroup", description="Name of the worker group, by which other components address it."
+    )
+    model_path: OptionalModelPath = Field(default=None, description="Folder of the judge, with its own tokenizer.")
+    precision: Precision = Field(default="bf16", description="Type of the judge's weights: fp32, bf16 or fp16.")
+    backend: Annotated[Literal["torch", "vllm"], BeforeValidator(no_sglang)] = Field(
+        default="torch", description="Inference engine of the judge: torch (built in) or vllm."
+    )
+    max_running_tokens: NonNegativeInt = 65536
+    seq_length: Count = Field(default=8192, description="Maximum tokens of a prompt of the judge and its reply.")
+    max_new_tokens: Count = Field(default=1024, description="Maximum length of the judge's reply, in tokens.")
+    temperature: NonNegativeFloat = Field(
+        default=0.0,
+        description="Sampling temperature of the judge; 0: greedy. A reply without a verdict is drawn once more, at 1"
+        " where this is 0.",
+    )
+    template: Text | None = Field(
+        default=None,
+        description="Prompt of the judge: a text with {prompt}, {text} (the answer) and {answer} (the right one)."
+        " Default: a question that fits `verdict`.",
+    )
+    verdict: Annotated[Text, KnownOrOwn("verdict", VERDICTS)] = Field(
+        default="correct",
+        description="How a reply is read: correct (the last `Verdict: CORRECT` or `Verdict: INCORRECT`), score (the"
+        " last `Score: N`, from 0 to 10), or `package.module:function`, from the reply's text to a number from 0 to 1,"
+        " or None.",
+    )
+    apply_chat_template: Bool = Field(
+        default=True, description="Format the question as a user message in the judge's chat template."
+    )
+    system_prompt: str = Field(default="", description="System message of the judge; needs `apply_chat_template`.")
+    chat_template_kwargs: dict[str, Data] = Field(
+        default_factory=dict[str, Any], description="Arguments of the judge's chat template, by its own names."
     )

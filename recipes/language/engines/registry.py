@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.language_config import LanguageConfig
+from recipes.language.config.rollout_config import BACKENDS
 from recipes.language.engines.engine import Engine
 from recipes.language.engines.stand_in_engine import StandInEngine
 from recipes.language.models.load_model import make_model

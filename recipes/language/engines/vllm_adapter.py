@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from recipes.language.config.engine_facts import LARGEST_RANK
+from recipes.language.config.rollout_config import LARGEST_RANK
 
 # Ranks that vLLM reserves memory for.
 _RANKS = (8, 16, 32, 64, 128, 256, 320, LARGEST_RANK)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.sequences import FinishReason, Request, Sequence
-from recipes.language.config.engine_facts import last_line, missing_package
+from recipes.language.config.rollout_config import last_line, missing_package
 from recipes.language.engines.engine import ArrivingTensors, PauseMode
 from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.engines.request_queue import NOT_FINITE, Answer, QueuedEngine, RequestQueue, StopTexts

@@ -18,13 +18,12 @@ from recipes.language.config.described_models import judge_job
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
-from recipes.language.data.thoughts import without_thought
+from recipes.language.data.text_tokens import without_thought
 from recipes.language.engines.registry import make_engine
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
-from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer
-from recipes.language.rewards.stand_in_scorer import StandInScorer
+from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer, StandInScorer
 from recipes.language.templates.chat_template import TemplateRefusalError
 from rlinf_core import Channel, ConfigError
 from rlinf_core.process import pacing

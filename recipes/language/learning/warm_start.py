@@ -22,8 +22,13 @@ from recipes.language.models.plain_check import PLAIN, check_policy
 from recipes.language.models.policy import METHODS, AnswerModel, LanguagePolicy, checkpoint_decoder
 from recipes.language.models.stand_in_policy import StandInLanguagePolicy, Zeros
 from recipes.training.huggingface import with_lora
-from recipes.training.initial.pretrained import stored_weights, within
-from recipes.training.initial.weight_sources import WeightsOfRankZero, WeightSource, fill_weights
+from recipes.training.initial.weight_sources import (
+    WeightsOfRankZero,
+    WeightSource,
+    fill_weights,
+    stored_weights,
+    within,
+)
 from recipes.training.optim.optimizer import EagerAdamW
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.sharding import is_sharded

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.language.answers.exits import Exit
-from recipes.language.data.thoughts import without_thought
+from recipes.language.data.text_tokens import without_thought
 from recipes.language.rewards.matching.rules import Verdict
 from recipes.language.rewards.scoring import Item
 from recipes.language.sandbox import sandbox

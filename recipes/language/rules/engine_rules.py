@@ -6,8 +6,8 @@ import ipaddress
 from typing import Literal
 from urllib.parse import urlsplit
 
-from recipes.language.config.engine_facts import BACKENDS, RESERVED_OPTIONS
 from recipes.language.config.language_config import LanguageConfig
+from recipes.language.config.rollout_config import BACKENDS, RESERVED_OPTIONS
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.shared_accelerators import share_accelerators

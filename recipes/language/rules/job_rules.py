@@ -15,13 +15,13 @@ from recipes.language.rules.engine_rules import check_engine
 from recipes.language.rules.judge_rules import check_judge
 from recipes.language.rules.model_rules import check_model
 from recipes.language.rules.problem_rules import check_data
+from recipes.sections.algorithm import check_algorithm_options
 from recipes.sections.checks import (
     Report,
     WorldSizes,
     blame,
     check_sections,
 )
-from recipes.sections.own_options import check_algorithm_options
 from rlinf_core.config.sections.hub_names import on_any_machine
 from rlinf_core.config.tree import Path
 from rlinf_core.job.recipe import Trial

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path as FilePath
 
 from recipes.language.answers.sequences import SamplingParams
-from recipes.language.config.judge_config import VERDICTS
 from recipes.language.config.language_config import LanguageConfig
+from recipes.language.config.rollout_config import VERDICTS
 from recipes.language.rules.engine_rules import check_backend
 from recipes.language.rules.model_rules import faults_of_folder, faults_of_tokenizer, lacks_folder
 from recipes.sections.checks import Report, blame

@@ -8,9 +8,9 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple, cast
 
 from recipes.language.config.described_models import ModelJobConfig
-from recipes.language.config.engine_facts import BACKENDS
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
+from recipes.language.config.rollout_config import BACKENDS
 from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
 from recipes.language.rules.template_rules import stored_vocabulary
 from recipes.sections.checks import Report, blame

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from recipes.language.engines.engine import ArrivingTensors, Engine
 from recipes.language.models.fingerprint import Fingerprint
-from recipes.training.weights.sent_weights import Place, SentWeights
+from recipes.training.weights.weight_sync import Place, SentWeights
 from rlinf_core import RLinfError, Work
 from rlinf_core.collective.messages.torch_payload import CustomCopy
 

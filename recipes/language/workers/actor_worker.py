@@ -30,7 +30,7 @@ from recipes.language.prompts.prompt_messages import Assignment
 from recipes.language.weights.model_export import export_state
 from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.token_evaluation import EvaluationClient
-from recipes.sections.own_options import own_names, refuse_unknown_options
+from recipes.sections.algorithm import own_names, refuse_unknown_options
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.huggingface import without_adapters
 from recipes.training.seeding import Purpose, derive_seed

@@ -19,14 +19,13 @@ from recipes.serve.config import ServeConfig
 from recipes.serve.values import AdamSettings, AdapterSettings, Datum, FloatArray, RankOutcome, ServedFacts
 from recipes.serve.workers.adapters import (
     OPTIMIZER,
+    ModelVariants,
     are_finite,
     gradient_norm,
     load_base,
     served_facts,
 )
-from recipes.serve.workers.datum_packing import data_logprobs, shares
-from recipes.serve.workers.model_variants import ModelVariants
-from recipes.serve.workers.token_losses import LOSSES
+from recipes.serve.workers.datum_packing import LOSSES, data_logprobs, shares
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.optim.optimizer import EagerAdamW
 from recipes.training.sharding import join_ranks

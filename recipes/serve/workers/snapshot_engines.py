@@ -18,9 +18,8 @@ from recipes.language.models.plain_check import plain_attention
 from recipes.serve.config import ServeConfig
 from recipes.serve.saved_files import read_adapter
 from recipes.serve.values import Datum, Drawing, FloatArray, TopTokens
-from recipes.serve.workers.adapters import load_base
+from recipes.serve.workers.adapters import ModelVariants, load_base
 from recipes.serve.workers.datum_packing import data_logprobs
-from recipes.serve.workers.model_variants import ModelVariants
 
 # Tokens that an engine draws before the next one has its turn.
 _TURN = 8

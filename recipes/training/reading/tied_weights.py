@@ -1,16 +1,15 @@
-"""Names of one tensor: the weights that layers of a model share, decided by what its folder holds.
+"""Weights of a folder that need a decision: tensors that layers share, and values that are no numbers.
 
 A class of transformers shares its embeddings with its output layer where `tie_word_embeddings` says so. A folder whose
 two tensors differ, as after an adapter of the output layer was merged, is computed with both: so transformers loads it,
 and so does everything here, because whoever builds a model of a folder asks `settle_ties`.
-"""
 
-# transformers has few types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+Values that are no numbers come from a copy that went wrong, or a training that had diverged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from recipes.training.tensor_files import StoredTensor, stored_tensors
+from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
 
 # Numbers that are compared at once.
 _PIECE: Final = 1 << 22
@@ -127,3 +128,30 @@ def _equal(one: StoredTensor, other: StoredTensor) -> bool:
         if not torch.equal(one.rows(start, count).to(dtype), other.rows(start, count).to(dtype)):
             return False
     return True
+
+
+def require_finite(weights: Iterable[tuple[str, Tensor]], source: str) -> None:
+    """Check that weights that were read are finite.
+
+    Args:
+        weights: the weights by name; those that hold no floating-point numbers, or have no memory, are passed over.
+        source: the file or folder that they are from.
+
+    Raises:
+        ConfigError: one holds a NaN or an infinity.
+    """
+    for name, weight in weights:
+        if weight.is_meta or not weight.is_floating_point() or _is_finite(weight.detach()):
+            continue
+        count = int((~torch.isfinite(weight.detach())).sum())
+        raise ConfigError(
+            f"the weights in `{source}` hold values that are no finite numbers",
+            why=f"`{name}` has {count} of {weight.numel()}, NaN or infinite",
+            help="copy the file again from its source; if it came from a training, that training had diverged:"
+            " take an earlier checkpoint",
+        )
+
+
+def _is_finite(weight: Tensor) -> bool:
+    # The sum needs no memory, and is finite only where all numbers are. It may be too large where they are.
+    return bool(torch.isfinite(weight.sum(dtype=torch.float32))) or bool(torch.isfinite(weight).all())

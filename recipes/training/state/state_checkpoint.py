@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recipes.training.optim.small_moments import SmallStateAdamW
+from recipes.training.optim.optimizer import SmallStateAdamW
 from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import lacks_room, write_fault

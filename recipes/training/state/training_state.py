@@ -15,8 +15,7 @@ from recipes.training.initial.weight_sources import WeightSource
 from recipes.training.optim.optimizer import apply_settings, learning_rate_factor, make_optimizer, move_state
 from recipes.training.sharding import is_sharded, parallelize
 from recipes.training.state.state_checkpoint import ACTOR, load, save
-from recipes.training.weights.flat_weights import FlatWeights
-from recipes.training.weights.sent_weights import GatheredWeights, SentWeights, own_weights
+from recipes.training.weights.weight_sync import FlatWeights, GatheredWeights, SentWeights, own_weights
 
 _HOST: Final = torch.device("cpu")
 

@@ -1,15 +1,158 @@
-"""The way of weights from the actors that train them to the rollout workers that act by them."""
+"""The way of weights from the actors that train them to the rollout workers that act by them.
+
+Weights are sent in pieces of some megabytes, one after the other, never all at once, from contiguous buffers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, NamedTuple, NoReturn, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from recipes.training.weights.sent_weights import Place, SentWeights
+from recipes.training.reading.tied_weights import names_of_one_tensor
 from rlinf_core import RLinfError, Work, Worker
+
+# Tensors travel together until they are that many bytes; a larger one travels alone. A message costs as much processor
+# time as copying 4 MB: with pieces of 4 MB either side needs a fifth more of it.
+PIECE_BYTES: Final = 16 << 20
+# Every tensor begins at a multiple of that many elements, so that vector instructions find it aligned.
+ALIGNMENT: Final = 32
+
+
+class Place(NamedTuple):
+    """The place of a tensor in a piece: its name, its first element, its shape."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """The element behind its last."""
+        return self.offset + _numel(self.shape)
+
+    def of(self, piece: Tensor) -> Tensor:
+        """Return the tensor, which shares the memory of the piece."""
+        return piece[self.offset : self.end].view(self.shape)
+
+
+class SentWeights(ABC):
+    """The weights of a model on their way to those that act by them.
+
+    Attributes:
+        pieces: where the tensors of each piece lie in it.
+    """
+
+    pieces: tuple[tuple[Place, ...], ...]
+
+    @abstractmethod
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the pieces, [n] each. Collective: all ranks that share the weights go through them together."""
+
+
+class GatheredWeights(SentWeights):
+    """Weights whose shards are gathered a piece at a time.
+
+    Args:
+        weights: shards by name.
+        types: the types in which floating-point weights are sent, of all or by name; None: their own.
+        full_tensor: gathers one; collective.
+        onloaded: a context in which the shards are on their device.
+    """
+
+    def __init__(
+        self,
+        weights: Callable[[], Mapping[str, Tensor]],
+        types: torch.dtype | Mapping[str, torch.dtype] | None,
+        full_tensor: Callable[[Tensor], Tensor],
+        onloaded: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._weights = weights
+        self._full_tensor = full_tensor
+        self._onloaded = onloaded
+        self._types: dict[str, torch.dtype] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, weight in weights().items():
+            wanted = types.get(name) if isinstance(types, Mapping) else types
+            self._types[name] = wanted if wanted is not None and weight.is_floating_point() else weight.dtype
+            shapes[name] = tuple(weight.shape)
+        # By type, and else in the order of the model: what belongs to a block is gathered together.
+        ordered = sorted(shapes, key=lambda name: str(self._types[name]))
+        sizes = {name: _aligned(_numel(shapes[name])) for name in ordered}
+        pieces = grouped(ordered, lambda name: self._types[name], sizes)
+        self.pieces = tuple(tuple(_placed(names, shapes, sizes)) for names in pieces)
+
+    @torch.no_grad()
+    def tensors(self) -> Iterator[Tensor]:
+        """See `SentWeights`; each piece has its own memory, which nothing else changes."""
+        with self._onloaded():
+            weights = self._weights()
+            for places in self.pieces:
+                yield self._gathered(places, weights)
+
+    def _gathered(self, places: tuple[Place, ...], weights: Mapping[str, Tensor]) -> Tensor:
+        last = places[-1]
+        first = weights[last.name]
+        piece = torch.zeros(last.end, dtype=self._types[last.name], device=first.device)
+        for place in places:
+            # In the type that it is sent in: half the bytes travel between ranks where that is half as wide.
+            place.of(piece).copy_(self._full_tensor(weights[place.name].detach().to(piece.dtype)))
+        return piece
+
+
+def grouped(
+    names: Iterable[str], dtype: Callable[[str], torch.dtype], sizes: Mapping[str, int]
+) -> Iterator[tuple[str, ...]]:
+    """Yield names in groups of one type and of up to `PIECE_BYTES`.
+
+    Args:
+        names: the names, in their order.
+        dtype: the type of the tensor of a name.
+        sizes: elements of each.
+    """
+    begun: list[str] = []
+    size = 0
+    for name in names:
+        mine = sizes[name] * dtype(name).itemsize
+        if begun and (dtype(begun[0]) != dtype(name) or size + mine > PIECE_BYTES):
+            yield tuple(begun)
+            begun, size = [], 0
+        begun.append(name)
+        size += mine
+    if begun:
+        yield tuple(begun)
+
+
+def own_weights(module: nn.Module, chosen: Callable[[str], bool] | None = None) -> dict[str, Tensor]:
+    """Return the weights of a module by name, of those that layers share by the first of their names.
+
+    Args:
+        module: the owner.
+        chosen: selects weights by their names; None: all.
+    """
+    state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+    if chosen is not None:
+        state = {name: tensor for name, tensor in state.items() if chosen(name)}
+    return {name: state[name] for name in names_of_one_tensor(state)}
+
+
+def _placed(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], sizes: Mapping[str, int]) -> Iterator[Place]:
+    offset = 0
+    for name in names:
+        yield Place(name, offset, shapes[name])
+        offset += sizes[name]
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
 
 AboutT = TypeVar("AboutT")
 
@@ -115,3 +258,98 @@ class WeightSender:
                 self._sending.append(self._worker.broadcast(message, self._groups, self._source, async_op=True))
             else:
                 self._worker.broadcast(message, self._groups, self._source)
+
+
+class FlatWeights(SentWeights):
+    """Named tensors in contiguous buffers, one buffer for each dtype.
+
+    Two of them with equal names, shapes and dtypes have equal buffers, whatever the order of the names. Their pieces
+    are parts of the buffers.
+
+    Args:
+        tensors: the tensors to lay out; they are copied.
+
+    Attributes:
+        buffers: the contiguous memory, one tensor for each dtype.
+        views: each tensor, by name; it shares memory with its buffer.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        ordered = dict(sorted(tensors.items()))
+        self.buffers: list[Tensor] = []
+        self.views: dict[str, Tensor] = {}
+        # Whose memory this is, by name.
+        self._owners: dict[str, Tensor] = {}
+        for dtype in sorted({tensor.dtype for tensor in tensors.values()}, key=str):
+            self._lay_out({name: tensor for name, tensor in ordered.items() if tensor.dtype == dtype}, dtype)
+        sizes = {name: view.numel() for name, view in self.views.items()}
+        groups = grouped(self.views, lambda name: self.views[name].dtype, sizes)
+        self.pieces = tuple(tuple(self._places(names)) for names in groups)
+
+    def _lay_out(self, mine: dict[str, Tensor], dtype: torch.dtype) -> None:
+        size = sum(_aligned(tensor.numel()) for tensor in mine.values())
+        device = next(iter(mine.values())).device
+        buffer = torch.zeros(size, dtype=dtype, device=device)
+        self.buffers.append(buffer)
+        offset = 0
+        for name, tensor in mine.items():
+            view = buffer[offset : offset + tensor.numel()].view(tensor.shape)
+            view.copy_(tensor.detach())
+            self.views[name] = view
+            offset += _aligned(tensor.numel())
+
+    def _places(self, names: tuple[str, ...]) -> Iterator[Place]:
+        first = int(self.views[names[0]].storage_offset())
+        for name in names:
+            view = self.views[name]
+            yield Place(name, int(view.storage_offset()) - first, tuple(view.shape))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """See `SentWeights`; the pieces share the memory of the weights."""
+        buffers = {buffer.dtype: buffer for buffer in self.buffers}
+        for places in self.pieces:
+            first = self.views[places[0].name]
+            begin = int(first.storage_offset())
+            yield buffers[first.dtype][begin : begin + places[-1].end]
+
+    @classmethod
+    def adopt(cls, module: nn.Module, chosen: Callable[[str], bool] | None = None) -> FlatWeights:
+        """Return the flat weights of a module, which computes in this memory from now on.
+
+        Weights that two layers share stay shared.
+
+        Args:
+            module: the owner of the weights.
+            chosen: selects weights by their names; None: all.
+        """
+        own = own_weights(module, chosen)
+        weights = cls(own)
+        weights._owners = own
+        weights._give()
+        return weights
+
+    def _give(self) -> None:
+        """Let the owners compute with the views."""
+        for name, tensor in self._owners.items():
+            tensor.data = self.views[name]
+
+    def move(self, device: torch.device) -> None:
+        """Move the memory, and with it the module that computes with it, to a device; nothing where it is there."""
+        for index, buffer in enumerate(self.buffers):
+            if buffer.device == device:
+                continue
+            moved = buffer.to(device)
+            self.buffers[index] = moved
+            for name, view in self.views.items():
+                if view.dtype == buffer.dtype:
+                    self.views[name] = moved[view.storage_offset() :][: view.numel()].view(view.shape)
+        self._give()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all buffers, in bytes."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from rlinf_core.collective.arena import BlockLease
 from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.messages.codec import decode
 from rlinf_core.collective.messages.frame import Flag, Frame, layout
+from rlinf_core.collective.messages.message import decode
 from rlinf_core.collective.messages.payload import copy_bytes, private_memory
 from rlinf_core.collective.messages.torch_payload import TensorTarget
 from rlinf_core.collective.work import WaitTable, Work

@@ -1,4 +1,4 @@
-"""Keys of sections of which a key chooses the kind (`rlinf_core.config.variants`), and of the sections within them."""
+"""Keys of sections of which a key chooses the kind (`rlinf_core.config.model`), and of the sections within them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from pydantic import BaseModel
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.model import NoOptions, Variant, chosen
 from rlinf_core.config.shipped import is_shipped
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, to_data
 from rlinf_core.config.validating.model_fields import (
@@ -23,7 +24,6 @@ from rlinf_core.config.validating.model_fields import (
     variants_of,
 )
 from rlinf_core.config.validating.pruning import cut
-from rlinf_core.config.variants import NoOptions, Variant, chosen
 
 _LISTED: Final = 12
 

@@ -10,8 +10,8 @@ from typing import Annotated, Final, NamedTuple, Union, cast, get_args, get_orig
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from rlinf_core.config.model import Variant, chosen
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, child, to_data
-from rlinf_core.config.variants import Variant, chosen
 
 _LISTS = (list, tuple, set, frozenset)
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, ca
 from pydantic import AfterValidator, Field
 
 from rlinf_core.errors import CheckpointError
-from rlinf_core.foreign.file_models import Bytes, FileModel, Moment, Name, Rank, Step, read_model
-from rlinf_core.foreign.files import open_regular, read_fault
+from rlinf_core.foreign.files import Bytes, FileModel, Moment, Name, Rank, Step, open_regular, read_fault, read_model
 from rlinf_core.version import __version__
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
-from rlinf_core.foreign.file_models import FileModel, Moment, Name, Step, read_model
-from rlinf_core.foreign.files import make_folder
+from rlinf_core.foreign.files import FileModel, Moment, Name, Step, make_folder, read_model
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.storage import durable
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
-from rlinf_core.foreign.file_models import FileModel, read_model
+from rlinf_core.foreign.files import FileModel, read_model
 from rlinf_core.runners.storage import durable
 from rlinf_core.worker.calls import CallRecord, call_records, size_of
 

@@ -11,8 +11,16 @@ from typing import Final, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from rlinf_core.foreign.file_models import FileModel, Moment, Step, first_fault
-from rlinf_core.foreign.files import MOST_BYTES, BadFileError, open_log, open_regular
+from rlinf_core.foreign.files import (
+    MOST_BYTES,
+    BadFileError,
+    FileModel,
+    Moment,
+    Step,
+    first_fault,
+    open_log,
+    open_regular,
+)
 from rlinf_core.runners.storage.durable import append_whole
 
 T = TypeVar("T")

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 from pydantic import Field
 
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.file_models import FileModel, Moment, Name, Step, read_model
-from rlinf_core.foreign.files import read_fault
+from rlinf_core.foreign.files import FileModel, Moment, Name, Step, read_fault, read_model
 from rlinf_core.node.process_identity import Presence, ProcessIdentity, look
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_status import RunStatus

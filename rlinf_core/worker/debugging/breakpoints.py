@@ -182,3 +182,25 @@ def _place(frame: FrameType) -> str:
     """Return where a frame is, as in `recipes/x.py:12`."""
     file = frame.f_code.co_filename
     return f"{min(file, os.path.relpath(file), key=len)}:{frame.f_lineno}"
+
+
+_VARIABLE: Final = "PYTHONBREAKPOINT"
+# What Ray sets in its workers: its own debugger, which must be installed and listens on the network.
+_OF_RAY: Final = "ray."
+
+
+def enter_breakpoints() -> None:
+    """Have `breakpoint()` in this process wait for `rlinf ps --attach`, unless the environment says otherwise."""
+    if os.environ.get(_VARIABLE, _OF_RAY).startswith(_OF_RAY):
+        os.environ[_VARIABLE] = f"{__name__}.{wait_here.__name__}"
+
+
+def wait_here(*_: Any, **__: Any) -> None:
+    """Stop the caller until a debugger lets it continue.
+
+    Raises:
+        bdb.BdbQuit: the user quit the debugger.
+        CancelledOperationError: the call was cancelled meanwhile.
+    """
+
+    stop_at(sys._getframe(1))  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipes.sections.algorithm import ADVANTAGES, LOSSES
-from recipes.sections.own_options import unknown_options
+from recipes.sections.algorithm import ADVANTAGES, LOSSES, unknown_options
 from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories, gae
 from rlinf_core.algorithms.loss_inputs import (
     AGGREGATIONS,

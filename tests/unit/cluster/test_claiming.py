@@ -15,8 +15,8 @@ import pytest
 import ray.exceptions
 
 from rlinf_core.cluster import claiming, job_claims, node_holder
-from rlinf_core.cluster.claimed_devices import devices_of
 from rlinf_core.cluster.claiming import claim, claim_names, describe, give_back, kept, leave_for_next
+from rlinf_core.cluster.node_holder import devices_of
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session, current_session, enter_session
 from rlinf_core.errors import ClusterError, DeviceHeldError

@@ -14,8 +14,7 @@ from rlinf_core.cluster import joining, ray_process
 from rlinf_core.cluster import joining as module
 from rlinf_core.cluster.engine import RayEngine
 from rlinf_core.cluster.joining import answer, join
-from rlinf_core.cluster.membership import NodeMember, departed, node_info
-from rlinf_core.cluster.seats import Seats, check_hardware, stand_in, take_seats
+from rlinf_core.cluster.membership import NodeMember, Seats, check_hardware, departed, node_info, stand_in, take_seats
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError

@@ -21,8 +21,8 @@ from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.messages.codec import encode
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind
+from rlinf_core.collective.messages.message import encode
 from rlinf_core.collective.transfer import backlog, received_message, receiver
 from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_cli.job.load import load_with_lint
-from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.diagnostics import Diagnostic, Severity, render_text
 from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
-from rlinf_core.config.render import render_text
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret, mask, mask_message, mask_text, secret_values
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, find, naming, part, place, to_data

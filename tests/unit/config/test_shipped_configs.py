@@ -17,8 +17,7 @@ from recipes.sections.values import EVALUATION, TRAINING, files_of_part
 from rlinf_cli.job.load import load_with_lint
 from rlinf_core import ConfigError
 from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
-from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.render import render_text
+from rlinf_core.config.diagnostics import Severity, render_text
 from rlinf_core.config.sections.hub_names import HubPath, commit_of, ensure_here, hub_paths, located, pins_of
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as TreePath

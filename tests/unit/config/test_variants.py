@@ -11,6 +11,7 @@ from pydantic import Field
 
 from rlinf_core import ConfigModel
 from rlinf_core.config.diagnostics import Diagnostics, Severity
+from rlinf_core.config.model import NoOptions, OneOf, Variant, one_of, options_of
 from rlinf_core.config.reading import read
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
@@ -18,7 +19,6 @@ from rlinf_core.config.tree import MappingNode, merge, to_data
 from rlinf_core.config.validating.kinds import key_of_others, without_idle_keys
 from rlinf_core.config.validating.model_fields import fields_at
 from rlinf_core.config.validating.validation import validate
-from rlinf_core.config.variants import NoOptions, OneOf, Variant, one_of, options_of
 
 
 class Shape(Variant):

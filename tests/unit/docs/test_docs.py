@@ -24,7 +24,7 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.load import load_with_lint
 from rlinf_cli.main import main
 from rlinf_core import __version__
-from rlinf_core.config.render import render_text
+from rlinf_core.config.diagnostics import render_text
 from rlinf_core.env_vars import REGISTER
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
 from rlinf_core.runners.storage.checkpoint import Manifest

@@ -15,7 +15,6 @@ import pytest
 
 from rlinf_core.errors import RemoteError
 from rlinf_core.foreign.budget import Budget, OverBudgetError, in_words, json_size
-from rlinf_core.foreign.file_models import read_model
 from rlinf_core.foreign.files import (
     BadFileError,
     lacks_room,
@@ -24,6 +23,7 @@ from rlinf_core.foreign.files import (
     open_regular,
     read_bounded,
     read_json_object,
+    read_model,
     write_fault,
 )
 from rlinf_core.runners.storage.checkpoint import ManifestFile

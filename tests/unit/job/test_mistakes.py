@@ -15,9 +15,8 @@ from rlinf_cli.codes import all_codes
 from rlinf_cli.job.field_docs import fields_below
 from rlinf_cli.job.findings import to_github, to_json
 from rlinf_cli.job.load import load_with_lint
-from rlinf_core.config.diagnostics import Diagnostics, Severity
+from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.reading import decode, read
-from rlinf_core.config.render import render_text
 from rlinf_core.config.tree import Path
 from rlinf_core.config.validating.model_fields import alternatives, model_of
 from rlinf_core.config.validating.pruning import Validated

@@ -14,9 +14,8 @@ import pytest
 
 from rlinf_core.errors import ClusterError, ConfigError, RLinfError
 from rlinf_core.node import attach, cluster_records, node_env, node_facts
-from rlinf_core.node.attach import Known
+from rlinf_core.node.attach import Known, NodePorts
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
-from rlinf_core.node.ports import NodePorts
 
 
 def record(name: str = "a", **changes: object) -> ClusterRecord:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from recipes.embodied.replay import segments
-from recipes.embodied.replay.replay_types import ReplayError
 from recipes.embodied.replay.segments import SegmentWriter, read_segments
+from recipes.embodied.replay.storage import ReplayError
 from recipes.serve.service.ledger import Ledger, RequestKey
 from recipes.serve.service.state_file import REQUESTS, StateFile
 from rlinf_core.errors import RunError

@@ -8,7 +8,7 @@ from __future__ import annotations
 from recipes.agent import agent_memory, box_capacity
 from recipes.agent import program as agent_program
 from recipes.agent.config import agent_config, agent_rules
-from recipes.agent.images import pruning as image_pruning
+from recipes.agent.images import store as image_pruning
 from recipes.embodied import config as embodied_config
 from recipes.embodied import embodied_memory
 from recipes.embodied import program as embodied_program

@@ -14,7 +14,7 @@ import pytest
 from rlinf_core import runners, waiting
 from rlinf_core.cluster import engine
 from rlinf_core.cluster.cluster import Cluster
-from rlinf_core.cluster.seats import NodeChange
+from rlinf_core.cluster.membership import NodeChange
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.runner import LoggerConfig, RestartLimit, RunnerConfig
 from rlinf_core.errors import (

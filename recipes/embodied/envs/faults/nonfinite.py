@@ -10,8 +10,7 @@ import numpy as np
 
 from recipes.embodied.envs.env_spec import BoolArray, IntArray, Observation, Transition
 from recipes.embodied.envs.running import RunningEpisodes
-from recipes.training.arrays import Array
-from recipes.training.finite import NonFiniteError, OnNonFinite, all_finite, nonfinite_rows
+from recipes.training.arrays import Array, NonFiniteError, OnNonFinite, all_finite, nonfinite_rows
 
 _LOGGER: Final = logging.getLogger("rlinf")
 _LOOK_AT_ENV: Final = (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.sequences import Request, Sequence
-from recipes.language.config.engine_facts import MIN_SAVED
+from recipes.language.config.rollout_config import MIN_SAVED
 from recipes.language.engines.engine import ArrivingTensors, PauseMode
 from recipes.language.engines.own.decoder import Decoder
 from recipes.language.engines.own.kv_cache import KvCache, NewRow

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from recipes.language.data.thoughts import without_thought
+from recipes.language.data.text_tokens import without_thought
 from recipes.language.rewards.matching.cleaning import boxed_content, cleaned, unwrapped
 from recipes.language.rewards.matching.numbers import Number, number_in_clean
 

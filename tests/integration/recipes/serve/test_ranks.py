@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from recipes.serve.wire.messages import SAMPLE_RESULT
+from recipes.serve.wire.requests_and_results import SAMPLE_RESULT
 from tests.integration.recipes.serve.service_command import Service, service
 from tests.unit.recipes.serve.served import (
     ROWS,

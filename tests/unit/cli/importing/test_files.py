@@ -15,8 +15,7 @@ from rlinf_cli.importing.outcomes import Fate
 from rlinf_cli.importing.sources import HydraFile, job_files, read_job
 from rlinf_cli.job.load import load_with_lint
 from rlinf_core.config.composing.compose import compose
-from rlinf_core.config.diagnostics import Diagnostics, Severity
-from rlinf_core.config.render import render_text
+from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode, format_path
 

@@ -15,7 +15,7 @@ import pytest
 from recipes.embodied.envs.faults.repeating import RaisedTwiceError
 from recipes.language.loop.arrivals import nothing_to_learn
 from recipes.language.prompts.prompt_messages import GroupReport
-from recipes.training.finite import NonFiniteError
+from recipes.training.arrays import NonFiniteError
 from recipes.training.updater import UntrainedError
 from rlinf_cli.runs.metric_columns import MetricColumn, series_of
 from rlinf_cli.why.diagnosis import diagnose
@@ -188,7 +188,7 @@ FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "NaN": (
         "`ActorGroup:0` failed in `run_training`",
-        raised("recipes.training.finite.NonFiniteError", "`gradient of actor.0.weight` is nan", "RLinfError"),
+        raised("recipes.training.arrays.NonFiniteError", "`gradient of actor.0.weight` is nan", "RLinfError"),
         "not-finite", "actor.0.weight",
     ),
     "a tensor does not train": (

@@ -12,8 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.collective.messages.codec import decode, encode
-from rlinf_core.collective.messages.message import Message
+from rlinf_core.collective.messages.message import Message, decode, encode
 from rlinf_core.collective.messages.torch_payload import CustomCopy, TensorTarget, rebuild_tensor
 from rlinf_core.errors import PayloadError
 

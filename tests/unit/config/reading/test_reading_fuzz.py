@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from rlinf_core.config.diagnostics import Diagnostics, Severity
+from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.reading import Limits, decode, read, read_value
-from rlinf_core.config.render import render_text
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Node, ScalarNode, SequenceNode, to_data
 from rlinf_core.job.load import Job, load_job

@@ -9,8 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.conversation.turn_encoder import TurnEncoder
-from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest
+from recipes.agent.conversation.turn_messages import DrawnTurn, DrawRequest, TurnEncoder
 from recipes.agent.workers.rollout_worker import AgentRolloutWorker
 from recipes.language.engines.registry import make_engine
 from recipes.language.learning.warm_start import initial_policy

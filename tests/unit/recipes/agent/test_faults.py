@@ -18,7 +18,7 @@ from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agen
 from recipes.agent.conversation.chat_model import EngineUnavailable, LanguageModel, LimitReached
 from recipes.agent.environments.env_agent import EnvAgent
 from recipes.agent.environments.text_environment import TextEnvironment, TextStep
-from recipes.agent.tasks.make_tools import Python
+from recipes.agent.tasks.tasks import Python
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.tool import CallLost, FunctionTool, Tool, ToolError, ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox

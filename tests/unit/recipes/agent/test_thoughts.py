@@ -13,8 +13,7 @@ pytest.importorskip("starlette")
 from recipes.agent.call_forms import HERMES, find_calls
 from recipes.agent.conversation.agents import AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import LanguageModel
-from recipes.agent.conversation.turn_encoder import TurnEncoder
-from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest
+from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, TurnEncoder
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.tool import FunctionTool
 from recipes.agent.tools.toolbox import TEXTS_MENDED, Toolbox

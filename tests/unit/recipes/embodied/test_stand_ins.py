@@ -11,7 +11,7 @@ from recipes.embodied.advice.stand_ins import StandInEnv, StandInPolicy
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec
 from recipes.embodied.models.registry import make_model
-from recipes.training.weights.flat_weights import FlatWeights
+from recipes.training.weights.weight_sync import FlatWeights
 
 SPEC = EnvSpec(3, 4, cameras={"top": (16, 16, 3)}, has_instructions=True)
 

@@ -17,7 +17,7 @@ from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.batch_sizes import batch_sizes
 from recipes.embodied.config.env_config import stepping
 from recipes.embodied.config.model_config import policy_model
-from recipes.sections.own_options import refuse_unknown_options
+from recipes.sections.algorithm import refuse_unknown_options
 from rlinf_core import ConfigError
 from rlinf_core.job.load import load_job
 

@@ -13,9 +13,8 @@ from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from rlinf_cli.job.load import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT
-from rlinf_core.config.diagnostics import Diagnostic, Severity
+from rlinf_core.config.diagnostics import Diagnostic, Severity, render_text
 from rlinf_core.config.model import ConfigModel, IgnoredKeys
-from rlinf_core.config.render import render_text
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.tree import Path as KeyPath
 from rlinf_core.config.validating.model_fields import sections, types_at, value_type, written_fields

@@ -15,7 +15,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import load_trained
 from recipes.embodied.models.registry import make_model
-from recipes.training.finite import NonFiniteError
+from recipes.training.arrays import NonFiniteError
 from rlinf_core import CheckpointError
 from tests.unit.recipes.sft.conftest import ACTIONS, LENGTHS, STATES
 

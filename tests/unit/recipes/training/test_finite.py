@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 
-from recipes.training.finite import NonFiniteError, nonfinite_rows
+from recipes.training.arrays import NonFiniteError, nonfinite_rows
 
 
 def test_rows_with_a_nan_or_an_infinity_are_found() -> None:

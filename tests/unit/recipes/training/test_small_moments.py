@@ -15,8 +15,7 @@ from torch import nn
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.memory_parts import shard_parts
-from recipes.training.optim.optimizer import make_optimizer
-from recipes.training.optim.small_moments import ByteStateAdamW, round_at_random
+from recipes.training.optim.optimizer import ByteStateAdamW, make_optimizer, round_at_random
 from recipes.training.state.training_state import TrainingState
 from tests.unit.recipes.training.small_moment_ranks import CASES
 from tests.unit.recipes.two_processes import run_two

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recipes.training.finite import NonFiniteError
+from recipes.training.arrays import NonFiniteError
 from recipes.training.sharding import SingleProcess
 from recipes.training.updater import Figures, UntrainedError, Updater
 from rlinf_core.algorithms.loss_inputs import Loss

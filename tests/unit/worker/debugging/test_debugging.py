@@ -22,7 +22,7 @@ from rlinf_core.supervision.client import ManagerClient, enter_job
 from rlinf_core.supervision.manager import ManagerProcess
 from rlinf_core.waiting import OperationKind
 from rlinf_core.worker.calls import MethodCall, enter_call
-from rlinf_core.worker.debugging import breakpoints, entering, profiles
+from rlinf_core.worker.debugging import breakpoints, profiles
 from rlinf_core.worker.debugging.breakpoints import GOES_ON, socket_of
 from rlinf_core.worker.debugging.profiles import start_profile
 from tests.waiting import until
@@ -55,7 +55,7 @@ class Stopped:
             enter_call(self._call)
         value = 41
         try:
-            entering.wait_here()
+            breakpoints.wait_here()
             value += 1
             self.outcome = value
         except BaseException as error:
@@ -197,8 +197,8 @@ def test_process_without_a_job_passes(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (None, f"{entering.__name__}.wait_here"),
-        ("ray.util.rpdb.set_trace", f"{entering.__name__}.wait_here"),
+        (None, f"{breakpoints.__name__}.wait_here"),
+        ("ray.util.rpdb.set_trace", f"{breakpoints.__name__}.wait_here"),
         ("0", "0"),
         ("ipdb.set_trace", "ipdb.set_trace"),
     ],
@@ -207,7 +207,7 @@ def test_hook_of_the_user_is_kept(before: str | None, after: str, monkeypatch: p
     monkeypatch.setenv("PYTHONBREAKPOINT", before or "")
     if before is None:
         monkeypatch.delenv("PYTHONBREAKPOINT")
-    entering.enter_breakpoints()
+    breakpoints.enter_breakpoints()
     assert os.environ["PYTHONBREAKPOINT"] == after
 
 

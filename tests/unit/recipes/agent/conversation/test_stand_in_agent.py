@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.conversation.agents import AgentTask
+from recipes.agent.conversation.agents import AgentTask, stand_in_agent
 from recipes.agent.conversation.chat_model import DrawSettings
-from recipes.agent.conversation.stand_in_agent import stand_in_agent
 from recipes.agent.conversation.turn_messages import ChatMessage
 from rlinf_core.process import pacing
 from rlinf_core.process.pacing import PacedCalls, Pacing

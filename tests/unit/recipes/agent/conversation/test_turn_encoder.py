@@ -12,8 +12,7 @@ pytest.importorskip("transformers")
 from recipes.agent.call_forms import HERMES, FunctionCall
 from recipes.agent.conversation.agents import AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import DrawSettings, LanguageModel
-from recipes.agent.conversation.turn_encoder import TurnEncoder
-from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, ToolOffer
+from recipes.agent.conversation.turn_messages import ChatMessage, DrawnTurn, DrawRequest, ToolOffer, TurnEncoder
 from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.templates.chat_template import TemplateRefusalError

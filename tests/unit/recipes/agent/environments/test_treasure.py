@@ -7,8 +7,7 @@ from collections import deque
 
 import pytest
 
-from recipes.agent.environments.text_environment import TextStep
-from recipes.agent.environments.treasure import Treasure
+from recipes.agent.environments.text_environment import TextStep, Treasure
 
 MOVES = ("north", "south", "west", "east")
 

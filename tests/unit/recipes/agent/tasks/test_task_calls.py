@@ -7,8 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.agent.loop.protocols import AgentGroup
-from recipes.agent.loop.task_calls import TaskCalls
+from recipes.agent.loop.task_calls import AgentGroup, TaskCalls
 from recipes.language.prompts.prompt_messages import Prompt
 from rlinf_core import WorkerDiedError, WorkerGroupError
 

@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.agent.tasks.make_tools import make_tools
-from recipes.agent.tasks.tasks import calculations, lookup_corpus, lookups
+from recipes.agent.tasks.tasks import calculations, lookup_corpus, lookups, make_tools
 from recipes.agent.tasks.warm_start_examples import conversations
 from recipes.agent.tools.search import Search
 from recipes.agent.tools.toolbox import Toolbox

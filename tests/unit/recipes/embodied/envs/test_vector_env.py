@@ -13,7 +13,7 @@ from recipes.embodied.config.env_config import RecordedEnvironmentConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, StepResult
 from recipes.embodied.envs.env_state import pack, unpack
-from recipes.training.finite import NonFiniteError
+from recipes.training.arrays import NonFiniteError
 
 Make = Callable[..., VectorEnv]
 

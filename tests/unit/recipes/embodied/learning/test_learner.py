@@ -17,7 +17,7 @@ from recipes.embodied.learning.batch import Samples
 from recipes.embodied.learning.learner import Learner
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.feature_policy import MlpPolicy
-from recipes.training.finite import NonFiniteError
+from recipes.training.arrays import NonFiniteError
 from recipes.training.optim.optimizer import make_optimizer
 from recipes.training.sharding import SingleProcess
 from recipes.training.updater import Figures, UntrainedError

@@ -18,8 +18,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.registry import make_model
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.state.training_state import TrainingState
-from recipes.training.weights.flat_weights import FlatWeights
-from recipes.training.weights.weight_sync import FirstPiece, load_pieces, piece_messages
+from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, load_pieces, piece_messages
 
 CPU = torch.device("cpu")
 STATES = EnvSpec(state_size=6, action_size=4)

@@ -10,16 +10,15 @@ from typing import Any, Literal, TypeAlias
 import pytest
 import torch
 
-from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig, off_policy_config
+from recipes.embodied.config import EmbodiedModelConfig, EmbodiedOptimConfig, off_policy_settings
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.critics import Critics
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
-from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors
-from recipes.embodied.off_policy.registry import algorithm_of
+from recipes.embodied.off_policy.algorithm import CRITIC, TransitionTensors, algorithm_of
 from recipes.sections.actor import FsdpConfig
-from recipes.training.finite import NonFiniteError
+from recipes.training.arrays import NonFiniteError
 from recipes.training.state.training_state import TrainingState
 from recipes.training.updater import Figures
 
@@ -32,7 +31,7 @@ Loss: TypeAlias = Literal["sac", "td3", "td3_bc", "iql"]
 class Made:
     def __init__(self, loss: Loss = "sac", skip: bool = False, spec: EnvSpec = SPEC, **keys: Any) -> None:
         torch.manual_seed(0)
-        config = off_policy_config.METHODS[loss].settings_model.model_validate(keys)
+        config = off_policy_settings.METHODS[loss].settings_model.model_validate(keys)
         kind = algorithm_of(config)
         options: dict[str, Any] = (
             {"images": "keypoints"} if loss == "sac" else {"images": "keypoints", "exploration_noise": 0.1}

@@ -26,8 +26,8 @@ from recipes.embodied.off_policy.sources import (
     transition_steps,
 )
 from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.replay_types import ReplayBatch
 from recipes.embodied.replay.segments import SegmentWriter
+from recipes.embodied.replay.storage import ReplayBatch
 
 SPEC = EnvSpec(state_size=1, action_size=1, has_instructions=True)
 SET = DemonstrationsConfig.model_validate({"train_data_paths": "set"})

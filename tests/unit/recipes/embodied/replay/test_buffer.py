@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.replay.buffer import ReplayBuffer
-from recipes.embodied.replay.replay_types import ReplayBatch, ReplayError, Transitions, TransitionSpec
+from recipes.embodied.replay.storage import ReplayBatch, ReplayError, Transitions, TransitionSpec
 
 SPEC = TransitionSpec.of(EnvSpec(1, 1, cameras={"main": (2, 2, 3)}, has_instructions=True).observations, (1, "float32"))
 GOES_ON, TERMINATES, CUT_OFF, BREAKS_OFF = range(4)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.embodied.replay.buffer import ReplayBuffer, ReplayMixture
-from recipes.embodied.replay.replay_types import ColumnSpec, ReplayError, Transitions, TransitionSpec
+from recipes.embodied.replay.storage import ColumnSpec, ReplayError, Transitions, TransitionSpec
 
 SPEC = TransitionSpec({"states": ColumnSpec((1,), "float32")}, ColumnSpec((1,), "float32"))
 

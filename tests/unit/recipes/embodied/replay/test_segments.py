@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.embodied.replay.replay_types import ReplayError
 from recipes.embodied.replay.segments import MAGIC, Damage, SegmentWriter, encode, read_segments, segments_of
+from recipes.embodied.replay.storage import ReplayError
 
 SMALL = 4096
 

@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.agent.conversation.turn_encoder import TurnEncoder
-from recipes.agent.conversation.turn_messages import ChatMessage
+from recipes.agent.conversation.turn_messages import ChatMessage, TurnEncoder
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.data.text_tokens import TextTokens, mended

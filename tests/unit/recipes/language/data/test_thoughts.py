@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from recipes.language import RULES
 from recipes.language.data.prompts import PromptEncoder
-from recipes.language.data.thoughts import THOUGHT_MARKS, Spoken, opens_thought, without_thought
+from recipes.language.data.text_tokens import THOUGHT_MARKS, Spoken, opens_thought, without_thought
 from recipes.language.judging.judge import correct, score
 from tests.unit.recipes.language.habits import tokenizer_of
 

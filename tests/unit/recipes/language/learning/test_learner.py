@@ -16,7 +16,7 @@ from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.learning.answer_advantages import token_advantages
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.models.policy import LanguagePolicy
-from recipes.training.finite import NonFiniteError
+from recipes.training.arrays import NonFiniteError
 from recipes.training.sharding import SingleProcess
 from recipes.training.updater import UntrainedError
 from rlinf_core.algorithms.advantages import AdvantageSettings, gae, grpo, turn_gae

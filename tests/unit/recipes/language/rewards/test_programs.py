@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from recipes.language.rewards.gold_answers import gold_verdict
 from recipes.language.rewards.programs import ProgramJudge, ProgramTests, fault_of_tests, program_in
+from recipes.language.rewards.right_answers import gold_verdict
 from recipes.language.rewards.scoring import Item, Score, Scorer
 from recipes.language.sandbox import sandbox
 from rlinf_core import ConfigError

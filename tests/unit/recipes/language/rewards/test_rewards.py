@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.language.rewards.gold_answers import gold_verdict
 from recipes.language.rewards.matching.cleaning import boxed_content
 from recipes.language.rewards.matching.final_answer import answer_number
 from recipes.language.rewards.matching.rules import RULES
+from recipes.language.rewards.right_answers import gold_verdict
 from recipes.language.rewards.scoring import Item, Scorer
 from recipes.language.workers.reward_worker import overlong_penalty
 from rlinf_core.errors import ConfigError

@@ -84,7 +84,7 @@ def test_adapters_are_merged_as_engines_merge_them(tmp_path: Path, precision: st
 
 
 def test_large_models_have_several_files_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.language.weights.model_writer.FILE_BYTES", 100_000)
+    monkeypatch.setattr("recipes.language.weights.model_export.FILE_BYTES", 100_000)
     folder = saved("Qwen2", tmp_path / "first")
     policy = changed(load_model(folder))
     again = written(policy, actor_of(folder), tmp_path / "out")
@@ -114,7 +114,7 @@ def test_a_model_on_a_full_disk_says_so_before_it_is_removed(tmp_path: Path, mon
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("recipes.language.weights.model_writer.ModelWriter.write", full)
+    monkeypatch.setattr("recipes.language.weights.model_export.ModelWriter.write", full)
     with pytest.raises(CheckpointError, match="the model cannot be written") as caught:
         export(iter(policy.state_dict().items()), actor, make_tokenizer(actor), tmp_path / "out", lambda *_: None)
     assert str(caught.value.why).startswith("No space left on device: the disk has ")

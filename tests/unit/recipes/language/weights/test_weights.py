@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recipes.language.models.fingerprint import fingerprint
 from recipes.language.weights.weight_transfer import IncomingWeights, messages
-from recipes.training.weights.flat_weights import FlatWeights
+from recipes.training.weights.weight_sync import FlatWeights
 from rlinf_core import RLinfError
 from tests.unit.recipes.language.in_threads import as_received
 
@@ -70,7 +70,7 @@ def test_an_engine_gets_every_tensor_by_its_name() -> None:
 
 
 def test_weights_travel_in_pieces_that_hold_whole_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recipes.training.weights.sent_weights.PIECE_BYTES", 100)
+    monkeypatch.setattr("recipes.training.weights.weight_sync.PIECE_BYTES", 100)
     sent = mail().sent
     assert [[place.name for place in piece] for piece in sent[0].pieces] == [["b"], ["a"], ["c", "d"]]
     assert sum(piece.nbytes for piece in sent[1:-1]) < 2 * sum(item.nbytes for item in NAMED.values())

@@ -12,7 +12,7 @@ import pytest
 from recipes.language.listening import limits
 from recipes.language.listening.limits import MOST_CONNECTIONS
 from recipes.language.listening.listener import listening
-from recipes.serve.wire.messages import SAMPLE_RESULT
+from recipes.serve.wire.requests_and_results import SAMPLE_RESULT
 from tests.unit.recipes.serve.conftest import Start
 from tests.unit.recipes.serve.served import Answer, Client, Served, pass_body, sample_fields, shifted, step_fields
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recipes.serve.wire.messages import SAMPLE_RESULT
+from recipes.serve.wire.requests_and_results import SAMPLE_RESULT
 from tests.peak_memory import take_peak
 from tests.unit.recipes.serve.http.test_shared_engine import POISON, raise_in_step
 from tests.unit.recipes.serve.served import (

@@ -12,7 +12,7 @@ import torch
 
 from recipes.language.models.plain_check import plain_attention
 from recipes.serve.http import routes
-from recipes.serve.wire.messages import SAMPLE_RESULT
+from recipes.serve.wire.requests_and_results import SAMPLE_RESULT
 from tests.unit.recipes.serve.conftest import Start
 from tests.unit.recipes.serve.served import (
     ROWS,

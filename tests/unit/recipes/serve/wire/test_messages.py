@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
+from recipes.serve.wire.requests_and_results import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
 
 SURFACE = Path(__file__).parents[4] / "integration/recipes/serve/sdk_surface.json"
 STORED: dict[str, dict[str, str]] = json.loads(SURFACE.read_text())["messages"]

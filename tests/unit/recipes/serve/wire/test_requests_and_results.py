@@ -10,8 +10,15 @@ import pytest
 from recipes.language.listening.request_error import RequestError
 from recipes.serve.values import DrawnAnswer, PassOutcome, SampleOutcome
 from recipes.serve.wire import requests_and_results
-from recipes.serve.wire.messages import PASS_MESSAGE, PASS_RESULT, SAMPLE_RESULT
-from recipes.serve.wire.requests_and_results import pass_bytes, read_data, read_pass, sample_bytes
+from recipes.serve.wire.requests_and_results import (
+    PASS_MESSAGE,
+    PASS_RESULT,
+    SAMPLE_RESULT,
+    pass_bytes,
+    read_data,
+    read_pass,
+    sample_bytes,
+)
 from tests.unit.recipes.serve.served import datum, logprobs_of, pass_body
 
 

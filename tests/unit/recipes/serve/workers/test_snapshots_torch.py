@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.serve.values import AdapterSettings, request_of
-from recipes.serve.workers.model_variants import ModelVariants
+from recipes.serve.workers.adapters import ModelVariants
 from recipes.serve.workers.snapshot_engines import SnapshotEngines, TorchSnapshots
 from tests.unit.recipes.language.engines.contract import contract_model
 from tests.unit.recipes.serve.workers.snapshot_contract import (

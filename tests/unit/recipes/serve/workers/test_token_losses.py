@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recipes.serve.values import LOSS_INPUTS
-from recipes.serve.workers.token_losses import LOSSES
+from recipes.serve.workers.datum_packing import LOSSES
 
 LOW, HIGH, BETA = 0.9, 1.1, 0.3
 

@@ -14,8 +14,7 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 
-from recipes.training.conversion.convert import convert_checkpoint
-from recipes.training.conversion.earlier import EarlierWeights
+from recipes.training.conversion.convert import EarlierWeights, convert_checkpoint
 from recipes.training.state import state_checkpoint
 from recipes.training.tensor_files import below, read_tensors, write_tensors
 from rlinf_core.errors import CheckpointError

@@ -18,8 +18,7 @@ from recipes.language.engines.model_folder import ModelFolder
 from recipes.language.models.load_model import hollow_causal, load_model
 from recipes.language.models.policy import LanguagePolicy, ValueModel
 from recipes.language.rules.model_rules import fault_of_ties
-from recipes.training.initial.pretrained import stored_weights, within
-from recipes.training.initial.weight_sources import fill_weights
+from recipes.training.initial.weight_sources import fill_weights, stored_weights, within
 from rlinf_core import ConfigError
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"

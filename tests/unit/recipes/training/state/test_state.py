@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.state.training_state import TrainingState
-from recipes.training.weights.flat_weights import FlatWeights
+from recipes.training.weights.weight_sync import FlatWeights
 
 HOST, AWAY = torch.device("cpu"), torch.device("meta")
 

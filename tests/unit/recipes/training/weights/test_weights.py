@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from recipes.training.optim.optimizer import move_state
-from recipes.training.weights.flat_weights import FlatWeights
+from recipes.training.weights.weight_sync import FlatWeights
 
 
 def network(seed: int) -> nn.Sequential:

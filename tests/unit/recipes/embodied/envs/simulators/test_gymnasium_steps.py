@@ -15,7 +15,7 @@ import pytest
 from recipes.embodied.envs.contract import random_actions
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.simulators.gymnasium import gymnasium_spaces
-from recipes.training.finite import NonFiniteError
+from recipes.training.arrays import NonFiniteError
 from rlinf_core import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium")
