@@ -7,6 +7,9 @@ and so does everything here, because whoever builds a model of a folder asks `se
 Values that are no numbers come from a copy that went wrong, or a training that had diverged.
 """
 
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
