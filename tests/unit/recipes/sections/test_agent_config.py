@@ -20,18 +20,6 @@ FILE = (
 )
 
 
-def test_a_cluster_is_enough(findings: Any) -> None:
-    assert findings(FILE) == []
-
-
-def test_tool_that_is_gone_names_what_does_its_work(findings: Any) -> None:
-    diagnostics = findings(FILE + "agent:\n  tools: [http]\n  http: {allow: [example.org]}\n", messages=True)
-    assert [(finding[0], "agent.mcp" in finding[3]) for finding in diagnostics] == [
-        ("unknown-choice", True),
-        ("not-available", True),
-    ]
-
-
 def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = FILE + "agent:\n  mcp:\n    files: {command: [python3, server.py], env: {ROOT: /data}}\n"
     monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", lambda names: [])
@@ -47,13 +35,6 @@ def test_mcp_servers(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [diagnostic[0] for diagnostic in findings(servers.replace("[python3, server.py]", "[]"))] == ["bad-value"]
     monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
     assert findings(servers)[0][0] == "missing-extra"
-
-
-def test_the_index_has_a_place_of_its_own(findings: Any) -> None:
-    placed = FILE.replace("agent:", "agent,index:")
-    searching = "agent:\n  tools: [search]\ndata:\n  type: lookups\n"
-    assert findings(placed + searching) == []
-    assert [diagnostic[:2] for diagnostic in findings(placed)] == [("unused-component", "index")]
 
 
 def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,11 +103,6 @@ def test_a_task_that_no_box_may_hold_is_named(findings: Any, tmp_path: Path) -> 
     assert help.startswith("raise it to 256 at least")
 
 
-def test_bash_is_no_tool_by_itself(findings: Any) -> None:
-    ((code, _, _, help),) = findings(FILE + "agent: {tools: [bash]}\n", messages=True)
-    assert (code, "environment: {type: harbor" in help) == ("unknown-choice", True)
-
-
 def test_python_needs_bubblewrap(findings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = FILE + "agent:\n  tools: [calculator, python]\n"
     monkeypatch.setattr("recipes.agent.config.agent_rules.shutil.which", lambda name: f"/usr/bin/{name}")
@@ -147,10 +123,3 @@ def test_doctor_tries_the_sandbox_where_programs_are_run() -> None:
     assert tried("calculator") == []
     (result,) = tried("calculator, python")
     assert result[:3] == ("agent", "sandbox", "recipes.language.sandbox.sandbox_probe")
-
-
-def test_files_beside_generated_tasks_are_refused(findings: Any) -> None:
-    text = FILE + "data: {type: calculations, train_data_paths: [a.jsonl]}\n"
-    diagnostics = findings(text, messages=True)
-    message = "`data.type: calculations` generates its problems, but files are set too"
-    assert message in [diagnostic[2] for diagnostic in diagnostics]
