@@ -121,8 +121,7 @@ def write_model(folder: Path, tasks: Path, seed: int) -> None:
     """Write a model that has seen training tasks with the usual command or the right one, the result, and an end."""
     import torch
 
-    from recipes.agent.conversation.turn_encoder import TurnEncoder
-    from recipes.agent.conversation.turn_messages import ChatMessage
+    from recipes.agent.conversation.turn_messages import ChatMessage, TurnEncoder
     from recipes.agent.harbor.task_folder import find_tasks, read_task
     from recipes.agent.tools.bash import Bash
     from recipes.agent.tools.toolbox import Observation, Toolbox

@@ -52,6 +52,13 @@ THREE: Any = {"STAND_IN_DEVICES": "3"}
 # What RLinf's planner chooses for them by its rule, with times in the proportions of `WORK`.
 THEIRS = ({"env": "0", "rollout": "1-2", "actor": "0-2"}, 2, 0)
 
+# 32 environments, whose simulator runs on the CPU, beside two accelerators; a second worker shows a second size.
+BESIDE = smaller(32, 2)
+TWO: Any = {"STAND_IN_DEVICES": "2"}
+ON_CPU, SECOND_SIZE = ({"node_group": "node", "placement": f"0:{workers}"} for workers in ("0", "0-1"))
+# Seconds of a step of an environment, and of a sample of training.
+CHEAP, DEAR, TRAINED = 0.0002, 0.01, 0.0056
+
 
 def advice_on(folder: Path, job: str, runs: list[str], *words: str, **options: Any) -> Any:
     return json.loads(
@@ -86,3 +93,33 @@ def test_nothing_is_to_be_changed_and_another_planner_is_slower(tmp_path: Path) 
     print(line)
     assert "nothing to change: no legal placement is faster" in said
     assert min(theirs, single) > seconds * (1 + TIE), line
+
+
+def test_the_advised_mode_follows_the_cost_of_a_simulator(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(BESIDE)
+    train, made, modes = {"fix": 0.035, "slope": TRAINED}, list[Any](), list[list[str]]()
+    costs: list[Any] = [
+        {**TWO, "work": {**WORK, "train": train, "env": {"fix": 0.0, "slope": cost}}} for cost in (CHEAP, DEAR)
+    ]
+    now = overrides_of({"env": ON_CPU, "rollout": "0-1", "actor": "0-1"}, 1, 0)
+    other = overrides_of({"env": SECOND_SIZE, "rollout": "0", "actor": "0"}, 1, 0)
+    for at, cost in enumerate(costs):
+        runs = [measured(tmp_path, f"{name}{at}", words, **cost)[0] for name, words in (("now", now), ("other", other))]
+        made.append(advice_on(tmp_path, "job.yaml", runs, "--staleness", "1", *now, **cost))
+        changes = made[at]["best"][0]["changes"] if made[at]["change_advised"] else {}
+        modes.append([*now, *(f"{key}={json.dumps(value)}" for key, value in changes.items())])
+    seconds = [
+        [measured(tmp_path, f"mode{mode}{at}", words, **cost)[1] for mode, words in enumerate(modes)]
+        for at, cost in enumerate(costs)
+    ]
+    line = "; ".join(
+        f"{name}: as it is {made[at]['now']['seconds']:.2f} predicted, best {made[at]['best'][0]['seconds']:.2f},"
+        f" {made[at]['best'][0]['changes']}, measured in the modes advised {both[0]:.2f} and {both[1]:.2f}"
+        for at, (name, both) in enumerate(zip(("cheap", "dear"), seconds, strict=True))
+    )
+    print(line)
+    # In turns on both accelerators, and ahead of training on one of them.
+    assert modes[0] == now, line
+    assert "runner.max_staleness=1" in modes[1], line
+    assert seconds[0][0] < seconds[0][1] * (1 - TIE), line
+    assert seconds[1][1] < seconds[1][0] * (1 - TIE), line

@@ -20,13 +20,14 @@ from tests.golden.command_line import REPOSITORY
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-# Seconds of a call, fixed and for each row: environments, answers, or tokens.
+# Seconds of a call, fixed and for each row: environments, answers, tokens, or transitions.
 WORK = {
     "env": {"fix": 0.035, "slope": 0.0021},
     "policy": {"fix": 0.028, "slope": 0.0014},
     "train": {"fix": 0.035, "slope": 0.0028},
     "draw": {"fix": 0.025, "slope": 0.0008},
     "learn": {"fix": 0.025, "slope": 0.0018},
+    "update": {"fix": 0.008, "slope": 0.0001},
     "longest": 96,
 }
 CLUSTER = """
@@ -129,7 +130,7 @@ def rlinf(folder: Path, *words: str, work: Any = WORK, **variables: str) -> str:
     return ended.stdout
 
 
-def overrides_of(place: dict[str, str], stages: int, ahead: int) -> list[str]:
+def overrides_of(place: dict[str, Any], stages: int, ahead: int) -> list[str]:
     words = [f"cluster.component_placement.{name}={json.dumps(ranks)}" for name, ranks in place.items()]
     return [*words, f"runner.max_staleness={ahead}", *([f"rollout.pipeline_stage_num={stages}"] if stages > 1 else [])]
 

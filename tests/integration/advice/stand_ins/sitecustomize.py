@@ -30,6 +30,12 @@ def _learn_by_sleep(module: Any) -> None:
     learn_by_sleep(module)
 
 
+def _update_by_sleep(module: Any) -> None:
+    from stand_in_answers import update_by_sleep
+
+    update_by_sleep(module)
+
+
 def _without_check(module: Any) -> None:
     module.check_engine = lambda model: None
 
@@ -39,6 +45,7 @@ _AFTER_IMPORT = {
     "recipes.language.engines.own.engine_check": _without_check,
     "recipes.language.engines.own.torch_engine": _answer_by_sleep,
     "recipes.language.learning.learner": _learn_by_sleep,
+    "recipes.embodied.off_policy.algorithm": _update_by_sleep,
 }
 
 

@@ -1,4 +1,4 @@
-"""An engine that draws no tokens, and a learner that learns slowly: answers have lengths with a long tail."""
+"""An engine that draws no tokens, and learners that learn slowly: answers have lengths with a long tail."""
 
 from __future__ import annotations
 
@@ -90,3 +90,15 @@ def learn_by_sleep(module: Any) -> None:
         return loss_of(self, row, lengths, targets, totals)
 
     learner._loss_of = slow
+
+
+def update_by_sleep(module: Any) -> None:
+    """Have an update off-policy sleep by the rows of its batch besides."""
+    algorithm = module.OffPolicyAlgorithm
+    update = algorithm.update
+
+    def slow(self: Any, batch: Any, *settings: Any) -> None:
+        work("update", len(batch.rewards))
+        update(self, batch, *settings)
+
+    algorithm.update = slow
