@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
-from recipes.embodied.robots.replies import ArmState, ControllerFacts, refusal_error
 from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLeaseError,
@@ -27,13 +26,15 @@ from recipes.embodied.robots.robot_errors import (
     RobotRefusedError,
     RobotSilentError,
     RobotUnreachableError,
+    refusal_error,
 )
 from recipes.embodied.robots.wire_protocol import (
     MAX_HOLDER,
     MAX_LINE,
     NAME,
     PROTOCOL,
-    Gripper,
+    ArmState,
+    ControllerFacts,
     Message,
     ProtocolError,
     decode,
@@ -69,7 +70,7 @@ class FrankaClient:
         self.where = f"Franka arm {arm.robot_ip}:{arm.robot_port} of node {arm.node_rank}"
         if arm.controller_node_rank is not None:
             self.where += f", controller on node {arm.controller_node_rank}"
-        self._gripper = Gripper(arm.gripper_type, arm.gripper_connection)
+        self._gripper = {"type": arm.gripper_type, "connection": arm.gripper_connection}
         self._workspace = arm.workspace
         self._followed: tuple[float, float] | None = None  # the clock of the last reply, and when it came
         self._seconds, self._heartbeat = seconds, heartbeat
@@ -120,7 +121,7 @@ class FrankaClient:
                     "acquire",
                     holder=holder_name(),
                     heartbeat=self._heartbeat,
-                    gripper=self._gripper._asdict(),
+                    gripper=self._gripper,
                     workspace=self._workspace,
                 )
                 break

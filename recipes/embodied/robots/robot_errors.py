@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rlinf_core.errors import RuntimeFailure
 
 
@@ -63,3 +66,41 @@ class RobotCheckError(RobotError):
 
 class RobotRefusedError(RobotError):
     """The controller rejected a request: too fast, not a number, or during another motion."""
+
+
+def refusal_error(reply: Mapping[str, Any], where: str) -> RobotError:
+    """Return the error for a refusal, which names the robot `where`."""
+    code, message = reply.get("code"), str(reply.get("message"))
+    holder = None if reply.get("holder") is None else str(reply["holder"])
+    if code == "busy":
+        return RobotLeaseError(
+            "the arm is in use",
+            holder=holder,
+            where=where,
+            why=message,
+            help="end that process, or wait until it is done; give each env worker its own arm",
+        )
+    if code == "no-lease":
+        return RobotLeaseError(
+            "this process does not hold the arm",
+            holder=holder,
+            where=where,
+            why=message,
+            help="acquire it first; a lease is lost with its connection, or after a heartbeat of silence",
+        )
+    if code in ("stopped", "silent"):
+        kind = RobotSilentError if code == "silent" else RobotStoppedError
+        return kind(message, where=where, help="look at the arm, then reset it")
+    if code == "late":
+        return RobotLateError(
+            "an action came too late and was not executed",
+            where=where,
+            why=message,
+            help="check the link between this node and the controller: cable, switch, wireless, other traffic",
+        )
+    return RobotRefusedError(
+        "the controller rejected the request",
+        where=where,
+        why=message,
+        help="no action was executed; keep actions within -1 and 1, and starts within the workspace",
+    )

@@ -13,8 +13,8 @@ from recipes.embodied.cameras.camera_set import CameraSet
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS, is_within
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
-from recipes.embodied.robots.replies import ArmState, ControllerFacts
 from recipes.embodied.robots.robot_errors import RobotCheckError
+from recipes.embodied.robots.wire_protocol import ArmState, ControllerFacts
 from rlinf_core.hardware.robots.franka import Franka
 
 Verdict: TypeAlias = Literal["ok", "fault", "skipped"]

@@ -38,10 +38,24 @@ the one in which the holder was last heard (`heard_tick`), and that since which 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    AfterValidator,
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from rlinf_core.foreign.strict_json import BadJsonError, load_json_object
 
@@ -86,18 +100,6 @@ class Box(NamedTuple):
     high: tuple[float, ...]
 
 
-class Gripper(NamedTuple):
-    """The gripper on an arm.
-
-    Attributes:
-        type: its make, as in `robotiq`.
-        connection: the device that it is attached to, as in `/dev/ttyUSB0`; None: the arm's own.
-    """
-
-    type: str
-    connection: str | None
-
-
 def encode(message: Mapping[str, Any]) -> bytes:
     """Return a message as a line.
 
@@ -140,109 +142,179 @@ def request_of(message: Message) -> ControllerRequest:
     return ControllerRequest(op, number, fields)
 
 
-def parse_joints(fields: Mapping[str, Any], name: str) -> tuple[float, ...]:
-    """Seven finite numbers.
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it is not printable")
+    return text
+
+
+_Number: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_Text: TypeAlias = Annotated[str, Field(max_length=MAX_HOLDER), AfterValidator(_printable)]
+_Point: TypeAlias = tuple[_Number, _Number, _Number]
+_SEVEN: TypeAdapter[tuple[float, ...]] = TypeAdapter(
+    Annotated[tuple[_Number, ...], Field(min_length=NUM_JOINTS, max_length=NUM_JOINTS)]
+)
+_CORNERS: TypeAdapter[tuple[_Point, _Point]] = TypeAdapter(tuple[_Point, _Point])
+
+
+def box_of(corners: object) -> Box:
+    """Return the box between two points of three finite numbers, the lower one first.
 
     Raises:
-        ProtocolError: `name` holds something else.
+        ValueError: it is empty, or they are something else.
     """
-    value = fields.get(name)
-    numbers = cast("list[object]", value) if isinstance(value, list) else []
-    if len(numbers) != NUM_JOINTS:
-        raise ProtocolError(f"`{name}` is not {NUM_JOINTS} numbers")
-    return tuple(_number(number, name) for number in numbers)
-
-
-def parse_workspace(fields: Mapping[str, Any]) -> Box | None:
-    """Return the box that the hand must stay in; None where nothing is said of it.
-
-    Raises:
-        ProtocolError: it is not a box.
-    """
-    value = fields.get("workspace")
-    if value is None:
-        return None
-    corners = cast("list[object]", value) if isinstance(value, list) else []
-    points = [cast("list[object]", corner) if isinstance(corner, list) else [] for corner in corners]
-    if [len(point) for point in points] != [3, 3]:
-        raise ProtocolError("`workspace` is not a pair of points of three numbers")
-    low, high = (tuple(_number(coordinate, "workspace") for coordinate in point) for point in points)
+    try:
+        low, high = _CORNERS.validate_python(corners)
+    except ValidationError:
+        raise ValueError("it is not a pair of points of three finite numbers") from None
     if any(least >= most for least, most in zip(low, high, strict=True)):
-        raise ProtocolError("`workspace` is empty")
+        raise ValueError("it is empty")
     return Box(low, high)
 
 
-def parse_delay(fields: Mapping[str, Any], clock: float) -> float:
-    """Return the round-trip seconds of a request and the reply before it; 0 if it carries no times.
-
-    Raises:
-        ProtocolError: `after` or `waited` is not a number.
-    """
-    if fields.get("after") is None:
-        return 0.0
-    return clock - _number(fields["after"], "after") - _number(fields.get("waited"), "waited")
-
-
-def parse_heartbeat(fields: Mapping[str, Any]) -> float:
-    """Return seconds without a sign of life after which a holder counts as lost.
-
-    Raises:
-        ProtocolError: it is not a number, or none that is allowed.
-    """
-    seconds = _number(fields.get("heartbeat"), "heartbeat")
-    if not HEARTBEAT_LOW <= seconds <= HEARTBEAT_HIGH:
-        raise ProtocolError(f"`heartbeat` is not between {HEARTBEAT_LOW} and {HEARTBEAT_HIGH} seconds")
-    return seconds
-
-
-def parse_holder(fields: Mapping[str, Any]) -> str:
-    """Return who takes the lease, in words.
-
-    Raises:
-        ProtocolError: it is not printable.
-    """
-    holder = fields.get("holder")
-    if not isinstance(holder, str) or not 0 < len(holder) <= MAX_HOLDER or not holder.isprintable():
-        raise ProtocolError(f"`holder` is not a name of 1 to {MAX_HOLDER} characters")
-    return holder
-
-
-def parse_gripper(fields: Mapping[str, Any]) -> Gripper | None:
-    """Return the gripper that is on the arm; None where nothing is said of it.
-
-    Raises:
-        ProtocolError: it is described otherwise.
-    """
-    value = fields.get("gripper")
-    if value is None:
-        return None
-    described = cast("Mapping[str, object]", value) if isinstance(value, Mapping) else dict[str, object]()
-    kind, connection = described.get("type"), described.get("connection")
-    for text in (kind, "" if connection is None else connection):
-        if not isinstance(text, str) or len(text) > MAX_HOLDER or not text.isprintable():
-            raise ProtocolError("`gripper` is not an object with `type` and `connection`")
-    return Gripper(str(kind), None if connection is None else str(connection))
-
-
-def parse_grip(fields: Mapping[str, Any]) -> bool | None:
-    """Return whether the gripper is to close; None: it stays.
-
-    Raises:
-        ProtocolError: it is anything else.
-    """
-    value = fields.get("close_gripper")
-    if value is not None and not isinstance(value, bool):
-        raise ProtocolError("`close_gripper` is not true, false or null")
-    return value
-
-
-def _number(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ProtocolError(f"`{name}` is not a number")
+def _joints(value: object) -> NDArray[np.float64]:
     try:
-        number = float(value)
-    except OverflowError:
-        raise ProtocolError(f"`{name}` is too large") from None
-    if not math.isfinite(number):
-        raise ProtocolError(f"`{name}` is not finite")
-    return number
+        return np.array(_SEVEN.validate_python(value))
+    except ValidationError:
+        raise ValueError(f"it is not {NUM_JOINTS} finite numbers") from None
+
+
+# [7], in radians, or in radians a second.
+Joints: TypeAlias = Annotated[NDArray[np.float64], PlainValidator(_joints)]
+
+
+class _Fields(BaseModel):
+    """The fields of a message; others are ignored."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True, populate_by_name=True)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the fields of a message.
+
+        Raises:
+            ProtocolError: one is missing, or holds something else.
+        """
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ProtocolError(f"`{'.'.join(map(str, first['loc']))}` is refused: {first['msg']}") from None
+
+
+class Gripper(_Fields):
+    """The gripper on an arm.
+
+    Attributes:
+        type: its make, as in `robotiq`.
+        connection: the device that it is attached to, as in `/dev/ttyUSB0`; None: the arm's own.
+    """
+
+    type: _Text
+    connection: _Text | None = None
+
+
+class Acquiring(_Fields):
+    """The fields of `acquire`, see the module.
+
+    Attributes:
+        holder: who takes the lease, in words.
+        heartbeat: seconds without a sign of life after which they count as lost.
+        gripper: the gripper that is on the arm; None: nothing is said of it.
+        workspace: the box that the hand must stay in; None: nothing is said of it.
+    """
+
+    holder: Annotated[_Text, Field(min_length=1)]
+    heartbeat: Annotated[_Number, Field(ge=HEARTBEAT_LOW, le=HEARTBEAT_HIGH)]
+    gripper: Gripper | None = None
+    workspace: Annotated[Box, PlainValidator(box_of)] | None = None
+
+
+class Resetting(_Fields):
+    """The fields of `reset`."""
+
+    joints: Joints
+
+
+class Moving(_Fields):
+    """The fields of `move`, see the module.
+
+    Attributes:
+        deltas: by which the target moves.
+        close_gripper: whether the gripper is to close; None: it stays.
+        after: the clock of the reply that it follows; None: it carries no times.
+        waited: seconds since that reply came.
+    """
+
+    deltas: Joints
+    close_gripper: StrictBool | None = None
+    after: _Number | None = None
+    waited: _Number | None = None
+
+    def delay(self, clock: float) -> float:
+        """Return the seconds that it and the reply before it were under way; 0 if it carries no times.
+
+        Raises:
+            ProtocolError: one of the two times is missing.
+        """
+        if self.after is None:
+            return 0.0
+        if self.waited is None:
+            raise ProtocolError("`waited` is missing")
+        return clock - self.after - self.waited
+
+
+class ArmState(_Fields):
+    """The position and velocity of an arm, as replies of `state` and motions say it.
+
+    Attributes:
+        joints: [7], measured, in radians.
+        target: [7], to which the arm goes or which it holds, in radians.
+        gripper_closed: whether it was commanded to close.
+        stopped: why it stands still until a reset; None: it does not.
+        holder: name of the holder; None: it is free.
+        mode: what the arm does, in the word of its firmware.
+        success_rate: share of the newest commands that reached the arm in time, from 0 to 1.
+        clipped: a limit made the last motion shorter than asked.
+        cameras: seconds since the newest frame of each camera that the controller sees, by serial number.
+        tick: control periods of the controller's clock.
+        heard_tick: the tick in which the holder was last heard.
+        still_tick: the tick since which the arm stands still; None: it moves.
+    """
+
+    joints: Joints
+    target: Joints
+    gripper_closed: StrictBool = False
+    stopped: str | None = None
+    holder: str | None = None
+    mode: str = "idle"
+    success_rate: _Number = 1.0
+    clipped: StrictBool = False
+    cameras: dict[str, _Number] = Field(default_factory=dict[str, float])
+    tick: StrictInt = 0
+    heard_tick: StrictInt = 0
+    still_tick: StrictInt | None = None
+
+
+class ControllerFacts(_Fields):
+    """A controller's description of itself, as a reply of `ping` says it.
+
+    Attributes:
+        controller: its name.
+        version: its version.
+        firmware: the firmware of the arm; None: it does not say.
+        period: seconds of a control period.
+        velocity: [7], the fastest that each joint is moved, in radians a second.
+        low: [7], the least position of each joint, in radians.
+        high: [7], the greatest, likewise.
+        holder: name of the holder; None: the arm is free.
+    """
+
+    controller: str
+    version: str
+    firmware: str | None = None
+    period: _Number
+    velocity: Annotated[Joints, Field(validation_alias=AliasPath("limits", "velocity"))]
+    low: Annotated[Joints, Field(validation_alias=AliasPath("limits", "low"))]
+    high: Annotated[Joints, Field(validation_alias=AliasPath("limits", "high"))]
+    holder: str | None = None

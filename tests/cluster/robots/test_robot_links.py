@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.replay.segments import read_segments
-from recipes.embodied.robots.replies import ArmState
+from recipes.embodied.robots.wire_protocol import ArmState
 from tests.cluster.host import Host
 from tests.cluster.hosts import Hosts
 from tests.cluster.robots.robot_holder import CALL_SECONDS

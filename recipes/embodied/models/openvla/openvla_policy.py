@@ -117,7 +117,7 @@ class OpenVlaPolicy(BasePolicy):
         self._has_instructions = spec.has_instructions
         self._shape = (config.num_action_chunks, spec.action_size)
         inner, is_own = backbone_of(config.model_path)
-        self.tokenizer = load_policy_tokenizer(inner)
+        self.tokenizer: Any = load_policy_tokenizer(inner)
         if self.tokenizer.bos_token_id is None:
             raise ConfigError(
                 f"the tokenizer in `{inner}` is not that of an OpenVLA",
@@ -269,7 +269,7 @@ class OpenVlaPolicy(BasePolicy):
         return torch.cat(tokens, dim=1), torch.cat(logits, dim=1), last
 
     def _embed_actions(self, tokens: Tensor) -> Tensor:
-        return cast("Tensor", self.vlm.embed_tokens(tokens + (self.vlm.vocabulary - self._bins)))
+        return self.vlm.embed_tokens(tokens + (self.vlm.vocabulary - self._bins))
 
     def _prefix(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Return embeddings [n, P, W] of what comes before the actions, and which of it is no padding, bool [n, P]."""

@@ -116,7 +116,7 @@ class Pi0Policy(PiPolicy):
         check_observations(config, spec)
         options = cast("Pi0Options", config.options)
         folder, is_own = backbone_of(config.model_path)
-        words = load_policy_tokenizer(folder)
+        words: Any = load_policy_tokenizer(folder)
         if folder is None:
             shape = built_shape(config, options, spec, len(words))
             model: Any = built_pi0(shape, max(1, spec.state_size), words.convert_tokens_to_ids("<image>"))
@@ -184,7 +184,7 @@ class Pi05Policy(PiPolicy):
         check_observations(config, spec)
         options = cast("Pi05Options", config.options)
         folder, is_own = backbone_of(config.model_path)
-        words = load_policy_tokenizer(folder)
+        words: Any = load_policy_tokenizer(folder)
         if folder is not None and not is_own:
             network = load_pi05(folder, options.action_horizon)
         else:

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from recipes.embodied.robots.controller.arm import Arm
 from recipes.embodied.robots.controller.simulated_arm import SimulatedCameras
 from recipes.embodied.robots.franka_arm import CONTROL_SECONDS
@@ -18,18 +16,14 @@ from recipes.embodied.robots.franka_kinematics import VELOCITY_MAX
 from recipes.embodied.robots.wire_protocol import (
     NAME,
     PROTOCOL,
+    Acquiring,
     Box,
     ControllerRequest,
     Gripper,
     Message,
+    Moving,
     ProtocolError,
-    parse_delay,
-    parse_grip,
-    parse_gripper,
-    parse_heartbeat,
-    parse_holder,
-    parse_joints,
-    parse_workspace,
+    Resetting,
 )
 
 VERSION: Final = "3.0"
@@ -218,20 +212,19 @@ class Controller:
         return self._report(request.id, now)
 
     def _acquire(self, connection: int, request: ControllerRequest, now: float) -> Message:
-        holder, heartbeat = parse_holder(request.fields), parse_heartbeat(request.fields)
-        gripper, workspace = parse_gripper(request.fields), parse_workspace(request.fields)
+        asked = Acquiring.of(request.fields)
         if self._lease and self._lease.connection != connection:
             raise Refusal("busy", f"{self._lease.holder} holds the arm")
-        self._lease, self._heard = Lease(connection, holder, heartbeat, now), now
-        self._gripper = gripper
-        self._arm.workspace = within(self._workspace, workspace)
+        self._lease, self._heard = Lease(connection, asked.holder, asked.heartbeat, now), now
+        self._gripper = asked.gripper
+        self._arm.workspace = within(self._workspace, asked.workspace)
         return self._report(request.id, now)
 
     def _beat(self, connection: int, request: ControllerRequest, now: float) -> None:
         return None
 
     def _reset(self, connection: int, request: ControllerRequest, now: float) -> Motion:
-        joints = np.array(parse_joints(request.fields, "joints"))
+        joints = Resetting.of(request.fields).joints
         self._check_holder(connection)
         self._check_answered(now)
         joints = joints.clip(self._arm.low, self._arm.high)
@@ -240,16 +233,16 @@ class Controller:
         return self._moving(request, self._arm.reset(joints, now), arrives=True)
 
     def _move(self, connection: int, request: ControllerRequest, now: float) -> Motion:
-        deltas, grip = np.array(parse_joints(request.fields, "deltas")), parse_grip(request.fields)
+        asked = Moving.of(request.fields)
         self._check_holder(connection)
         if self._arm.stopped:
             raise Refusal("stopped", self._arm.stopped)
         self._check_answered(now)
-        delay = parse_delay(request.fields, now)
+        delay = asked.delay(now)
         if delay > LATE_SECONDS:
             raise Refusal("late", f"it arrived {1000 * delay:.0f} ms late; {1000 * LATE_SECONDS:.0f} are allowed")
         try:
-            return self._moving(request, self._arm.move(deltas, grip, now))
+            return self._moving(request, self._arm.move(asked.deltas, asked.close_gripper, now))
         except ValueError as error:
             raise Refusal("refused", str(error)) from None
 
@@ -298,7 +291,7 @@ class Controller:
         report |= {"tick": to_tick(now), "heard_tick": to_tick(self._heard)}
         report["still_tick"] = None if self._arm.moves(now) else to_tick(self._arm.still_since)
         # A simulated hand has no device: its declaration is only echoed.
-        report["gripper"] = self._gripper._asdict() if self._gripper else None
+        report["gripper"] = self._gripper.model_dump() if self._gripper else None
         return {"id": number, "ok": True, **report}
 
     def _refused(self, number: int, refusal: Refusal) -> Message:

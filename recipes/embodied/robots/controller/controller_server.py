@@ -22,9 +22,9 @@ from recipes.embodied.robots.wire_protocol import (
     Box,
     Message,
     ProtocolError,
+    box_of,
     decode,
     encode,
-    parse_workspace,
     request_of,
 )
 from rlinf_core.foreign.strangers import LimitedWarnings, Unproven, origin_of
@@ -255,9 +255,6 @@ def _port(text: str) -> int:
 def _box(text: str) -> Box:
     try:
         numbers = [float(number) for number in text.split(",")]
-        workspace = parse_workspace({"workspace": [numbers[:3], numbers[3:]]})
-    except (ValueError, ProtocolError):
-        workspace = None
-    if workspace is None:
-        raise argparse.ArgumentTypeError(f"`{text}` is not six numbers, the lower corner first")
-    return workspace
+        return box_of((numbers[:3], numbers[3:]))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"`{text}` is not six numbers, the lower corner first") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from recipes.embodied.robots.controller_client import FrankaClient
-from recipes.embodied.robots.replies import ArmState
+from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core.hardware.robots.franka import Franka
 from tests.waiting import until
 

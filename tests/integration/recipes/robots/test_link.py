@@ -23,7 +23,6 @@ from recipes.embodied.envs.real.franka_robot import FrankaRobotEnv
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.robots.controller_client import FrankaClient, holder_name
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
-from recipes.embodied.robots.replies import ArmState
 from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLeaseError,
@@ -32,6 +31,7 @@ from recipes.embodied.robots.robot_errors import (
     RobotStoppedError,
     RobotUnreachableError,
 )
+from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 from tests.waiting import until

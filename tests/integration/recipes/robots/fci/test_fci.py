@@ -26,8 +26,8 @@ from recipes.embodied.robots.controller.fci_arm import FciArm
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME, VELOCITY_MAX, hand_pose
-from recipes.embodied.robots.replies import ArmState
 from recipes.embodied.robots.robot_errors import RobotError, RobotLateError, RobotRefusedError, RobotStoppedError
+from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core import GenericRobot
 from rlinf_core.hardware.robots.franka import Franka
 from tests.integration.recipes.robots.fci.fci_rig import NEEDS_FCI, STARTED, Server, spawn_controller

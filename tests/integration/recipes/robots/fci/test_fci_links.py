@@ -17,8 +17,8 @@ import pytest
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME
-from recipes.embodied.robots.replies import ArmState
 from recipes.embodied.robots.robot_errors import RobotError
+from recipes.embodied.robots.wire_protocol import ArmState
 from rlinf_core.hardware.robots.franka import Franka
 from tests.integration.recipes.robots.fci.fci_rig import (
     BRAKES,

@@ -24,7 +24,6 @@ from recipes.embodied.robots.controller.simulated_arm import SimulatedArm, Simul
 from recipes.embodied.robots.controller_client import SIGN_SECONDS
 from recipes.embodied.robots.franka_arm import ACTION_STEP
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
-from recipes.embodied.robots.replies import refusal_error
 from recipes.embodied.robots.robot_errors import (
     RobotError,
     RobotLateError,
@@ -32,6 +31,7 @@ from recipes.embodied.robots.robot_errors import (
     RobotRefusedError,
     RobotSilentError,
     RobotStoppedError,
+    refusal_error,
 )
 from recipes.embodied.robots.robot_session import FRAME_AGE
 from recipes.embodied.robots.wire_protocol import ControllerRequest, Message, ProtocolError, decode, encode, request_of

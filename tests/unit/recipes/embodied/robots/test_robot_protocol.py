@@ -6,13 +6,26 @@ import contextlib
 import json
 import math
 import string
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.robots import wire_protocol
-from recipes.embodied.robots.wire_protocol import MAX_LINE, ProtocolError, decode, encode, request_of
+from recipes.embodied.robots.wire_protocol import (
+    MAX_LINE,
+    Acquiring,
+    ArmState,
+    Box,
+    ControllerFacts,
+    Moving,
+    ProtocolError,
+    Resetting,
+    decode,
+    encode,
+    request_of,
+)
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
@@ -73,26 +86,52 @@ def test_what_is_no_request_is_refused(message: dict[str, object]) -> None:
 
 
 JOINTS = [0.0] * 7
+ACQUIRE = {"holder": "me", "heartbeat": 2}
+STATE = {"joints": JOINTS, "target": JOINTS}
+LIMITS = {"low": JOINTS, "high": JOINTS, "velocity": JOINTS}
+PING = {"controller": "rlinf-simulated", "version": "3.0", "period": 0.05, "limits": LIMITS}
+NO_JOINTS = [None, "1234567", [0.0] * 6, [0.0] * 8, [True] * 7, [*JOINTS[1:], "1"], [*JOINTS[1:], 10**400], {}]
 
 
 @pytest.mark.parametrize(
-    ("read", "name", "good", "bad"),
+    ("kind", "others", "name", "good", "bad"),
     [
+        (Moving, {}, "deltas", [JOINTS, [1, 2, 3, 4, 5, 6, 7]], [*NO_JOINTS, [*JOINTS[1:], math.nan]]),
+        (Resetting, {}, "joints", [JOINTS], NO_JOINTS),
+        (Moving, {"deltas": JOINTS}, "close_gripper", [None, True, False], [0, 1, "yes"]),
+        (Moving, {"deltas": JOINTS}, "after", [None, 1, 2.5], ["1", True, [], math.inf]),
+        (Acquiring, ACQUIRE, "heartbeat", [0.1, 2, 60.0], [None, 0, 61, "2", True, -1, math.nan]),
+        (Acquiring, ACQUIRE, "holder", ["me", "x" * 120], [None, "", "x" * 121, "a\nb", 7, "\x1b[2J"]),
+        (Acquiring, ACQUIRE, "workspace", [None], [[], [[0, 0, 0]], [[0, 0, 0], [1, 1, 0]], [[0, 0], [1, 1]], "", 1]),
         (
-            lambda fields: wire_protocol.parse_joints(fields, "deltas"),
-            "deltas",
-            [JOINTS, [1, 2, 3, 4, 5, 6, 7]],
-            [None, "1234567", [0.0] * 6, [0.0] * 8, [True] * 7, [*JOINTS[1:], "1"], [*JOINTS[1:], 10**400], {}],
+            Acquiring,
+            ACQUIRE,
+            "gripper",
+            [None],
+            ["hand", {}, {"type": 7}, {"type": "a\nb"}, {"type": "a", "connection": 1}],
         ),
-        (wire_protocol.parse_heartbeat, "heartbeat", [0.1, 2, 60.0], [None, 0, 61, "2", True, -1]),
-        (wire_protocol.parse_holder, "holder", ["me", "x" * 120], [None, "", "x" * 121, "a\nb", 7, "\x1b[2J"]),
-        (wire_protocol.parse_grip, "close_gripper", [None, True, False], [0, 1, "yes"]),
+        (ArmState, STATE, "joints", [JOINTS], NO_JOINTS),
+        (ArmState, STATE, "cameras", [{}, {"c1": 0.5}], [[], {"c1": "new"}]),
+        (ArmState, STATE, "success_rate", [0.5], ["all", None]),
+        (ArmState, STATE, "tick", [3], ["3", 0.5]),
+        (ControllerFacts, PING, "period", [0.05, 1], [None, "1", math.inf]),
+        (ControllerFacts, PING, "limits", [], [None, [], {}, {**LIMITS, "low": [0.0]}]),
     ],
 )
-def test_fields_hold_what_they_may(read, name: str, good: list[object], bad: list[object]) -> None:
+def test_fields_hold_what_they_may(
+    kind: Any, others: dict[str, object], name: str, good: list[object], bad: list[object]
+) -> None:
     for value in good:
-        text = read(json.loads(json.dumps({name: value})))
-        assert list(text) == value if isinstance(value, list) else text == value
+        read = getattr(kind.of(json.loads(json.dumps({**others, name: value}))), name)
+        assert read.tolist() == value if isinstance(read, np.ndarray) else read == value
     for value in bad:
         with pytest.raises(ProtocolError, match=name):
-            read({name: value})
+            kind.of({**others, name: value})
+
+
+def test_a_gripper_and_a_workspace_are_read() -> None:
+    hand = {"type": "robotiq", "connection": "/dev/ttyUSB0"}
+    asked = Acquiring.of({**ACQUIRE, "gripper": hand, "workspace": [[0, 0, 0], [1, 2, 3]]})
+    assert asked.gripper is not None
+    assert asked.gripper.model_dump() == hand
+    assert asked.workspace == Box((0, 0, 0), (1, 2, 3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,6 @@ from recipes.embodied.robots.franka_arm import (
     start_within,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
-from recipes.embodied.robots.replies import ArmState, ControllerFacts
 from recipes.embodied.robots.robot_errors import RobotCheckError
 from recipes.embodied.robots.robot_session import (
     ArmCheck,
@@ -36,15 +34,20 @@ from recipes.embodied.robots.robot_session import (
     refuse_faults,
     watch_cameras,
 )
-from recipes.embodied.robots.wire_protocol import Box
+from recipes.embodied.robots.wire_protocol import ArmState, Box, ControllerFacts
 from rlinf_core import ConfigError
 from rlinf_core.hardware.robots.franka import Franka
 
 CONTROLLER = SimulatedArm.name
-FACTS = ControllerFacts(
-    CONTROLLER, VERSION, None, CONTROL_SECONDS, tuple(VELOCITY_MAX), tuple(JOINT_MIN), tuple(JOINT_MAX), None
+FACTS = ControllerFacts.of(
+    {
+        "controller": CONTROLLER,
+        "version": VERSION,
+        "period": CONTROL_SECONDS,
+        "limits": {"velocity": VELOCITY_MAX.tolist(), "low": JOINT_MIN.tolist(), "high": JOINT_MAX.tolist()},
+    }
 )
-STATE = ArmState(HOME, HOME, gripper_closed=False, stopped=None, holder=None, cameras={"c1": 0.01, "c2": 0.9})
+STATE = ArmState.of({"joints": HOME.tolist(), "target": HOME.tolist(), "cameras": {"c1": 0.01, "c2": 0.9}})
 
 
 def arm(**fields: Any) -> Franka:
@@ -109,7 +112,7 @@ def test_a_workspace_without_points_is_refused() -> None:
     ],
 )
 def test_the_version_is_one_that_was_tried(name: str, version: str, verdict: str) -> None:
-    assert check_version(replace(FACTS, controller=name, version=version)).verdict == verdict
+    assert check_version(FACTS.model_copy(update={"controller": name, "version": version})).verdict == verdict
 
 
 def test_link_is_judged_by_the_slowest_answer_of_its_best_round() -> None:
@@ -124,11 +127,11 @@ def test_link_is_judged_by_the_slowest_answer_of_its_best_round() -> None:
 def test_the_controller_must_not_allow_more_than_the_arm_can() -> None:
     assert check_limits(FACTS).verdict == "ok"
     wider = tuple(1.1 * VELOCITY_MAX)
-    assert "velocities" in check_limits(replace(FACTS, velocity=wider)).message
-    assert "lower" in check_limits(replace(FACTS, low=tuple(JOINT_MIN - 0.1))).message
-    assert "upper" in check_limits(replace(FACTS, high=tuple(JOINT_MAX + 0.1))).message
-    assert check_limits(replace(FACTS, high=tuple(JOINT_MAX - 0.1))).verdict == "ok"
-    assert "0.001 s" in check_limits(replace(FACTS, period=0.001)).message
+    assert "velocities" in check_limits(FACTS.model_copy(update={"velocity": wider})).message
+    assert "lower" in check_limits(FACTS.model_copy(update={"low": tuple(JOINT_MIN - 0.1)})).message
+    assert "upper" in check_limits(FACTS.model_copy(update={"high": tuple(JOINT_MAX + 0.1)})).message
+    assert check_limits(FACTS.model_copy(update={"high": tuple(JOINT_MAX - 0.1)})).verdict == "ok"
+    assert "0.001 s" in check_limits(FACTS.model_copy(update={"period": 0.001})).message
 
 
 def test_workspace_cameras_and_lease() -> None:
@@ -138,7 +141,7 @@ def test_workspace_cameras_and_lease() -> None:
     assert check_workspace(arm(workspace=around), STATE).verdict == "ok"
     beside = [(hand + 0.1).tolist(), (hand + 0.2).tolist()]
     assert check_workspace(arm(workspace=beside), STATE).verdict == "fault"
-    there = replace(STATE, joints=HOME + 0.5)
+    there = STATE.model_copy(update={"joints": HOME + 0.5})
     hand = hand_pose(there.joints[:, None])[0][:, 0]
     result = check_workspace(arm(workspace=[(hand - 0.05).tolist(), (hand + 0.05).tolist()]), there)
     assert result.verdict == "fault"
@@ -148,7 +151,7 @@ def test_workspace_cameras_and_lease() -> None:
     assert "c2 has taken no frame for 0.9 s" in check_cameras(arm(camera_serials=["c1", "c2"]), STATE).message
     assert "c3 is not connected" in check_cameras(arm(camera_serials=["c3"]), STATE).message
     assert check_lease(FACTS).verdict == "ok"
-    assert "process 7" in check_lease(replace(FACTS, holder="process 7")).message
+    assert "process 7" in check_lease(FACTS.model_copy(update={"holder": "process 7"})).message
 
 
 def test_all_faults_are_told_at_once_with_arm_and_remedies() -> None:
