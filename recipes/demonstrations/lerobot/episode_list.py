@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.lerobot.set_files import AGREE, WHOLE
+from recipes.demonstrations.lerobot.set_files import (
+    AGREE,
+    WHOLE,
+    entry_of,
+    read_json_lines,
+    read_parquet,
+    read_schema,
+)
 from recipes.demonstrations.lerobot.set_info import EPISODE_LINES, EPISODES, EPISODES_FILES, DatasetInfo
-from recipes.demonstrations.lerobot.table_files import entry_of, read_json_lines, read_parquet, read_schema
 from rlinf_core.foreign.budget import Budget
 
 # A field of a path pattern, with its width.

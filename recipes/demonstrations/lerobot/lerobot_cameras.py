@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Rows
 from recipes.demonstrations.lerobot.episode_list import Episode, rows_of_videos
-from recipes.demonstrations.lerobot.set_files import WHOLE
-from recipes.demonstrations.lerobot.video_faults import wrong_count
+from recipes.demonstrations.lerobot.set_files import WHOLE, videos
+from recipes.demonstrations.lerobot.set_info import DatasetInfo
 from recipes.demonstrations.pictures import decoded, frames_of, read_video
 from rlinf_core.foreign.files import read_bounded
+
+# Videos and episodes of a camera that are looked into before a run; the others are when one is first read.
+LOOKED_INTO: Final = 200
 
 
 class EncodedCamera(Camera):
@@ -72,8 +75,8 @@ class VideoCamera(Camera):
         super().__init__(shape)
         self._name, self._episodes, self._fps = name, episodes, fps
         self._bounds = np.cumsum([0, *(episode.length for episode in episodes)])
-        # Videos that were not read yet, with their rows.
-        self._new = rows_of_videos(episodes, name)
+        self._rows = rows_of_videos(episodes, name)
+        self._new = set(self._rows)  # videos that were not read yet
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
         """See `Camera`. Rows that follow each other in an episode are decoded together."""
@@ -90,18 +93,37 @@ class VideoCamera(Camera):
         return pictures
 
     def _check(self, file: Path) -> None:
-        """Check, when a video is read for the first time, that it has a frame for each row of its episodes."""
-        rows = self._new.get(file)
-        if rows is None:
-            return
-        count = frames_of(file)
+        """Check a video when it is read for the first time."""
+        if file in self._new:
+            self.check_count(file)
+            for episode in self._episodes:
+                if episode.videos[self._name].file == file:
+                    self.check_ends(episode)
+            self._new.discard(file)
+
+    def check_count(self, file: Path) -> None:
+        """Check that a video has a frame for each row of its episodes.
+
+        Raises:
+            DatasetError: it has not, or cannot be read.
+        """
+        count, rows = frames_of(file), self._rows.get(file, 0)
         if count is not None and count != rows:
-            raise wrong_count(file, count, rows)
-        for episode in self._episodes:
-            if episode.videos[self._name].file == file:
-                for frame in {0, episode.length - 1}:
-                    self._decoded(episode, frame, frame)
-        del self._new[file]
+            raise DatasetError(
+                f"the video has {count} frames, but the episodes in it have {rows} rows",
+                where=str(file),
+                why="the pictures of episodes would be those of others",
+                help="copy the complete data set again, or correct the list of episodes in `meta/episodes`",
+            )
+
+    def check_ends(self, episode: Episode) -> None:
+        """Check that the first and the last frame of an episode are in their places, and can be decoded.
+
+        Raises:
+            DatasetError: one is not, or cannot be.
+        """
+        for frame in {0, episode.length - 1}:
+            self._decoded(episode, frame, frame)
 
     def _decoded(self, episode: Episode, first: int, last: int) -> NDArray[np.uint8]:
         """Return some frames of an episode, uint8 [last - first + 1, H, W, 3]."""
@@ -122,6 +144,22 @@ class VideoCamera(Camera):
             message = f"the video ends before frame {last} of episode {episode.number}"
             raise DatasetError(message, where=str(file), help=WHOLE)
         return np.stack(run)
+
+
+def check_videos(folder: Path, info: DatasetInfo, episodes: Sequence[Episode]) -> None:
+    """Check that each video has a frame for each row, and that episodes begin and end in them where they should.
+
+    Damage within an episode is noticed when its frames are decoded.
+
+    Raises:
+        DatasetError: frames are missing, damaged, or at other times; or the package `av` is missing.
+    """
+    for name, files in videos(folder, info).items():
+        camera = VideoCamera(info.picture_shape(name), name, episodes, info.fps)
+        for file in files[:LOOKED_INTO]:
+            camera.check_count(file)
+        for episode in episodes[:LOOKED_INTO]:
+            camera.check_ends(episode)
 
 
 def _of_shape(picture: NDArray[np.uint8], shape: tuple[int, ...], where: str, name: str) -> NDArray[np.uint8]:

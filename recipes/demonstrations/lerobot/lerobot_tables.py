@@ -12,9 +12,15 @@ from numpy.typing import NDArray
 from recipes.demonstrations.data_errors import DatasetError, needed
 from recipes.demonstrations.demonstrations import Rows
 from recipes.demonstrations.lerobot.episode_list import Episode
-from recipes.demonstrations.lerobot.set_files import AGREE, WHOLE
+from recipes.demonstrations.lerobot.set_files import (
+    AGREE,
+    WHOLE,
+    entry_of,
+    read_json_lines,
+    read_parquet,
+    read_schema,
+)
 from recipes.demonstrations.lerobot.set_info import DATA_FILES, TASK_LINES, TASKS, DatasetInfo
-from recipes.demonstrations.lerobot.table_files import entry_of, read_json_lines, read_parquet, read_schema
 from recipes.training.arrays import Array
 from rlinf_core.foreign.budget import Budget
 

@@ -8,10 +8,9 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.lerobot.episode_list import read_episodes, rows_of_videos
-from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5, videos
+from recipes.demonstrations.lerobot.episode_list import read_episodes
+from recipes.demonstrations.lerobot.set_files import check_files, check_hdf5
 from recipes.demonstrations.lerobot.set_info import HDF5_ENDINGS, STATISTICS, DatasetInfo, read_info
-from recipes.demonstrations.lerobot.video_faults import check_videos
 from recipes.demonstrations.shape import DatasetShape, check_alike
 from recipes.embodied.config import EmbodiedConfig, PolicyJob
 from recipes.embodied.config.data_config import DataSource
@@ -150,11 +149,11 @@ def _lerobot(source: DataSource, at: Path, report: Report) -> DatasetInfo:
         report(at, "unusable-path", message, severity=Severity.NOTE)
     dtypes = {feature.dtype for feature in info.features.values()}
     needs = ["pyarrow", *(["av"] if "video" in dtypes else []), *(["PIL"] if "image" in dtypes else [])]
-    if _check_packages(path, needs, at, report):
+    if _check_packages(path, needs, at, report) and "video" in dtypes:
+        from recipes.demonstrations.lerobot.lerobot_cameras import check_videos  # it needs numpy
+
         try:
-            episodes = read_episodes(folder, info) if "video" in dtypes else []
-            for name, files in videos(folder, info).items():
-                check_videos(files, name, info, rows_of_videos(episodes, name))
+            check_videos(folder, info, read_episodes(folder, info))
         except DatasetError as error:
             # The damaged episodes may be those that are left out.
             severity = Severity.WARNING if source.episodes else Severity.ERROR

@@ -22,8 +22,8 @@ from starlette.requests import Request
 from recipes.agent.tools.search import read_corpus
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.hdf5 import read_hdf5
+from recipes.demonstrations.lerobot.set_files import read_parquet
 from recipes.demonstrations.lerobot.set_info import INFO, read_info
-from recipes.demonstrations.lerobot.table_files import read_parquet
 from recipes.demonstrations.pictures import decoded
 from recipes.embodied.envs.env_state import unpack
 from recipes.embodied.replay.segments import MAGIC, Damage, read_segment

@@ -13,8 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.lerobot import lerobot_cameras
+from recipes.demonstrations.lerobot.episode_list import read_episodes
+from recipes.demonstrations.lerobot.lerobot_cameras import check_videos
 from recipes.demonstrations.lerobot.lerobot_set import read_lerobot
-from recipes.demonstrations.lerobot.set_info import Feature
+from recipes.demonstrations.lerobot.set_info import Feature, read_info
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.demonstrations.pictures import write_video
 
@@ -110,22 +113,54 @@ def test_episodes_in_the_place_of_others_are_refused(
     assert str(caught.value.where).endswith("videos/observation.images.wrist/chunk-000/file-000.mp4")
 
 
-@pytest.mark.parametrize("frames", [EPISODES * LENGTH + LENGTH, EPISODES * LENGTH - 1])
-def test_frames_without_a_row_are_refused_at_the_first_read(tmp_path: Path, frames: int) -> None:
-    """Those of a deleted episode shift the pictures of all that follow."""
-    folder = make(tmp_path / "set", frames=frames)
-    with pytest.raises(DatasetError, match=f"the video has {frames} frames, but the episodes in it have 60 rows"):
-        rows_shown(folder)
+def zeroed(video: Path) -> None:
+    """Overwrite the first frame of a video."""
+    content = bytearray(video.read_bytes())
+    begin = content.index(b"mdat") + 4
+    content[begin : begin + 40] = bytes(40)
+    video.write_bytes(content)
 
 
-def test_first_and_last_frames_are_decoded_at_the_first_read(tmp_path: Path) -> None:
-    """A video of another rate has other frames in their places, whichever row is asked for."""
+def of_frames(count: int, fps: float = FPS) -> Callable[[Path], None]:
+    return lambda video: write_video(video, [grey(row) for row in range(count)], fps) and None
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        # Those of a deleted episode shift the pictures of all that follow.
+        (of_frames(65), "the video has 65 frames, but the episodes in it have 60 rows"),
+        (of_frames(59), "the video has 59 frames, but the episodes in it have 60 rows"),
+        (of_frames(60, FPS / 2), r"frame \d of episode \d should be at .* s of its video"),
+        (zeroed, "a video cannot be decoded"),
+    ],
+)
+def test_a_video_of_other_frames_is_refused_before_any_picture_is_used(
+    tmp_path: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    """By the check before a run, and else when the first of its pictures is read, whichever that is."""
     folder = make(tmp_path / "set")
-    late = folder / "videos/observation.images.wrist/chunk-000/file-000.mp4"
-    write_video(late, [grey(row) for row in range(EPISODES * LENGTH)], FPS / 2)
-    camera = read_lerobot(folder).cameras["wrist"]
-    with pytest.raises(DatasetError, match=r"frame \d of episode \d should be at .* s of its video"):
-        camera.read(np.array([0]))
+    info = read_info(folder)
+    check_videos(folder, info, read_episodes(folder, info))
+    video = folder / "videos/observation.images.wrist/chunk-000/file-000.mp4"
+    spoil(video)
+    with pytest.raises(DatasetError, match=message) as caught:
+        check_videos(folder, info, read_episodes(folder, info))
+    assert caught.value.where == str(video)
+    with pytest.raises(DatasetError, match=message):
+        read_lerobot(folder).cameras["wrist"].read(np.array([30]))
+
+
+def test_of_many_videos_the_first_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make(tmp_path / "set")
+    info = read_info(folder)
+    video = folder / "videos/observation.images.wrist/chunk-000/file-000.mp4"
+    other = video.with_name("file-001.mp4")
+    other.write_bytes(video.read_bytes())
+    with pytest.raises(DatasetError, match="has 60 frames, but the episodes in it have 0 rows"):
+        check_videos(folder, info, read_episodes(folder, info))
+    monkeypatch.setattr(lerobot_cameras, "LOOKED_INTO", 1)
+    check_videos(folder, info, read_episodes(folder, info))
 
 
 def test_rows_in_another_file_than_listed_are_refused(tmp_path: Path) -> None:
