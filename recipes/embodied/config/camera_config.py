@@ -37,16 +37,16 @@ class CameraSource(NamedTuple):
 # Names of makes are those of `camera_type`.
 CAMERA_SOURCES: Final[Mapping[str, CameraSource]] = {
     "realsense": CameraSource(
-        f"{_FOLDER}.realsense:RealsenseCamera",
+        f"{_FOLDER}.drivers:RealsenseCamera",
         ("pyrealsense2", "PIL"),
         "rlinf-cli[realsense]",
         ("serial", "capture"),
     ),
     "v4l2": CameraSource(
-        f"{_FOLDER}.v4l2:V4l2Camera", ("cv2", "PIL"), "rlinf-cli[cameras]", ("serial", "path", "capture")
+        f"{_FOLDER}.drivers:V4l2Camera", ("cv2", "PIL"), "rlinf-cli[cameras]", ("serial", "path", "capture")
     ),
     "file": CameraSource(
-        f"{_FOLDER}.recorded:RecordedCamera", ("av", "PIL"), "rlinf-cli[demonstrations]", ("path",), attached=False
+        f"{_FOLDER}.drivers:RecordedCamera", ("av", "PIL"), "rlinf-cli[demonstrations]", ("path",), attached=False
     ),
     "scene": CameraSource(
         "recipes.embodied.envs.franka.scene_camera:SceneCamera",

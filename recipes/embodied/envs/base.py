@@ -36,10 +36,10 @@ from recipes.embodied.envs.history import ObservationHistory
 from recipes.embodied.envs.running import RunningEpisodes, judged, rewarded, unrewarded
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.task_methods import TaskMethods
-from recipes.embodied.interventions.executed import ExecutedActions
 from recipes.embodied.interventions.intervention import (
     STILL,
     EnvProgress,
+    ExecutedActions,
     HandMotion,
     InterventionSource,
     SuccessJudge,

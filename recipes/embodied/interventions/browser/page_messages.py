@@ -18,7 +18,9 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, Field, StrictBool, ValidationError
 
 from recipes.embodied.interventions.devices.event_device import pad_axes
 from recipes.embodied.interventions.devices.keyboard import MOVES, key_axes
@@ -30,8 +32,27 @@ MAX_MESSAGE: Final = 1024
 # Left stick to the right and back, right stick likewise, left and right trigger, cross to the right.
 PAD: Final = ("left_x", "left_y", "right_x", "right_y", "left_trigger", "right_trigger", "cross_x")
 _VERDICTS: Final[dict[str, Verdict]] = {"success": "success", "failure": "failure", "discard": "discard"}
-_BUTTONS: Final = (*_VERDICTS, "gripper", "reward")
 _MOST_KEYS: Final = 32
+
+
+def _known(key: str) -> str:
+    if key not in MOVES:
+        raise ValueError("it is no key")
+    return key
+
+
+_Share: TypeAlias = Annotated[float, Field(strict=True, ge=-1, le=1, allow_inf_nan=False)]
+
+
+class _Input(BaseModel):
+    """What a person does, see the module."""
+
+    enabled: StrictBool
+    keys: Annotated[list[Annotated[str, AfterValidator(_known)]], Field(max_length=_MOST_KEYS)]
+    pressed: Annotated[
+        list[Literal["success", "failure", "discard", "gripper", "reward"]], Field(max_length=_MOST_KEYS)
+    ]
+    pad: Annotated[list[_Share], Field(min_length=len(PAD), max_length=len(PAD))] | None = None
 
 
 class BadMessageError(ValueError):
@@ -76,16 +97,18 @@ def controls_of(message: Mapping[str, Any]) -> Controls:
     Raises:
         BadMessageError: a value is missing or wrong.
     """
-    enabled: object = message.get("enabled")
-    if not isinstance(enabled, bool):
-        raise BadMessageError("`enabled` is neither true nor false")
-    keys, pressed = _names(message, "keys", MOVES), _names(message, "pressed", _BUTTONS)
-    linear, angular = _sum(key_axes(keys), _pad(message))
+    try:
+        said = _Input.model_validate(message)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise BadMessageError(f"`{first['loc'][0]}` is refused: {first['msg']}") from None
+    keys, pressed = set(said.keys), set(said.pressed)
+    linear, angular = _sum(key_axes(keys), key_axes(set()) if said.pad is None else pad_axes(*said.pad))
     controls = Controls(
         verdict=next((verdict for name, verdict in _VERDICTS.items() if name in pressed), None),
         rewards="reward" in pressed,
     )
-    if not enabled:
+    if not said.enabled:
         return controls
     return controls._replace(linear=linear, angular=angular, engaged=True, toggles_gripper="gripper" in pressed)
 
@@ -94,29 +117,6 @@ def packed(camera: str, number: int, age: float, jpeg: bytes) -> bytes:
     """Return a picture as a message."""
     head = json.dumps({"camera": camera, "number": number, "age": round(age, 4)}).encode()
     return len(head).to_bytes(4, "big") + head + jpeg
-
-
-def _names(message: Mapping[str, Any], field: str, known: Mapping[str, Any] | tuple[str, ...]) -> set[str]:
-    value: object = message.get(field)
-    names = cast("list[object]", value) if isinstance(value, list) else [None]
-    if len(names) > _MOST_KEYS or not all(isinstance(name, str) and name in known for name in names):
-        raise BadMessageError(f"`{field}` is not a list of known names")
-    return {str(name) for name in names}
-
-
-def _pad(message: Mapping[str, Any]) -> tuple[Axes, Axes]:
-    value: object = message.get("pad")
-    if value is None:
-        return key_axes(set())
-    numbers = cast("list[object]", value) if isinstance(value, list) else []
-    values = [
-        float(number)
-        for number in numbers
-        if isinstance(number, int | float) and not isinstance(number, bool) and abs(number) <= 1
-    ]
-    if len(numbers) != len(PAD) or len(values) != len(PAD):
-        raise BadMessageError(f"`pad` is not a list of {len(PAD)} numbers from -1 to 1")
-    return pad_axes(*values)
 
 
 def _sum(first: tuple[Axes, Axes], second: tuple[Axes, Axes]) -> tuple[Axes, Axes]:

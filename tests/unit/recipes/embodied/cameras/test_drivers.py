@@ -12,12 +12,10 @@ import pytest
 from PIL import Image
 
 from recipes.demonstrations.pictures import write_video
-from recipes.embodied.cameras import v4l2
+from recipes.embodied.cameras import drivers
 from recipes.embodied.cameras.camera import CameraError, CameraSetup, taken_at
 from recipes.embodied.cameras.camera_set import fitted, middle
-from recipes.embodied.cameras.realsense import RealsenseCamera
-from recipes.embodied.cameras.recorded import RecordedCamera
-from recipes.embodied.cameras.v4l2 import V4l2Camera
+from recipes.embodied.cameras.drivers import RealsenseCamera, RecordedCamera, V4l2Camera
 from recipes.embodied.config.camera_config import CameraOptions
 from tests.unit.recipes.embodied.cameras.fake_cameras import HARDWARE_CLOCK, install_opencv, install_realsense
 
@@ -77,7 +75,7 @@ class TestV4l2:
 
     def test_no_frame_and_no_device(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         capture = install_opencv(monkeypatch)
-        monkeypatch.setattr(v4l2, "_NUMBERED", re.compile(r".*/video(\d+)"))
+        monkeypatch.setattr(drivers, "_NUMBERED", re.compile(r".*/video(\d+)"))
         device = tmp_path / "video0"
         device.touch()
         camera = V4l2Camera(setup(source="v4l2", path=str(device)))
@@ -93,7 +91,7 @@ class TestV4l2:
 
     def test_device_by_serial(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         install_opencv(monkeypatch)
-        monkeypatch.setattr(v4l2, "BY_ID", tmp_path)
+        monkeypatch.setattr(drivers, "BY_ID", tmp_path)
         for number, serial in enumerate(("12", "123")):
             (tmp_path / f"usb-ACME_Cam_{serial}-video-index0").symlink_to(f"/dev/video{2 * number}")
             (tmp_path / f"usb-ACME_Cam_{serial}-video-index1").symlink_to(f"/dev/video{2 * number + 1}")

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from recipes.embodied.interventions.browser.operator_desk import DeskTakenError, OperatorDesk
+from recipes.embodied.interventions.browser.operator_desk import (
+    DeskTakenError,
+    OperatorDesk,
+    OperatorLink,
+    merged,
+    read_token,
+)
 from recipes.embodied.interventions.browser.page_messages import BadMessageError, controls_of, decode, packed, shown
 from recipes.embodied.interventions.intervention import InterventionError
-from recipes.embodied.interventions.operator_link import OperatorLink, merged, read_token
 from recipes.embodied.interventions.person import Controls
 from recipes.embodied.interventions.source_options import BrowserOptions
 

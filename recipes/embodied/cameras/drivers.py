@@ -1,0 +1,182 @@
+"""Drivers of cameras: Linux devices (V4L2, by OpenCV), Intel RealSense (pyrealsense2), and recordings, to try a job
+without a camera.
+"""
+
+# OpenCV and pyrealsense2 are optional packages; the latter has no types.
+# pyright: reportMissingImports=false, reportMissingModuleSource=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recipes.demonstrations.data_errors import DatasetError
+from recipes.demonstrations.pictures import decoded, read_video
+from recipes.embodied.cameras.camera import CameraDriver, CameraError, CameraFrame, CameraSetup, taken_at
+
+# Links of devices, whose names hold the serial numbers that USB cameras report.
+BY_ID: Final = Path("/dev/v4l/by-id")
+_NUMBERED: Final = re.compile(r"/dev/video(\d+)")
+_PICTURES: Final = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+class V4l2Camera(CameraDriver):
+    """A camera by its device file `path`, or by its serial number in `/dev/v4l/by-id`."""
+
+    def __init__(self, setup: CameraSetup) -> None:
+        super().__init__(setup)
+        import cv2
+
+        self._cv2: Any = cv2
+        self._device = setup.options.path or device_of(setup)
+        width, height = setup.options.capture
+        numbered = _NUMBERED.fullmatch(os.path.realpath(self._device))
+        # By number, as every version of OpenCV opens devices of V4L2.
+        self._capture: Any = None if numbered is None else cv2.VideoCapture(int(numbered[1]), cv2.CAP_V4L2)
+        if self._capture is None or not self._capture.isOpened():
+            raise CameraError(
+                f"camera `{setup.name}` cannot be opened at `{self._device}`",
+                help="check that the device exists, that no other process uses it, and that this user is of the group"
+                " `video`",
+            )
+        for name, value in (
+            (cv2.CAP_PROP_FRAME_WIDTH, width),
+            (cv2.CAP_PROP_FRAME_HEIGHT, height),
+            (cv2.CAP_PROP_FPS, setup.options.fps),
+            (cv2.CAP_PROP_BUFFERSIZE, 1),  # the newest frame, not the oldest one that waits
+        ):
+            self._capture.set(name, value)
+
+    def read(self, seconds: float) -> CameraFrame | None:
+        """See `CameraDriver`; V4L2 reports the time on the monotonic clock."""
+        read, picture = self._capture.read()
+        now = time.monotonic()
+        if not read:
+            if not Path(self._device).exists():
+                raise CameraError(f"camera `{self.setup.name}` is gone", why=f"`{self._device}` is no longer there")
+            return None
+        device_time = self._capture.get(self._cv2.CAP_PROP_POS_MSEC) / 1000
+        return CameraFrame(np.ascontiguousarray(picture[:, :, ::-1]), taken_at(device_time, now))
+
+    def close(self) -> None:
+        """See `CameraDriver`."""
+        self._capture.release()
+
+
+def device_of(setup: CameraSetup) -> str:
+    """Return the device file of the camera with a serial number.
+
+    Raises:
+        CameraError: it does not exist, or there are several.
+    """
+    present = sorted(BY_ID.glob("*-video-index0")) if BY_ID.is_dir() else []
+    serial = setup.serial or ""
+    matching = [link for link in present if serial in link.name.removesuffix("-video-index0").split("_")]
+    matching = matching or [link for link in present if serial in link.name]
+    if len(matching) == 1:
+        return str(matching[0])
+    listed = ", ".join(link.name for link in present) or "none"
+    what = "there are several cameras" if matching else "there is no camera"
+    raise CameraError(
+        f"camera `{setup.name}`: {what} with the serial number {serial}",
+        why=f"cameras in {BY_ID}: {listed}",
+        help="correct the serial number, or name the device file: `path: /dev/video0`",
+    )
+
+
+class RealsenseCamera(CameraDriver):
+    """The colour stream of a RealSense."""
+
+    def __init__(self, setup: CameraSetup) -> None:
+        super().__init__(setup)
+        import pyrealsense2 as rs
+
+        self._rs: Any = rs
+        width, height = setup.options.capture
+        config = rs.config()
+        if setup.serial is not None:
+            config.enable_device(setup.serial)
+        config.enable_stream(rs.stream.color, width, height, rs.format.rgb8, round(setup.options.fps))
+        self._pipeline: Any = rs.pipeline()
+        try:
+            self._pipeline.start(config)
+        except RuntimeError as error:
+            present = [str(device.get_info(rs.camera_info.serial_number)) for device in rs.context().query_devices()]
+            raise CameraError(
+                f"camera `{setup.name}` ({setup.serial}) cannot be started",
+                why=f"{error}; RealSense cameras present: {', '.join(present) or 'none'}",
+                help=f"check the serial number, and that it has a colour stream of {width}x{height} at"
+                f" {setup.options.fps:g} frames a second",
+            ) from error
+        self._open = True
+
+    def read(self, seconds: float) -> CameraFrame | None:
+        """See `CameraDriver`; the time is the device's own where it reports it on this machine's clock."""
+        arrived, frames = self._pipeline.try_wait_for_frames(round(1000 * seconds))
+        now = time.monotonic()
+        color = frames.get_color_frame() if arrived else None
+        if not color:
+            return None
+        domain = self._rs.timestamp_domain
+        known = color.get_frame_timestamp_domain() in (domain.system_time, domain.global_time)
+        age = time.time() - color.get_timestamp() / 1000 if known else 0.0
+        return CameraFrame(np.array(color.get_data(), np.uint8), taken_at(now - age, now))
+
+    def close(self) -> None:
+        """See `CameraDriver`."""
+        if self._open:
+            self._open = False
+            self._pipeline.stop()
+
+
+class RecordedCamera(CameraDriver):
+    """Shows the frames of `path` at `fps`, in order, and begins anew at the end."""
+
+    def __init__(self, setup: CameraSetup) -> None:
+        super().__init__(setup)
+        self._path = Path(setup.options.path or "").expanduser()
+        self._files = (
+            sorted(file for file in self._path.iterdir() if file.suffix.lower() in _PICTURES and file.is_file())
+            if self._path.is_dir()
+            else []
+        )
+        if not self._files and not self._path.is_file():
+            what = "has no pictures" if self._path.is_dir() else "is neither a video nor a folder"
+            raise self._broken(f"`{self._path}` {what}")
+        self._pictures = self._repeated()
+        self._due = time.monotonic()
+
+    def read(self, seconds: float) -> CameraFrame | None:
+        """See `CameraDriver`."""
+        now = time.monotonic()
+        if self._due - now > seconds:
+            time.sleep(seconds)
+            return None
+        time.sleep(max(0.0, self._due - now))
+        taken = time.monotonic()
+        # A machine that was busy misses frames, as a camera does.
+        self._due = max(self._due + 1 / self.setup.options.fps, taken)
+        return CameraFrame(next(self._pictures), taken)
+
+    def _repeated(self) -> Iterator[NDArray[np.uint8]]:
+        while True:
+            try:
+                if self._files:
+                    yield from (decoded(file.read_bytes()) for file in self._files)
+                else:
+                    yield from (picture for _, picture in read_video(self._path))
+            except (DatasetError, OSError) as error:
+                raise self._broken(str(error)) from error
+
+    def _broken(self, why: str) -> CameraError:
+        return CameraError(
+            f"camera `{self.setup.name}` cannot be read", why=why, help="`path` is a video, or a folder of pictures"
+        )
