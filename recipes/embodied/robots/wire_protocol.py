@@ -240,7 +240,7 @@ class Moving(_Fields):
     """The fields of `move`, see the module.
 
     Attributes:
-        deltas: by which the target moves.
+        deltas: [7], the motion of the target, in radians.
         close_gripper: whether the gripper is to close; None: it stays.
         after: the clock of the reply that it follows; None: it carries no times.
         waited: seconds since that reply came.

@@ -45,7 +45,7 @@ _Share: TypeAlias = Annotated[float, Field(strict=True, ge=-1, le=1, allow_inf_n
 
 
 class _Input(BaseModel):
-    """What a person does, see the module."""
+    """The message of what a person does, see the module."""
 
     enabled: StrictBool
     keys: Annotated[list[Annotated[str, AfterValidator(_known)]], Field(max_length=_MOST_KEYS)]

@@ -135,7 +135,7 @@ def of_frames(count: int, fps: float = FPS) -> Callable[[Path], None]:
         (zeroed, "a video cannot be decoded"),
     ],
 )
-def test_a_video_of_other_frames_is_refused_before_any_picture_is_used(
+def test_a_video_of_other_frames_is_refused_before_its_use(
     tmp_path: Path, spoil: Callable[[Path], None], message: str
 ) -> None:
     """By the check before a run, and else when the first of its pictures is read, whichever that is."""
