@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Generic, TypeVar, cast
 
@@ -20,11 +21,14 @@ class Registry(Generic[T]):
     Args:
         what: the kind of object, for messages, as in `advantage`.
         known: built-in objects by name, as `package.module:name`.
+        bases: classes, as `package.module:Class`, of which a user's object must extend one; none: any class or function
+            will do.
     """
 
-    def __init__(self, what: str, known: Mapping[str, str]) -> None:
+    def __init__(self, what: str, known: Mapping[str, str], bases: Sequence[str] = ()) -> None:
         self._what = what
         self._known = dict(known)
+        self._bases = tuple(bases)
         self._registered: dict[str, T] = {}
 
     def names(self) -> list[str]:
@@ -56,28 +60,35 @@ class Registry(Generic[T]):
         """Return the object registered as `name`, or import `package.module:name`.
 
         Raises:
-            ConfigError: the name is unknown, or cannot be imported.
+            ConfigError: the name is unknown, cannot be imported, or is of something else.
         """
         if name in self._registered:
+            _check_usable(self._registered[name], name, self._what, self._bases)
             return self._registered[name]
-        target = self._known.get(name, name)
-        if ":" in target:
-            return cast("T", import_target(target, self._what))
+        if name in self._known:
+            return cast("T", import_target(self._known[name], self._what))
+        if ":" in name:
+            return cast("T", import_target(name, self._what, self._bases))
         from rlinf_core.suggest import did_you_mean, quoted
 
         choices = f"known: {quoted(self.names())}; your own: `package.module:name`"
         raise ConfigError(f"unknown {self._what} `{name}`", help=did_you_mean(name, self.names()) or choices)
 
 
-def import_target(target: str, what: str) -> object:
-    """Import the object `package.module:name`; `what` is the kind of object, for messages.
+def import_target(target: str, what: str, bases: Sequence[str] = ()) -> object:
+    """Import the class or function `package.module:name`.
+
+    Args:
+        target: its address.
+        what: the kind of object, for messages.
+        bases: classes, as `package.module:Class`, of which it must extend one; none: any class or function will do.
 
     Raises:
-        ConfigError: the module cannot be imported, or does not define the name.
+        ConfigError: the module cannot be imported, does not define the name, or defines something else under it.
     """
     module, _, name = target.partition(":")
     try:
-        return getattr(import_module(module), name)
+        value: object = getattr(import_module(module), name)
     except ConfigError as error:
         raise ConfigError(f"{what} `{target}` cannot be loaded: {error.message}", help=error.help) from error
     except Exception as error:
@@ -85,3 +96,25 @@ def import_target(target: str, what: str) -> object:
             f"{what} `{target}` cannot be loaded: {type(error).__name__}: {error}",
             help=f"install missing packages, or check that `{module}` can be imported here and defines `{name}`",
         ) from error
+    _check_usable(value, target, what, bases)
+    return value
+
+
+def _check_usable(value: object, name: str, what: str, bases: Sequence[str]) -> None:
+    """Check that an object can be called, and extends one of `bases`."""
+    if not callable(value):
+        raise ConfigError(
+            f"{what} `{name}` is an object of type `{type(value).__name__}`, not a class or a function",
+            help="name the class or the function itself",
+        )
+    if not bases or (isinstance(value, type) and issubclass(value, tuple(_imported(bases)))):
+        return
+    differs = "a class that does not extend" if isinstance(value, type) else "a function, not a class that extends"
+    extended = " or ".join(f"`{base.partition(':')[2]}` of `{base.partition(':')[0]}`" for base in bases)
+    raise ConfigError(f"{what} `{name}` is {differs} {extended}", help="name a class that extends it")
+
+
+def _imported(bases: Sequence[str]) -> list[type]:
+    """Return those classes whose modules are imported: nothing extends the others."""
+    modules = ((sys.modules.get(module), name) for module, _, name in (base.partition(":") for base in bases))
+    return [getattr(module, name) for module, name in modules if module is not None]

@@ -13,7 +13,6 @@ from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.environments.openenv import OpenEnv, OpenEnvSettings
 from recipes.agent.environments.text_environment import TextEnvironment, Treasure
 from recipes.agent.tools.toolbox import Toolbox
-from rlinf_core import ConfigError
 from rlinf_core.registry import import_target
 
 
@@ -88,9 +87,4 @@ def environment_maker(settings: TextEnvironmentConfig) -> Callable[[], TextEnvir
         openenv = OpenEnvSettings(settings.url or "", settings.action_key, settings.observation_key)
         OpenEnv(openenv)
         return lambda: OpenEnv(openenv)
-    make = import_target(settings.type, "environment")
-    if not callable(make):
-        raise ConfigError(
-            f"environment `{settings.type}` is neither a class nor a function", help="name one that makes it"
-        )
-    return cast("Callable[[], TextEnvironment]", make)
+    return cast("Callable[[], TextEnvironment]", import_target(settings.type, "environment"))

@@ -232,10 +232,7 @@ def _tool(name: str, config: AgentConfig) -> Tool:
         return Python(SandboxLimits(config.agent.tool_timeout, config.agent.python_memory_mib * MIB))
     if name == "search":
         return make_search(config)
-    function = import_target(name, "tool")
-    if not callable(function):
-        raise ConfigError(f"tool `{name}` is not a function", help="name a function from text to text")
-    return FunctionTool(cast("Callable[[str], str]", function))
+    return FunctionTool(cast("Callable[[str], str]", import_target(name, "tool")))
 
 
 class Python(Tool):

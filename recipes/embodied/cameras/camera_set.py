@@ -20,7 +20,11 @@ from rlinf_core.registry import Registry
 
 # Within which every camera must have given its first frame.
 FIRST_FRAME_SECONDS: Final = 10.0
-_SOURCES: Registry[object] = Registry("camera source", {name: source.target for name, source in CAMERA_SOURCES.items()})
+_SOURCES: Registry[type[CameraDriver]] = Registry(
+    "camera source",
+    {name: source.target for name, source in CAMERA_SOURCES.items()},
+    bases=("recipes.embodied.cameras.camera:CameraDriver",),
+)
 register_camera = _SOURCES.register
 
 
@@ -295,12 +299,11 @@ class CameraSet:
                 where=f"{at}, {self._where}",
                 help="name another source",
             )
-        driver = _SOURCES.get(source)
-        if not (isinstance(driver, type) and issubclass(driver, CameraDriver)):
-            raise ConfigError(
-                f"`{source}` is not a subclass of `CameraDriver`", where=at, help="derive it from that class"
-            )
-        return driver
+        try:
+            return _SOURCES.get(source)
+        except ConfigError as error:
+            error.where = at
+            raise
 
 
 Box = tuple[int, int, int, int]

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from recipes.embodied.envs.base import VectorEnv
     from recipes.embodied.envs.env_spec import EnvSettings
 
-_ENVS: Registry[type[VectorEnv]] = Registry("env_type", {name: known.target for name, known in ENV_TYPES.items()})
+_ENVS: Registry[type[VectorEnv]] = Registry(
+    "env_type",
+    {name: known.target for name, known in ENV_TYPES.items()},
+    bases=("recipes.embodied.envs.base:VectorEnv", "gymnasium:Env"),
+)
 register_env = _ENVS.register
 
 
@@ -42,7 +46,7 @@ def make_env(env_type: str, settings: EnvSettings) -> VectorEnv:
 
     Raises:
         MissingPackageError: the kind's package is not installed.
-        ConfigError: there is no such kind, or it does not have the task.
+        ConfigError: there is no such kind, it is no environment, or it does not have the task.
     """
     return env_class(env_type)(settings)
 

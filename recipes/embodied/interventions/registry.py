@@ -15,7 +15,9 @@ from rlinf_core.process.requirements import missing_modules
 from rlinf_core.registry import Registry
 
 _SOURCES: Registry[type[InterventionSource]] = Registry(
-    "intervention source", {name: known.target for name, known in SOURCES.items()}
+    "intervention source",
+    {name: known.target for name, known in SOURCES.items()},
+    bases=("recipes.embodied.interventions.intervention:InterventionSource",),
 )
 register_source = _SOURCES.register
 
@@ -39,7 +41,11 @@ def open_source(name: str, env: Steerable, options: Mapping[str, Any]) -> Interv
     return made(env, checked_options(made, options, "env.train.intervention.options"))
 
 
-_JUDGES: Registry[type[SuccessJudge]] = Registry("judge", {name: known.target for name, known in JUDGES.items()})
+_JUDGES: Registry[type[SuccessJudge]] = Registry(
+    "judge",
+    {name: known.target for name, known in JUDGES.items()},
+    bases=("recipes.embodied.interventions.intervention:SuccessJudge",),
+)
 
 
 class KeysJudge(SuccessJudge):

@@ -36,6 +36,7 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
         "openvla_oft": "recipes.embodied.models.openvla.openvla_policy:OpenVlaOftPolicy",
         "lerobot": "recipes.embodied.models.lerobot.lerobot_policy:LerobotPolicy",
     },
+    bases=("recipes.embodied.models.base_policy:BasePolicy",),
 )
 register_model = _MODELS.register
 

@@ -25,7 +25,7 @@ from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
 from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer, StandInScorer
 from recipes.language.templates.chat_template import TemplateRefusalError
-from rlinf_core import Channel, ConfigError
+from rlinf_core import Channel
 from rlinf_core.process import pacing
 from rlinf_core.registry import import_target
 from rlinf_core.runners.storage.first_contact import FirstContact
@@ -203,8 +203,6 @@ def verdict_rule(name: str) -> VerdictRule:
     if ":" not in name:
         return {"correct": correct, "score": score}[name]
     function: Any = import_target(name, "verdict")
-    if not callable(function):
-        raise ConfigError(f"`judge.verdict: {name}` is not a function", help="name a function of the judge's text")
 
     def checked(text: str) -> float | None:
         value: Any = function(text)

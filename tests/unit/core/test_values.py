@@ -233,15 +233,41 @@ def test_each_term_of_the_glossary_is_found_where_it_says() -> None:
 
 
 def registry() -> Registry[object]:
-    return Registry("number", {"pi": "math:pi"})
+    return Registry("number", {"pi": "math:prod"})
+
+
+class Root:
+    """A base of classes that a registry asks for."""
 
 
 def test_names_stand_for_what_is_brought_registered_or_imported() -> None:
     numbers = registry()
-    numbers.register("two")(2)
+    numbers.register("two")(math.gcd)
     assert numbers.names() == ["pi", "two"]
-    assert numbers.get("pi") == numbers.get("math:pi") == math.pi
-    assert numbers.get("two") == 2
+    assert numbers.get("pi") is math.prod
+    assert numbers.get("two") is math.gcd
+    assert numbers.get("math:sqrt") is math.sqrt
+
+
+@pytest.mark.parametrize(
+    ("name", "bases", "message"),
+    [
+        ("math:pi", [], "number `math:pi` is an object of type `float`, not a class or a function"),
+        ("math:sqrt", [f"{__name__}:Root"], "`math:sqrt` is a function, not a class that extends `Root` of `"),
+        ("fractions:Fraction", [f"{__name__}:Root", "absent:Root"], "is a class that does not extend `Root` of `"),
+        ("three", [f"{__name__}:Root"], "number `three` is an object of type `int`"),
+    ],
+)
+def test_a_name_of_something_else(name: str, bases: list[str], message: str) -> None:
+    numbers: Registry[object] = Registry("number", {"pi": "math:pi"}, bases)
+    numbers.register("three")(3)
+    with pytest.raises(ConfigError, match=message):
+        numbers.get(name)
+
+
+def test_a_class_of_ones_own_that_extends_a_base() -> None:
+    numbers: Registry[object] = Registry("number", {}, ["absent:Root", f"{__name__}:Root"])
+    assert numbers.get(f"{__name__}:Root") is Root
 
 
 def test_a_name_is_given_once() -> None:

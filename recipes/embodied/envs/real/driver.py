@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,9 +121,7 @@ def open_driver(robot: PluginDrivenRobot) -> RobotDriver:
             f"the robot at {robot.place} has no `driver`",
             help="name your subclass of `RobotDriver`: `driver: package.module:Class`",
         )
-    made = import_target(named, "driver")
-    if not (isinstance(made, type) and issubclass(made, RobotDriver)):
-        raise ConfigError(f"`driver: {named}` is not a subclass of `RobotDriver`", help="derive it from that class")
+    made = cast("type[RobotDriver]", import_target(named, "driver", [f"{__name__}:RobotDriver"]))
     try:
         return made(robot, checked_options(made, robot.options, "hardware.configs.options"))
     except RobotError as error:

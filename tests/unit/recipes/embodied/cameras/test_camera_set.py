@@ -109,7 +109,7 @@ def test_cameras_take_serials_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"source": "realsense"}, arm(), "the camera `front` has no serial number"),
         ({}, arm("1", camera_type="zed"), "there is no driver for cameras of `camera_type: zed`"),
-        ({"source": "json:dumps"}, arm(), "`json:dumps` is not a subclass of `CameraDriver`"),
+        ({"source": "json:dumps"}, arm(), "`json:dumps` is a function, not a class that extends `CameraDriver`"),
         ({"source": "scene"}, arm(), "`source: scene` shows a Franka arm"),
     ],
 )
