@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,19 +32,24 @@ class Puppet(Worker):
 
 
 class Troupe:
-    """A group of puppets. `troupe(rank, function, *args)` gives a handle of one result."""
+    """Puppets of a group. `troupe(rank, function, *args)` gives a handle of one result."""
 
-    def __init__(self, group: WorkerGroup[Puppet]) -> None:
-        self.group = group
+    def __init__(self, group: WorkerGroup[Puppet], ranks: Sequence[int]) -> None:
+        self.group, self.ranks = group, ranks
+        self.killed: set[int] = set()
 
     def __call__(self, rank: int, function: Callable[..., Any], *args: Any) -> WorkerGroupHandle[Any]:
-        return self.group.execute_on(rank).run(function, *args)
+        return self.group.execute_on(self.ranks[rank]).run(function, *args)
 
     def call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         return self(rank, function, *args).wait(30)[0]
 
     def name(self, rank: int) -> str:
-        return str(self.group.addresses[rank])
+        return str(self.group.addresses[self.ranks[rank]])
+
+    def kill(self, rank: int) -> None:
+        self.killed.add(self.ranks[rank])
+        os.kill(self.call(rank, lambda worker: os.getpid()), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -53,7 +60,7 @@ def troupe(cluster: Cluster) -> Iterator[Callable[[int], Troupe]]:
     def launch(size: int) -> Troupe:
         group = Puppet.create_group().launch(cluster, NodePlacementStrategy([0] * size), name=f"puppets{next(_names)}")
         made.append(group)
-        return Troupe(group)
+        return Troupe(group, range(size))
 
     yield launch
     for group in made:
@@ -66,7 +73,32 @@ def troupe(cluster: Cluster) -> Iterator[Callable[[int], Troupe]]:
 def players(cluster: Cluster) -> Iterator[Troupe]:
     """Three puppets that all tests of a module share."""
     with Puppet.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name=f"players{next(_names)}") as group:
-        yield Troupe(group)
+        yield Troupe(group, range(3))
+
+
+@pytest.fixture(scope="module")
+def stage(cluster: Cluster) -> Iterator[tuple[WorkerGroup[Puppet], list[int]]]:
+    """A group, and its ranks that a test may have: those of tests before that were not killed."""
+    group = Puppet.create_group().launch(cluster, NodePlacementStrategy([0] * 12), name=f"stage{next(_names)}")
+    yield group, list(range(12))
+    with suppress(WorkerGroupError):
+        group.shutdown()
+
+
+@pytest.fixture
+def borrow(stage: tuple[WorkerGroup[Puppet], list[int]]) -> Iterator[Callable[[int], Troupe]]:
+    """Takes so many puppets of a group that tests share, and gives back those that `kill` has left."""
+    group, free = stage
+    taken: list[Troupe] = []
+
+    def take(size: int) -> Troupe:
+        ranks = [free.pop(0) for _ in range(size)]
+        taken.append(Troupe(group, ranks))
+        return taken[-1]
+
+    yield take
+    for troupe in taken:
+        free.extend(set(troupe.ranks) - troupe.killed)
 
 
 def end(cluster: Cluster, name: str) -> None:

@@ -48,17 +48,18 @@ def waiting(channel: Channel, count: int) -> Callable[[], bool]:
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
-def test_what_was_accepted_survives_its_producer(troupe: Any, channel: Channel, size: int) -> None:
-    actors = troupe(2)
+def test_what_was_accepted_survives_its_producer(borrow: Any, channel: Channel, size: int) -> None:
+    actors = borrow(2)
     actors.call(0, put_some, channel, 3, size)
-    os.kill(actors.call(0, pid), signal.SIGKILL)
+    actors.kill(0)
     assert [actors.call(1, get_one, channel) for _ in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("size", [10, LARGE])
-def test_item_of_a_dead_consumer_goes_to_the_next(troupe: Any, channel: Channel, until: Until, size: int) -> None:
-    actors = troupe(3)
+def test_item_of_a_dead_consumer_goes_to_the_next(borrow: Any, channel: Channel, until: Until, size: int) -> None:
+    actors = borrow(2)
     victim = actors.call(0, pid)
+    actors.killed.add(actors.ranks[0])
     actors(0, get_one, channel)
     until(waiting(channel, 1))
     # The item reaches the process, which cannot take it any more.
@@ -79,8 +80,9 @@ def die_while_sending(worker: Any, channel: Channel, size: int) -> None:
     channel.put(bytearray(size), key="k")
 
 
-def test_a_half_sent_item_is_dropped_and_reported(troupe: Any, channel: Channel, until: Until) -> None:
-    actors = troupe(2)
+def test_a_half_sent_item_is_dropped_and_reported(borrow: Any, channel: Channel, until: Until) -> None:
+    actors = borrow(2)
+    actors.killed.add(actors.ranks[0])
     actors(0, die_while_sending, channel, LARGE)
     until(channel.losses)
     assert channel.losses() == [LostItem(actors.name(0), "k")]
@@ -89,18 +91,18 @@ def test_a_half_sent_item_is_dropped_and_reported(troupe: Any, channel: Channel,
     assert channel.get()[0] == 0
 
 
-def test_get_fails_when_all_its_producers_are_dead(troupe: Any, channel: Channel, until: Until) -> None:
-    actors = troupe(3)
+def test_get_fails_when_all_its_producers_are_dead(borrow: Any, channel: Channel, until: Until) -> None:
+    actors = borrow(3)
     actors.call(0, put_some, channel, 1)
     actors.call(1, put_some, channel, 1)
     for _ in range(2):
         channel.get()
     waits = actors(2, get_one, channel)
     until(waiting(channel, 1))
-    os.kill(actors.call(0, pid), signal.SIGKILL)
+    actors.kill(0)
     time.sleep(0.5)
     assert not waits.done(), "another producer lives"
-    os.kill(actors.call(1, pid), signal.SIGKILL)
+    actors.kill(1)
     with pytest.raises(WorkerGroupError) as info:
         waits.wait(20)
     (error,) = info.value.exceptions
@@ -109,32 +111,32 @@ def test_get_fails_when_all_its_producers_are_dead(troupe: Any, channel: Channel
     assert "all that ever put into it are dead" in str(error)
 
 
-def test_what_is_left_can_be_got_although_all_producers_are_dead(troupe: Any, channel: Channel, until: Until) -> None:
-    actors = troupe(2)
+def test_what_is_left_can_be_got_although_all_producers_are_dead(borrow: Any, channel: Channel, until: Until) -> None:
+    actors = borrow(2)
     actors.call(0, put_some, channel, 2)
-    os.kill(actors.call(0, pid), signal.SIGKILL)
+    actors.kill(0)
     waits = actors(1, get_batch, channel, 3)
     with pytest.raises(WorkerGroupError):
         waits.wait(20)
     assert [actors.call(1, get_one, channel) for _ in range(2)] == [0, 1]
 
 
-def test_the_driver_as_a_producer_keeps_gets_waiting(troupe: Any, channel: Channel, until: Until) -> None:
-    actors = troupe(2)
+def test_the_driver_as_a_producer_keeps_gets_waiting(borrow: Any, channel: Channel, until: Until) -> None:
+    actors = borrow(2)
     put_some(None, channel, 1)
     actors.call(0, put_some, channel, 1)
     assert [channel.get()[0] for _ in range(2)] == [0, 0]
     waits = actors(1, get_one, channel)
     until(waiting(channel, 1))
-    os.kill(actors.call(0, pid), signal.SIGKILL)
+    actors.kill(0)
     time.sleep(1)
     assert not waits.done()
     channel.put((7,))
     assert waits.wait(20) == [7]
 
 
-def test_operations_fail_when_the_channels_own_process_dies(troupe: Any, channel: Channel, until: Until) -> None:
-    actors = troupe(1)
+def test_operations_fail_when_the_channels_own_process_dies(borrow: Any, channel: Channel, until: Until) -> None:
+    actors = borrow(1)
     waits = actors(0, get_one, channel)
     until(waiting(channel, 1))
     os.kill(_process_of(channel), signal.SIGKILL)
@@ -161,7 +163,7 @@ def create_and_put(worker: Any, name: str) -> int:
 def test_a_channel_outlives_the_worker_that_created_it(troupe: Any, end_channel: Any) -> None:
     actors = troupe(2)
     assert actors.call(0, create_and_put, "inherited") == 0
-    os.kill(actors.call(0, pid), signal.SIGKILL)
+    actors.kill(0)
     actors.group.shutdown()
     channel = Channel.connect("inherited")
     assert channel.get() == "from the grave"
@@ -173,8 +175,8 @@ def take_all(worker: Any, channel: Channel) -> None:
         channel.put(channel.get())
 
 
-def test_a_call_that_is_given_up_ends_at_its_next_wait(troupe: Any, channel: Channel, until: Until) -> None:
-    actors = troupe(1)
+def test_a_call_that_is_given_up_ends_at_its_next_wait(borrow: Any, channel: Channel, until: Until) -> None:
+    actors = borrow(1)
     channel.put("goes round and round")
     call = actors(0, take_all, channel)
     until(lambda: channel.statistics()["default"].gets > 10)
@@ -224,9 +226,9 @@ def try_all(worker: Any, channel: Channel) -> list[str]:
 SAID = ["the item was not accepted"] * 4 + ["and nothing is left in it"] * 4
 
 
-def test_ended_process_reports_closed_to_later_calls(troupe: Any, until: Until) -> None:
+def test_ended_process_reports_closed_to_later_calls(borrow: Any, until: Until) -> None:
     channel = Channel.create(f"ends{next(_names)}")
-    actors = troupe(2)
+    actors = borrow(2)
     for item in range(3):
         channel.put(item)
     process = process_behind(channel)

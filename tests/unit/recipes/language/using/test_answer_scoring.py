@@ -11,6 +11,7 @@ import pytest
 from recipes.language.using.answer_scoring import evaluate
 from rlinf_core import CheckpointError, ConfigError, Job
 from rlinf_core.job.load import load_job
+from tests.unit.recipes.language import own_verdicts
 from tests.unit.recipes.sft_chat.chats import actor_of, config_of, jsonl
 
 
@@ -74,16 +75,11 @@ def test_too_long_prompts_are_counted_and_not_asked(model: Path, tmp_path: Path)
     assert len(lines(tmp_path / "out")) == 1
 
 
-def always_right(text: str) -> float:
-    """Call every reply right."""
-    return 1.0
-
-
 def test_answers_are_judged_by_a_model(model: Path, tmp_path: Path) -> None:
     asked = jsonl(tmp_path / "asked.jsonl", [{"prompt": f"{n}+{n}=", "answer": "?"} for n in range(3)])
     judged = (
         *("reward.reward_type=judge", f"judge.model_path={model}", "judge.apply_chat_template=false"),
-        *("judge.template='{text}'", f"judge.verdict={__name__}:always_right", "judge.max_new_tokens=2"),
+        *("judge.template='{text}'", f"judge.verdict={own_verdicts.__name__}:always_right", "judge.max_new_tokens=2"),
         "cluster.component_placement={'actor,rollout,reward,judge': {node_group: node, placement: 0}}",
     )
     result = evaluate(job_of(model, f"data.val_data_paths={asked}", *judged), None, tmp_path / "out")

@@ -8,20 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-import recipes.language.weights.written_model as written_model
 from recipes.language.loop.model_checkpoints import MODEL, require_state, save_parts
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.language.using.model_exporting import export_checkpoint, model_of
-from recipes.language.weights.loaded_model import answer
 from recipes.language.weights.written_model import expected_logprobs
 from rlinf_core import CheckpointError, ConfigError, RLinfError
 from tests.unit.recipes.sft_chat.chats import WORDS, actor_of, config_of
-
-
-@pytest.fixture(autouse=True)
-def _loaded_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save the seconds that another process takes to import transformers."""
-    monkeypatch.setattr(written_model, "_answer_of", lambda folder, tokens, _: answer(str(folder), tokens))
 
 
 def trained(tmp_path: Path, *overrides: str) -> tuple[Any, Path]:

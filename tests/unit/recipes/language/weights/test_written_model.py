@@ -26,12 +26,6 @@ from tests.unit.recipes.two_processes import run_two
 _answer_by_process = written_model._answer_of
 
 
-@pytest.fixture(autouse=True)
-def _loaded_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save the seconds that another process takes to import transformers."""
-    monkeypatch.setattr(written_model, "_answer_of", lambda folder, tokens, _: answer(str(folder), tokens))
-
-
 def check_outcome(case: Case, result: dict[str, Any]) -> None:
     """Check that a case was written rightly, or refused where it has to be."""
     shared = case.ties == "tied" and case.kind == "head"

@@ -25,6 +25,7 @@ from recipes.math.config import MathConfig
 from rlinf_core import ConfigError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.first_contact import Difference
+from tests.unit.recipes.language import own_verdicts
 from tests.unit.recipes.language.in_threads import Hub, in_thread
 
 
@@ -187,24 +188,14 @@ def test_what_programs_earn_that_solve_nothing_is_told(tmp_path: Path) -> None:
     assert "only ends" not in result.note
 
 
-def wants_a_form(text: str, answer: str) -> float:
-    return float(text == f"#### {answer}")
-
-
-def takes_all(text: str, answer: str) -> float:
-    if answer == "0":
-        raise ZeroDivisionError("by zero")
-    return float(text == answer)
-
-
 def test_right_answers_are_given_to_a_function(tmp_path: Path) -> None:
     data = data_of(tmp_path / "pairs.jsonl", ["1", "2", "", "0"])
 
-    result = looked_at(data, f"{__name__}:takes_all")
+    result = looked_at(data, f"{own_verdicts.__name__}:takes_all")
     assert "1 of 3 reference answers" in result.note
     assert "ZeroDivisionError" in result.note
     # No more than a warning: the function may want a form that the data do not have.
-    assert "3 of 3" in looked_at(data, f"{__name__}:wants_a_form").note
+    assert "3 of 3" in looked_at(data, f"{own_verdicts.__name__}:wants_a_form").note
 
 
 def test_right_answers_of_reasoning_gym_are_scored_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
