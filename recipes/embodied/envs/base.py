@@ -5,8 +5,8 @@ and reports those that ended. An environment of your own is a subclass with `spe
 `_advance` and `_observe`; `env_type: package.module:Class` names it. Two more, `_save` and `_load`, let a resumed run
 continue in the middle of an episode. `TaskMethods` has all that a subclass may implement.
 
-Its one reason to change is how an episode goes. Counters of episodes and how a transition counts (`running`), starts,
-values that are not finite, repeating where one raises, and observations of steps before (`history`) are elsewhere.
+Its one reason to change is how an episode goes. Counters of episodes, how a transition counts and observations of steps
+before (`running`), starts, values that are not finite, and repeating where one raises are elsewhere.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from recipes.embodied.envs.env_state import State, observation_digest
 from recipes.embodied.envs.faults.nonfinite import NonFiniteGuard
 from recipes.embodied.envs.faults.repeating_batch import RepeatingBatch
 from recipes.embodied.envs.first_step import check_observations
-from recipes.embodied.envs.history import ObservationHistory
-from recipes.embodied.envs.running import RunningEpisodes, judged, rewarded, unrewarded
+from recipes.embodied.envs.running import ObservationHistory, RunningEpisodes, judged, rewarded, unrewarded
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.task_methods import TaskMethods
 from recipes.embodied.interventions.intervention import (

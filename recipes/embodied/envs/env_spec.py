@@ -171,51 +171,26 @@ class EnvSettings:
         return self.resumable or self.suspects
 
     @classmethod
-    def of(
-        cls,
-        config: EnvironmentConfig,
-        *,
-        num_envs: int,
-        first_env: int,
-        group_size: int,
-        mask_after_success: bool = False,
-        hardware: tuple[RobotUnit, ...] = (),
-        resumable: bool = False,
-        on_nonfinite: OnNonFinite = "stop",
-        owner: str = "the environment",
-        suspects: bool = False,
-        set_aside: frozenset[str] = frozenset(),
-        observed_steps: int = 1,
-    ) -> EnvSettings:
-        """Return the settings of a section `env.train` or `env.eval`."""
+    def of(cls, config: EnvironmentConfig, **share: Any) -> EnvSettings:
+        """Return the settings of a section `env.train` or `env.eval`; `share` names what is of this batch alone."""
         # Imported here: the process of a simulator needs no configuration.
         from recipes.embodied.config.env_config import stepping
 
         counted, processes = config.in_training, stepping(config)
         return cls(
-            num_envs=num_envs,
-            first_env=first_env,
             task=config.task,
             max_episode_steps=config.max_episode_steps,
             auto_reset=counted.auto_reset,
             ignore_terminations=counted.ignore_terminations,
             reward_coef=counted.reward_coef,
             success_reward=counted.success_reward,
-            mask_after_success=mask_after_success,
-            group_size=group_size,
             seed=config.seed,
             options=config.options,
-            hardware=hardware,
-            resumable=resumable,
-            on_nonfinite=on_nonfinite,
             total_envs=config.total_num_envs,
             num_processes=processes.num_processes,
             simulator_timeout=processes.simulator_timeout,
-            owner=owner,
             repeats=True,
-            suspects=suspects,
-            set_aside=set_aside,
-            observed_steps=observed_steps,
+            **share,
         )
 
 

@@ -30,11 +30,18 @@ class TaskMethods(ABC):
             set it, for the class or in its constructor.
         alters_actions: whether `_advance` may carry out other actions than it is given, `Transition.actions`.
         paces_itself: whether a step takes as long as an action does on a real arm.
+        control_hz: actions per second of the simulated or real arm; None: unknown.
+        mapping: the way from a simulator's own observations and actions to ours, in words; None: they are ours.
+        start_faults: differences of the first stored start of each task from the task's own description; None: starts
+            are drawn.
     """
 
     default_max_episode_steps: int | None = 50
     alters_actions: ClassVar[bool] = False
     paces_itself: bool = False
+    control_hz: float | None = None
+    mapping: str | None = None
+    start_faults: list[str] | None = None
 
     @property
     @abstractmethod
@@ -160,22 +167,6 @@ class TaskMethods(ABC):
 
     def close(self) -> None:  # noqa: B027 - most have nothing to give back
         """Release the resources of the environments. Idempotent."""
-
-    @property
-    def control_hz(self) -> float | None:
-        """Actions per second of the simulated or real arm; None: unknown."""
-        return None
-
-    @property
-    def mapping(self) -> str | None:
-        """The way from a simulator's own observations and actions to ours, in words; None: they are ours."""
-        return None
-
-    @property
-    def start_faults(self) -> list[str] | None:
-        """Differences of the first stored start of each task from the task's own description; None: starts are
-        drawn."""
-        return None
 
     @property
     def knows_success(self) -> bool:

@@ -15,8 +15,7 @@ from recipes.embodied.config.env_config import EnvironmentConfig, EvalEnvironmen
 from recipes.embodied.config.intervention_types import drives_one
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec
 from recipes.embodied.envs.first_step import first_step_check
-from recipes.embodied.episodes.collecting_worker import Actor, CollectingEnvWorker
-from recipes.embodied.episodes.collector import CollectedEpisode, Keep
+from recipes.embodied.episodes.collector import Actor, CollectedEpisode, CollectingEnvWorker, Keep
 from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.frames import EpisodeFrames
 from recipes.embodied.loop.protocols import Layout

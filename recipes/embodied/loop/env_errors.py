@@ -116,9 +116,9 @@ class SuspectedEpisodes:
             if episode is None:
                 continue
             self._died = True
-            deaths = self._suspects.died_of_one(episode.name, episode, f"{cause.cause}".partition("\n")[0])
+            deaths = self._suspects.died_of_one(episode.start.name, episode, f"{cause.cause}".partition("\n")[0])
             if deaths:
-                self._record.set_aside("episode", episode.name, step, deaths, replay_of(episode))
+                self._record.set_aside("episode", episode.start.name, step, deaths, replay_of(episode))
 
 
 def replay_of(episode: EpisodeAtDeath) -> dict[str, object]:

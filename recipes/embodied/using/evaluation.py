@@ -1,6 +1,6 @@
 """Reproducible evaluation: exact starts, confidence intervals and all inputs, recorded in `eval.json`.
 
-`rlinf eval` calls `evaluate`.
+`rlinf eval` calls `evaluate`, and `rlinf eval --play` calls `play`, which only shows the policy.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from recipes.demonstrations.data_errors import DatasetError, needed
+from recipes.demonstrations.pictures import write_video
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EvalEnvironmentConfig
 from recipes.embodied.config.env_types import is_simulator
+from recipes.embodied.envs.base import SUCCESS
 from recipes.embodied.episodes.collection_job import Collection, collecting
 from recipes.embodied.episodes.collector import CollectedEpisode
 from recipes.embodied.loop.frames import EpisodeFrames
-from recipes.embodied.loop.videos import nothing_to_see, pick_per_outcome, write_videos
+from recipes.embodied.loop.videos import nothing_to_see, pick_per_outcome, tiled, write_videos
 from recipes.embodied.models.folder_facts import STATISTICS
 from recipes.embodied.rules.env_rules import options_of_simulator
 from recipes.training.state.state_checkpoint import ACTOR
-from rlinf_core import ConfigError, Job
+from rlinf_core import ConfigError, Job, RLinfError
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.step_clock import Stopwatch
 from rlinf_core.runners.storage import durable
@@ -271,4 +273,59 @@ def _as_json(episode: CollectedEpisode) -> dict[str, Any]:
         "success_once": episode.success_once,
         "return": episode.total_reward,
         "length": episode.length,
+    }
+
+
+def play(
+    job: Job,
+    checkpoint: Path,
+    file: Path,
+    *,
+    episodes: int,
+    emit: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Have the policy of a checkpoint act greedily in episodes of `env.eval`, side by side in one video.
+
+    Args:
+        job: the checked file.
+        checkpoint: a folder `global_step_N`.
+        file: the video, an mp4; must not exist.
+        episodes: the number of episodes.
+        emit: receives progress lines.
+
+    Returns:
+        `file`, `fps`, and for each of `episodes` its `env`, `outcome`, `return` and `length`.
+
+    Raises:
+        ConfigError: the environment gives no pictures, or cannot be made.
+        CheckpointError: the checkpoint cannot be read, or is of another model.
+        DatasetError: the package `av` is missing, or the video cannot be written.
+        RLinfError: the file exists.
+    """
+    if file.exists():
+        raise RLinfError("the video exists", where=str(file), help="name another with `-o`")
+    needed("av", "a video")
+    config = cast("PolicyJob", job.config)
+    environments = config.env.eval
+    shown = environments.video_cfg.model_copy(update={"episodes": episodes})
+    chosen = environments.model_copy(update={"total_num_envs": episodes, "video_cfg": shown})
+    env = config.env.model_copy(update={"eval": chosen})
+    with collecting(config.model_copy(update={"env": env}), chosen, episodes, checkpoint) as collection:
+        collected = next(iter(collection.episodes("nothing", film=True)))[:episodes]
+        recorded_episodes = collection.recorded_episodes()
+    if recorded_episodes is None:
+        raise ConfigError("there is nothing to play", why=nothing_to_see(environments.env_type))
+    emit(f"{len(collected)} episodes")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    films = [film for film in recorded_episodes if film.env in {episode.env for episode in collected}]
+    solved = [film.outcome == SUCCESS for film in films]
+    fps = environments.video_cfg.fps
+    write_video(file, tiled([film.frames for film in films], solved=solved, still=fps), fps)
+    return {
+        "file": str(file),
+        "fps": fps,
+        "episodes": [
+            {"env": episode.env, "outcome": episode.outcome, "return": episode.total_reward, "length": episode.length}
+            for episode in collected
+        ],
     }

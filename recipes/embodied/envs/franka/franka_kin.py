@@ -22,7 +22,7 @@ from recipes.embodied.envs.env_spec import (
 )
 from recipes.embodied.envs.env_state import State
 from recipes.embodied.envs.franka.drawing import Spot, draw_arm
-from recipes.embodied.envs.franka.experts import gripper_move, move_toward
+from recipes.embodied.envs.franka.franka_tasks import gripper_move, move_toward
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.franka_arm import (
@@ -65,6 +65,8 @@ class FrankaKinEnv(VectorEnv):
     point; the block held 15 cm above the table.
     """
 
+    control_hz = 1 / CONTROL_SECONDS
+
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
         task = settings.task or "pick"
@@ -81,11 +83,6 @@ class FrankaKinEnv(VectorEnv):
         self._was_held = np.zeros(self.num_envs, np.bool_)
         self._potential = np.zeros(self.num_envs)
         self._step_size = ACTION_STEP
-
-    @property
-    def control_hz(self) -> float:
-        """See `VectorEnv`."""
-        return 1 / CONTROL_SECONDS
 
     @property
     def spec(self) -> EnvSpec:

@@ -55,6 +55,8 @@ class FrankaMujocoEnv(VectorEnv):
     held within 4 cm of the point. A block is held when both fingers press against it.
     """
 
+    control_hz = 1 / CONTROL_SECONDS
+
     def __init__(self, settings: EnvSettings) -> None:
         super().__init__(settings)
         name = settings.task or "reach"
@@ -81,11 +83,6 @@ class FrankaMujocoEnv(VectorEnv):
         self._scene = Scene(zeros, zeros, zeros, zeros, zeros, zeros[0], flags, flags.copy())
         self._potential = np.zeros(self.num_envs)
         self._was_held = flags.copy()
-
-    @property
-    def control_hz(self) -> float:
-        """See `VectorEnv`."""
-        return 1 / CONTROL_SECONDS
 
     @property
     def spec(self) -> EnvSpec:

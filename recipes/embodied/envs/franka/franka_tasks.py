@@ -1,22 +1,23 @@
 """Tasks of the Franka arm in MuJoCo: where episodes start, what counts as progress and success, and a scripted expert.
 
 A task sees the scene of all environments as arrays [.., B] and keeps the targets of their episodes. Physics is the
-environment's own, `franka_mujoco`.
+environment's own, `franka_mujoco`. Experts lead the hand to a point by damped least squares on the kinematics, and have
+no memory: they can be asked in the states that a policy gets into, too.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import BoolArray, IntArray
-from recipes.embodied.envs.franka.experts import gripper_move, move_toward
 from recipes.embodied.envs.franka.franka_mjcf import BLOCK_HALF, FINGER_TRAVEL, PUCK_HALF_HEIGHT, PUCK_RADIUS, Body
 from recipes.embodied.robots.franka_arm import (
+    ACTION_STEP,
     REACH_ACTIONS,
     REACH_INSTRUCTION,
     REACH_STATES,
@@ -28,6 +29,8 @@ from recipes.embodied.robots.franka_arm import (
     scaled_position,
     start_joints,
 )
+from recipes.embodied.robots.franka_kinematics import hand_pose
+from recipes.training.arrays import Array
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -51,6 +54,13 @@ HELD_RADIUS = 0.04
 CARRY_HEIGHT, CARRY_STEP = 0.04, 0.015
 FAR = 0.4  # metres from the point beyond which all places of a block count alike
 GRASP_WIDTH = 0.03  # metres from the block at which a grasp comes near enough to count
+
+# Added to the squares, so that motions stay small where the arm is stretched.
+DAMPING: Final = 1e-3
+# How much the hand's direction counts, in metres by a unit of it.
+DIRECTION_WEIGHT: Final = 0.3
+_NUDGE: Final = 1e-5
+_DOWN: Final = np.array([0.0, 0.0, -1.0])[:, None]
 
 
 @dataclass(slots=True)
@@ -324,3 +334,36 @@ class PlaceTask(PickTask):
 
 
 TASKS: dict[str, type[Task]] = {"reach": ReachTask, "push": PushTask, "pick": PickTask, "place": PlaceTask}
+
+
+def move_toward(joints: Array, points: Array) -> NDArray[np.float64]:
+    """Return actions [7, B] that lead the hands to points, pointing down.
+
+    Args:
+        joints: [7, B], in radians.
+        points: [3, B], in metres.
+    """
+    actions = (step_toward(joints, points) - joints) / ACTION_STEP
+    return actions / np.maximum(np.abs(actions).max(axis=0), 1)
+
+
+def step_toward(joints: Array, points: Array) -> NDArray[np.float64]:
+    """Return joints [7, B] whose hands are nearer to points [3, B], or there, and point down: one step of damped least
+    squares.
+    """
+    pose = np.concatenate(hand_pose(joints))
+    jacobian = np.empty((joints.shape[1], 6, 7))
+    for joint in range(7):
+        nudged = joints.copy()
+        nudged[joint] += _NUDGE
+        jacobian[:, :, joint] = (np.concatenate(hand_pose(nudged)) - pose).T / _NUDGE
+    error = np.concatenate((points - pose[:3], DIRECTION_WEIGHT * (_DOWN - pose[3:])))
+    jacobian[:, 3:] *= DIRECTION_WEIGHT
+    turned = jacobian.transpose(0, 2, 1)
+    moves = turned @ np.linalg.solve(jacobian @ turned + DAMPING * np.eye(6), error.T[:, :, None])
+    return joints + moves[:, :, 0].T
+
+
+def gripper_move(closes: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return [B], the number of an action that closes the gripper, or opens it."""
+    return np.where(closes, 1.0, -1.0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import State
-from recipes.embodied.envs.franka.experts import step_toward
+from recipes.embodied.envs.franka.franka_tasks import step_toward
 from recipes.embodied.envs.simulators.options import FrankaVisionOptions
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.robots.franka_arm import (
@@ -58,6 +58,8 @@ class FrankaVisionEnv(VectorEnv):
     Options: `image_size`, 32 pixels by default; `points`, how many there are, 2 by default, at most 4.
     """
 
+    control_hz = 1 / CONTROL_SECONDS
+
     options_model = FrankaVisionOptions
 
     def __init__(self, settings: EnvSettings) -> None:
@@ -76,11 +78,6 @@ class FrankaVisionEnv(VectorEnv):
         self._potential = np.zeros(count)
         self._colors = list(COLORS)[: self._points]
         self._texts = np.array([INSTRUCTION.format(color=color) for color in self._colors])
-
-    @property
-    def control_hz(self) -> float:
-        """See `VectorEnv`."""
-        return 1 / CONTROL_SECONDS
 
     @property
     def spec(self) -> EnvSpec:

@@ -109,16 +109,7 @@ class SimulatorProcess:
         """Make the simulations; `first` is the first one's row in the arrays."""
         self._first = self._pulse.first_row = first
         self._batch = SimulationBatch(BatchRequest(*request), self._pulse.beat)
-        facts = self._batch.facts
-        return {
-            "spec": asdict(facts.spec),
-            "max_episode_steps": facts.max_episode_steps,
-            "tasks": facts.tasks,
-            "num_tasks": facts.num_tasks,
-            "control_hz": facts.control_hz,
-            "start_faults": facts.start_faults,
-            "mapping": facts.mapping,
-        }
+        return {**self._batch.facts._asdict(), "spec": asdict(self._batch.facts.spec)}
 
     def _map(self, size: int, count: int, chunk: int) -> None:
         arrays = SharedArrays(mmap.mmap(self._memory, size), self.batch.facts.spec, count, chunk)
@@ -131,15 +122,10 @@ class SimulatorProcess:
         self.batch.reset([row - self._first for row in rows], [Start(*start) for start in starts])
         return self._observe()
 
-    def _step(self, rows: list[int] | None, observed: bool) -> dict[int, str]:
-        own = None if rows is None else [row - self._first for row in rows]
-        self.batch.step(own, self._actions[0], outcomes=self._outcomes[0])
-        return self._observe() if observed else {}
-
-    def _chunk(self, steps: list[int], ends: bool) -> dict[int, str]:
-        """Carry out so many actions of each environment, fewer where its episode ends, and look at all of them."""
+    def _step(self, steps: list[int], ends: bool, observed: bool) -> dict[int, str]:
+        """Carry out so many actions of each environment, fewer where its episode ends, and look at them if asked to."""
         self.batch.step_chunk(self._actions, steps, self._outcomes, ends=ends)
-        return self._observe()
+        return self._observe() if observed else {}
 
     def _observe(self) -> dict[int, str]:
         """Write the observations that have changed; return the texts among them that have, by row."""

@@ -54,16 +54,12 @@ _Command: TypeAlias = tuple[str, Mapping[str, Any]]
 _OF_EPISODES: Final = frozenset({"resetting", "stepping", "observing"})
 _OBSERVE: Final[_Command] = ("observe", {})
 _EXPERT: Final[_Command] = ("expert", {})
-# A step of all environments, by whether observations follow.
-_STEP: Final[Mapping[bool, _Command]] = {
-    observed: ("step", {"rows": None, "observed": observed}) for observed in (False, True)
-}
 
 
 @lru_cache(maxsize=64)
-def _chunk(steps: tuple[int, ...], ends: bool) -> _Command:
-    """Return the command to execute a chunk: most equal the previous one, whose object is reused."""
-    return ("chunk", {"steps": steps, "ends": ends})
+def _step(steps: tuple[int, ...], ends: bool, observed: bool) -> _Command | None:
+    """Return the command to execute actions: most equal the previous one, whose object is reused. None: to rest."""
+    return ("step", {"steps": steps, "ends": ends, "observed": observed}) if any(steps) else None
 
 
 class SimulatorDiedError(WorkerDiedError):
@@ -117,18 +113,14 @@ class SimulatorProcesses:
 
     def _map(self, made: list[dict[str, Any]], count: int) -> None:
         """Receive the facts that the processes report, and map shared memory of that size."""
-        spec = EnvSpec.of_plain(made[0]["spec"])
+        first = BatchFacts(**made[0])
         limits = [reply["max_episode_steps"] for reply in made if reply["max_episode_steps"] is not None]
-        tasks = [task for reply in made for task in reply["tasks"]]
         faults = [fault for reply in made for fault in reply["start_faults"] or ()]
-        self.facts = BatchFacts(
-            spec,
-            min(limits, default=None),
-            tasks,
-            made[0]["num_tasks"],
-            made[0]["control_hz"],
-            None if made[0]["start_faults"] is None else list(dict.fromkeys(faults)),
-            made[0]["mapping"],
+        self.facts = first._replace(
+            spec=EnvSpec.of_plain(made[0]["spec"]),
+            max_episode_steps=min(limits, default=None),
+            tasks=[task for reply in made for task in reply["tasks"]],
+            start_faults=None if first.start_faults is None else list(dict.fromkeys(faults)),
         )
         self._texts = np.array([""] * count)
         # Processes whose environments have changed since the last observation.
@@ -156,30 +148,31 @@ class SimulatorProcesses:
 
     def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
         """Carry out actions; see `Simulators`."""
-        if self._ahead:
-            return self._ahead.popleft()
-        self._arrays.actions[0] = actions
-        if rows is None:
-            commands: list[_Command | None] = [_STEP[observed]] * len(self._children)
-        else:
-            self._arrays.clear_outcomes()
-            commands = [("step", {"rows": mine, "observed": observed}) if mine else None for mine in self._dealt(rows)]
-        if observed:
-            self._look(commands)
-        else:
-            self._unseen.update(number for number, command in enumerate(commands) if command)
-            self._all(commands)
-        return self._arrays.outcomes[0]
+        if not self._ahead:
+            steps = np.full(len(actions), rows is None, np.int64)
+            if rows is not None:
+                steps[rows] = 1
+            self._carry_out(actions[:, None], steps, ends=True, observed=observed)
+        return self._ahead.popleft()
 
     def foresee(self, actions: Array, steps: IntArray, *, ends: bool) -> None:
         """Execute a chunk now, with one message per process instead of one per action."""
+        self._carry_out(actions, steps, ends=ends, observed=True)
+
+    def _carry_out(self, actions: Array, steps: IntArray, *, ends: bool, observed: bool) -> None:
         chunk = actions.shape[1]
         if len(self._arrays.actions) < chunk:
             self._make_room(chunk)
         self._arrays.actions[:chunk] = actions.swapaxes(0, 1)
         self._arrays.clear_outcomes()
         counts: list[int] = steps.tolist()
-        self._look([_chunk(tuple(counts[child.rows.start : child.rows.stop]), ends) for child in self._children])
+        rows = [child.rows for child in self._children]
+        commands = [_step(tuple(counts[own.start : own.stop]), ends, observed) for own in rows]
+        if observed:
+            self._look(commands)
+        else:
+            self._unseen.update(number for number, command in enumerate(commands) if command)
+            self._all(commands)
         self._ahead = deque(self._arrays.outcomes[:chunk])
 
     def observe(self) -> Observation:

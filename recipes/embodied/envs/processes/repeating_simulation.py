@@ -18,7 +18,7 @@ from recipes.embodied.envs.faults.repeating import (
     SimulatorError,
     env_error,
 )
-from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start, start_name
+from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
 
 _FAILED: Final = Outcome(0.0, truncated=True, failed=True)
 
@@ -63,7 +63,7 @@ class RepeatingSimulation(RepeatingSimulator):
             try:
                 self._attempt(lambda: self.simulation.reset(self._start), "its reset")
             except SimulatorError as error:
-                self.error = self.error or env_error(start_name(start), error, began=False)
+                self.error = self.error or env_error(start.name, error, began=False)
                 self._lost = True
                 if tries == MOST_STARTS:
                     raise
@@ -87,7 +87,7 @@ class RepeatingSimulation(RepeatingSimulator):
         try:
             outcome = self._attempt_again(error, lambda: self.simulation.step(action), "its action", action)
         except RaisedTwiceError as twice:
-            self.error = self.error or env_error(start_name(self._start), twice)
+            self.error = self.error or env_error(self._start.name, twice)
             return _FAILED
         return self.record(action, outcome)
 
@@ -108,7 +108,7 @@ class RepeatingSimulation(RepeatingSimulator):
             try:
                 seen = self._attempt_again(error, lambda: self.simulation.observe(), "its observation")
             except RaisedTwiceError as twice:
-                self.error, self._lost = self.error or env_error(start_name(self._start), twice), True
+                self.error, self._lost = self.error or env_error(self._start.name, twice), True
                 # What a new one sees at the beginning: the next step fails.
                 seen = self.simulation.observe()
         return seen

@@ -12,13 +12,7 @@ from recipes.embodied.envs.env_state import State
 from recipes.embodied.envs.faults.repeating import MOST_REPEATED
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorProcesses
 from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
-from recipes.embodied.envs.processes.simulator import (
-    BatchRequest,
-    EpisodeAtDeath,
-    Simulators,
-    Start,
-    start_name,
-)
+from recipes.embodied.envs.processes.simulator import BatchRequest, EpisodeAtDeath, Simulators, Start
 from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array
 from rlinf_core.errors import RuntimeFailure
@@ -55,7 +49,8 @@ class SimulatedEnv(VectorEnv):
             else SimulationBatch(request)
         )
         facts = self._simulators.facts
-        self.default_max_episode_steps = facts.max_episode_steps
+        self.default_max_episode_steps, self.control_hz = facts.max_episode_steps, facts.control_hz
+        self.mapping, self.start_faults = facts.mapping, facts.start_faults
         self._groups = np.array(groups)
         self._knows_success = False
         # Of each running episode: its start, and the actions since.
@@ -81,21 +76,6 @@ class SimulatedEnv(VectorEnv):
     def knows_success(self) -> bool:
         """Whether a simulation has ever reported success or failure."""
         return self._knows_success
-
-    @property
-    def control_hz(self) -> float | None:
-        """See `VectorEnv`."""
-        return self._simulators.facts.control_hz
-
-    @property
-    def start_faults(self) -> list[str] | None:
-        """See `VectorEnv`."""
-        return self._simulators.facts.start_faults
-
-    @property
-    def mapping(self) -> str | None:
-        """See `VectorEnv`."""
-        return self._simulators.facts.mapping
 
     def first_starts(self) -> list[dict[str, int]]:
         """See `VectorEnv`; `number` counts modulo the length of the task's list."""
@@ -133,7 +113,7 @@ class SimulatedEnv(VectorEnv):
 
     def _allowed(self, start: Start) -> Start:
         """Return a start, or the next one that is not quarantined."""
-        while start_name(start) in self.settings.set_aside:
+        while start.name in self.settings.set_aside:
             start = Start((start.seed + 1) % 2**31, start.number + 1)
         return start
 
@@ -202,8 +182,8 @@ class SimulatedEnv(VectorEnv):
 
     def _load(self, state: State) -> None:
         for start in state["begun"].tolist():
-            if start_name(Start(*start)) in self.settings.set_aside:
-                raise RuntimeFailure(f"the start {start_name(Start(*start))}, which is set aside, is among them")
+            if (name := Start(*start).name) in self.settings.set_aside:
+                raise RuntimeFailure(f"the start {name}, which is set aside, is among them")
         self._begun = state["begun"].copy()
         counts, actions = state["counts"], state["actions"]
         self._actions = [list(actions[row, :count]) for row, count in enumerate(counts.tolist())]

@@ -112,24 +112,9 @@ class SimulationBatch:
             self._begun[row] = self._count
             self._members[row].reset(start)
 
-    def step(
-        self,
-        rows: Sequence[int] | None,
-        actions: Array,
-        *,
-        observed: bool = False,
-        outcomes: Outcomes | None = None,
-    ) -> Outcomes:
-        """Carry out actions; see `Simulators`.
-
-        Args:
-            rows: the rows of the environments that are stepped; None: all.
-            actions: the actions of all environments, [B, A].
-            observed: has no effect: `observe` looks at those that have changed.
-            outcomes: where results are written; None: into new arrays.
-        """
-        if outcomes is None:
-            outcomes = Outcomes.empty(len(self._members))
+    def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
+        """Carry out actions; see `Simulators`. `observe` looks at those that have changed, whatever `observed` says."""
+        outcomes = Outcomes.empty(len(self._members))
         native = self._members[0].simulation.native(actions)
         self._changed.update(self._every if rows is None else rows)
         if rows is None and self._cheap is not None and not self._faults.any:
@@ -193,7 +178,7 @@ class SimulationBatch:
             outcomes: where the results of each action are written.
             ends: whether an environment that terminates is done.
         """
-        self._changed.update(self._every)
+        self._changed.update(row for row, count in enumerate(steps) if count)
         for row, (member, count) in enumerate(zip(self._members, steps, strict=True)):
             native = member.simulation.native(actions[:count, row])
             for action, written in zip(native, outcomes, strict=False):

@@ -36,6 +36,11 @@ class Start(NamedTuple):
     seed: int
     number: int
 
+    @property
+    def name(self) -> str:
+        """The name of the start, the same in every environment of a group, as in `1834123-17`."""
+        return f"{self.seed}-{self.number}"
+
 
 class Outcome(NamedTuple):
     """Result of one action.
@@ -202,16 +207,6 @@ class EpisodeAtDeath(NamedTuple):
     group: int
     start: Start
     actions: tuple[tuple[float, ...], ...] = ()
-
-    @property
-    def name(self) -> str:
-        """The name of its start, which is the same in every environment of its group."""
-        return start_name(self.start)
-
-
-def start_name(start: Start) -> str:
-    """Return the name of an episode's start, as in `1834123-17`."""
-    return f"{start.seed}-{start.number}"
 
 
 class BatchFacts(NamedTuple):

@@ -97,6 +97,7 @@ class DrivenRobotEnv(VectorEnv):
                 help="rename it" if twice else "write `cameras` in `env.train.options` alone",
             )
         self._robot.users.add(id(self))
+        self.control_hz = self._robot.driver.control_hz
         self._seed = 0
         self._scores = False
 
@@ -115,11 +116,6 @@ class DrivenRobotEnv(VectorEnv):
     def knows_success(self) -> bool:
         """Whether episodes are judged: by the driver, a person, or a classifier."""
         return self._scores or self.intervention is not None or self.judge is not None
-
-    @property
-    def control_hz(self) -> float | None:
-        """See `VectorEnv`."""
-        return self._robot.driver.control_hz
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
         """See `VectorEnv`: as the driver has it, where it does."""

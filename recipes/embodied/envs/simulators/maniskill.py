@@ -75,6 +75,7 @@ class ManiskillEnv(BatchedEnv):
             # No driver, more environments on the CPU than one, a robot that there is not.
             raise ConfigError(f"`{task}` cannot be made: {error}", where="env", help=_HELP) from error
         self._base: Any = self._env.unwrapped
+        self.control_hz = float(self._base.control_freq)
         self.default_max_episode_steps = _limit(self._env)
         space = self._base.single_action_space
         self._middle, self._half = (space.high + space.low) / 2, (space.high - space.low) / 2
@@ -89,11 +90,6 @@ class ManiskillEnv(BatchedEnv):
     def spec(self) -> EnvSpec:
         """ManiSkill's flat state vector, and one image per camera."""
         return self._spec
-
-    @property
-    def control_hz(self) -> float | None:
-        """See `VectorEnv`."""
-        return float(self._base.control_freq)
 
     def _begin_rows(self, mask: BoolArray, seeds: IntArray) -> Observation:
         rows = np.flatnonzero(mask)

@@ -23,7 +23,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.workers.temporal_ensembling import TemporalEnsemble
+from recipes.embodied.workers.rollout_worker import TemporalEnsemble
 from rlinf_core.errors import ConfigError
 
 N, CHUNK, STATES, ACTIONS, ROWS = 3, 4, 5, 2, 40

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -95,7 +95,6 @@ class Reader:
                 raise _not_understood(task, f"{f'`{part.name}`' if part.name else 'it'} has no numbers: {part.space}")
         if len(layouts) != len(parts):
             raise _not_understood(task, f"two parts have one name: {space}")
-        self._space = space
         # The shape of an observation that is one vector of numbers, and nothing else.
         alone = self._states[0].space if len(parts) == len(self._states) == 1 else None
         self._plain: tuple[int, ...] | None = None
@@ -117,20 +116,6 @@ class Reader:
         kinds = [f"states [{self.state_size}] = {' + '.join(states)}"] if states else []
         kinds += [f"{key} = {part.name or 'the observation'}" for key, (part, _) in self._pictures.items()]
         return ", ".join([*kinds, *([f"{INSTRUCTIONS} = {self.instruction}"] if self.instruction else [])])
-
-    def check(self, observation: Any) -> None:
-        """Check that an observation is of the space.
-
-        Raises:
-            ConfigError: it is not.
-        """
-        for part in (*(part for part, _ in self._pictures.values()), *self._states):
-            self._held(part, observation)
-        unread = sorted(_unknown_keys(self._space, observation))
-        if unread and (warning := f"{self._task}: {unread}") not in _warned:
-            _warned.add(warning)
-            message = "observations of `%s` have parts that its space does not name, which nobody sees: %s"
-            _LOGGER.warning(message, self._task, ", ".join(f"`{name}`" for name in unread))
 
     def __call__(self, observation: Any) -> Row:
         """Return an observation of the space as a row.
@@ -298,17 +283,6 @@ def _parts(space: spaces.Space[Any], path: tuple[str | int, ...] = ()) -> Iterat
         return
     for key, inner_space in inner:
         yield from _parts(inner_space, (*path, key))
-
-
-def _unknown_keys(space: spaces.Space[Any], observation: Any, path: str = "") -> Iterator[str]:
-    """Return the keys of an observation that its space does not have."""
-    if not isinstance(space, spaces.Dict) or not isinstance(observation, Mapping):
-        return
-    for key, value in observation.items():
-        if key in space.spaces:
-            yield from _unknown_keys(space.spaces[key], value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}"
 
 
 def _layout(task: str, part: _Part) -> str | None:

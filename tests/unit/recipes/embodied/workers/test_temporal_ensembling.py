@@ -13,7 +13,7 @@ from recipes.embodied.config.env_config import InferenceConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.workers.temporal_ensembling import GreedyActing, TemporalEnsemble
+from recipes.embodied.workers.rollout_worker import GreedyActing, TemporalEnsemble
 from rlinf_cli.job.load import load_with_lint
 
 N, HORIZON, LOOKS = 2, 7, 9

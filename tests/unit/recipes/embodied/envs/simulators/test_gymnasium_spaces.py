@@ -147,10 +147,3 @@ def test_bytes_of_a_grid_or_a_mask_are_no_colours() -> None:
 def test_part_without_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match="`a` has no numbers"):
         Reader("task", spaces.Dict(a=spaces.Box(-1, 1, (0,)), b=spaces.Box(-1, 1, (2,))))
-
-
-def test_parts_that_no_space_names_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    reader = Reader("task of parts", spaces.Dict(a=spaces.Dict(b=spaces.Box(-1, 1, (1,)))))
-    for _ in range(2):
-        reader.check({"a": {"b": np.zeros(1), "depth": 1}, "goal": 2})
-    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == ["`a.depth`, `goal`"]
