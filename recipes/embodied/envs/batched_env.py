@@ -7,33 +7,14 @@ them: what it observes then is not looked at, and its next episode begins from i
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
 
 import numpy as np
 
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, IntArray, Observation, Transition
 from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
-
-
-class BatchStep(NamedTuple):
-    """Result of one action in all environments.
-
-    Attributes:
-        observations: the observations after it, arrays [B, ...] by name.
-        rewards: float32 [B].
-        terminations: bool [B].
-        truncations: bool [B].
-        successes: bool [B]; None: the simulator does not say.
-    """
-
-    observations: Observation
-    rewards: FloatArray
-    terminations: BoolArray
-    truncations: BoolArray
-    successes: BoolArray | None
 
 
 class BatchedEnv(VectorEnv):
@@ -70,8 +51,8 @@ class BatchedEnv(VectorEnv):
         """
 
     @abstractmethod
-    def _step_all(self, actions: Array) -> BatchStep:
-        """Carry out actions [B, A] in all environments."""
+    def _step_all(self, actions: Array) -> tuple[Observation, Transition]:
+        """Carry out actions [B, A] in all environments; return the observations after them, and the results."""
 
     @property
     def knows_success(self) -> bool:
@@ -85,12 +66,13 @@ class BatchedEnv(VectorEnv):
     def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         if self._over.any():
             self._restart(self._over.copy(), shown=False)
-        result = self._step_all(actions)
-        self._over |= (result.terminations | result.truncations) & self.ends
-        self._knows_success |= result.successes is not None
-        moved = np.ones(self.num_envs, np.bool_) if rows is None else self._mask(rows)
-        self._show(result.observations, moved)
-        return Transition(result.rewards, result.terminations, result.truncations, result.successes)
+        observations, moved = self._step_all(actions)
+        self._over |= moved.terminations & self.ends
+        if moved.truncations is not None:
+            self._over |= moved.truncations & self.ends
+        self._knows_success |= moved.successes is not None
+        self._show(observations, np.ones(self.num_envs, np.bool_) if rows is None else self._mask(rows))
+        return moved
 
     def _observe(self) -> Observation:
         return {name: array.copy() for name, array in self._seen.items()}

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_config import EnvironmentConfig
@@ -15,16 +15,7 @@ from recipes.embodied.envs.first_step import first_step_check
 from recipes.embodied.loop.data_check import check_data_facts, check_orientation
 from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.episode_figures import OF_ENDED, episode_means
-from recipes.embodied.loop.protocols import (
-    ActorGroup,
-    EmbodiedActor,
-    EmbodiedEnv,
-    EmbodiedRollout,
-    EnvGroup,
-    EpisodeSums,
-    Layout,
-    RolloutGroup,
-)
+from recipes.embodied.loop.protocols import EmbodiedActor, EmbodiedEnv, EmbodiedRollout, EpisodeSums, Layout
 from recipes.embodied.loop.rollout_recovery import RolloutRecovery
 from recipes.embodied.loop.videos import EvaluationVideos
 from recipes.training.comparing_worker import comparisons_of
@@ -75,10 +66,7 @@ class EmbodiedRunner(RolloutRunner):
     ) -> None:
         super().__init__(cfg, {"actor": actor, "rollout": rollout, "env": env}, record)
         self._most_failed = cfg.runner.max_failed_fraction
-        # A group forwards the calls of its workers' methods to all ranks.
-        self.actor = cast("ActorGroup", actor)
-        self.rollout = cast("RolloutGroup", rollout)
-        self.env = cast("EnvGroup", env)
+        self.actor, self.rollout, self.env = actor, rollout, env
         self._trajectories = trajectories
         self._told_of_episodes = False
         self._environments = cfg.env

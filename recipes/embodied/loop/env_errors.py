@@ -13,7 +13,8 @@ from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.envs.processes.simulator import EpisodeAtDeath
 from recipes.embodied.loop.env_messages import ALL_ERRORS
-from recipes.embodied.loop.protocols import EnvGroup, EpisodeSums, Layout
+from recipes.embodied.loop.protocols import EmbodiedEnv, EpisodeSums, Layout
+from rlinf_core import WorkerGroup
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Suspects, all_deaths
 from rlinf_core.runners.storage import run_events
@@ -45,10 +46,10 @@ class EnvErrors:
         self._places: set[str] = set()
         self._episodes: set[str] = set()
 
-    def take_from(self, env: EnvGroup, sums: Iterable[EpisodeSums], where: str, step: int) -> None:
+    def take_from(self, env: WorkerGroup[EmbodiedEnv], sums: Iterable[EpisodeSums], where: str, step: int) -> None:
         """Take the errors of the env workers where the sums of a pass say that there are some; see `take`."""
         if any(ALL_ERRORS in of_rank for of_rank in sums):
-            by_rank = env.take_errors().wait()
+            by_rank: list[Sequence[EnvError]] = env.take_errors().wait()
             self.take([error for errors in by_rank for error in errors], where, step, first=step == 0)
 
     def take(self, errors: Sequence[EnvError], where: str, step: int, *, first: bool) -> None:
@@ -118,15 +119,4 @@ class SuspectedEpisodes:
             self._died = True
             deaths = self._suspects.died_of_one(episode.start.name, episode, f"{cause.cause}".partition("\n")[0])
             if deaths:
-                self._record.set_aside("episode", episode.start.name, step, deaths, replay_of(episode))
-
-
-def replay_of(episode: EpisodeAtDeath) -> dict[str, object]:
-    """Return what `rlinf why --replay` needs to repeat an episode, beside the run's file."""
-    return {
-        "environment": episode.environment,
-        "group": episode.group,
-        "seed": episode.start.seed,
-        "number": episode.start.number,
-        "actions": [list(action) for action in episode.actions],
-    }
+                self._record.set_aside("episode", episode.start.name, step, deaths, episode.model_dump())

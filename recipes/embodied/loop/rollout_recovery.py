@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from recipes.embodied.config import EmbodiedConfig, resets_each_pass
 from recipes.embodied.config.env_types import is_robot
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.loop.env_errors import SuspectedEpisodes
-from recipes.embodied.loop.protocols import EnvGroup, Layout, RolloutGroup
+from recipes.embodied.loop.protocols import EmbodiedEnv, EmbodiedRollout, Layout
 from rlinf_core import Relaunching, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.run_program import Dead
@@ -41,8 +41,8 @@ class RolloutRecovery(Relaunching):
         self,
         config: EmbodiedConfig,
         actor: WorkerGroup[Any],
-        rollout: WorkerGroup[Any],
-        env: WorkerGroup[Any],
+        rollout: WorkerGroup[EmbodiedRollout],
+        env: WorkerGroup[EmbodiedEnv],
         record: RunRecord,
         forget: Callable[[bool], None],
         syncing: Callable[[], bool],
@@ -55,8 +55,7 @@ class RolloutRecovery(Relaunching):
             section.judge.source == ENVIRONMENT and not is_robot(section.env_type) for section in sections
         )
         self._resets = resets_each_pass(config)
-        self._actor_group, self._rollout_group, self._env_group = actor, rollout, env
-        self._rollout, self._env = cast("RolloutGroup", rollout), cast("EnvGroup", env)
+        self._actor, self._rollout, self._env = actor, rollout, env
         self._forget, self._syncing = forget, syncing
         self.starts: tuple[Layout, Any] | None = None
         self._calls: list[WorkerGroupHandle[Any]] = []
@@ -105,7 +104,7 @@ class RolloutRecovery(Relaunching):
             and self.starts is not None
             and (self._simulates or "env" not in dead)
             # Shards of weights are gathered while they are sent: an actor may still wait for the one whose peer died.
-            and not (self._syncing() and self._actor_group.world_size > 1)
+            and not (self._syncing() and self._actor.world_size > 1)
         )
 
     def prepare(self, dead: Dead) -> str:
@@ -119,12 +118,12 @@ class RolloutRecovery(Relaunching):
         environments, acting = dead.get("env", ()), dead.get("rollout", ())
         made: list[WorkerGroupHandle[Any]] = []
         if environments:
-            made.append(self._env_group.execute_on(*environments).init_worker(layout))
+            made.append(self._env.execute_on(*environments).init_worker(layout))
         if acting:
-            made.append(self._rollout_group.execute_on(*acting).init_worker(layout, spec))
+            made.append(self._rollout.execute_on(*acting).init_worker(layout, spec))
         wait_together(*made)
-        self._rollout_group.drop_messages(self._env_group)
-        self._rollout_group.drop_messages(self._actor_group)
+        self._rollout.drop_messages(self._env)
+        self._rollout.drop_messages(self._actor)
         lost = self._load(environments)
         self._forget(bool(acting))
         self._attempt += 1
@@ -136,10 +135,10 @@ class RolloutRecovery(Relaunching):
             return ""
         packs = self.episodes
         whole = [pack for pack in packs if pack is not None]
-        again = range(self._env_group.world_size) if self._trains else environments
+        again = range(self._env.world_size) if self._trains else environments
         if len(whole) < len(packs):
             return f"unfinished episodes of {len(environments)} env workers are left out" if environments else ""
         if not again:
             return ""
-        reasons = {reason for reason in self._env_group.execute_on(*again).load_state(whole).wait() if reason}
+        reasons = {reason for reason in self._env.execute_on(*again).load_state(whole).wait() if reason}
         return f"episodes start over: {'; '.join(sorted(reasons))}" if reasons else ""

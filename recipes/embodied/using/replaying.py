@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import stepping
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorProcesses
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
-from recipes.embodied.envs.processes.simulator import BatchRequest, Start
+from recipes.embodied.envs.processes.simulator import BatchRequest, EpisodeAtDeath
 from recipes.embodied.envs.registry import env_class
 from rlinf_core import Job, RLinfError
 from rlinf_core.runners.storage.evidence import QuarantinedItem
-
-_Count = Annotated[int, Field(ge=0, lt=2**53)]
-_Number = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class KeptEpisode(BaseModel):
-    """An episode in `quarantine/`; see `replay_of`."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    environment: _Count
-    group: _Count
-    seed: _Count
-    number: _Count
-    actions: list[list[_Number]]
 
 
 def replay(job: Job, item: QuarantinedItem, *, emit: Callable[[str], None] = lambda text: None) -> str:
@@ -46,7 +31,7 @@ def replay(job: Job, item: QuarantinedItem, *, emit: Callable[[str], None] = lam
     environments = config.env.train if item.step else config.env.eval
     kind: Any = env_class(environments.env_type)
     try:
-        kept = KeptEpisode.model_validate(item.replay)
+        kept = EpisodeAtDeath.model_validate(item.replay)
     except ValidationError as error:
         raise RLinfError(f"episode {item.item} was not kept as a whole", why=str(error).splitlines()[0]) from None
     if not (isinstance(kind, type) and issubclass(kind, SimulatedEnv)):
@@ -57,7 +42,7 @@ def replay(job: Job, item: QuarantinedItem, *, emit: Callable[[str], None] = lam
     processes: SimulatorProcesses | None = None
     try:
         processes = SimulatorProcesses(request, 1, stepping(environments).simulator_timeout, "the replay")
-        processes.reset([0], [Start(kept.seed, kept.number)])
+        processes.reset([0], [kept.start])
         for action in kept.actions:
             processes.step(None, np.array([action]))
         processes.observe()

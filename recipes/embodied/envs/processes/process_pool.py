@@ -1,4 +1,4 @@
-"""Simulators in separate processes, with the interface of in-process ones.
+"""Simulators in separate processes, with the interface of those in this one, `SimulationBatch`.
 
 An env worker starts them, hands them environments, and shares memory with them. They end with it. A process that dies
 or gives no sign of life is the death of its worker: the error says which process, which environment, and how it ended.
@@ -147,7 +147,7 @@ class SimulatorProcesses:
         )
 
     def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
-        """Carry out actions; see `Simulators`."""
+        """Carry out actions; see `SimulationBatch`."""
         if not self._ahead:
             steps = np.full(len(actions), rows is None, np.int64)
             if rows is not None:
@@ -185,7 +185,7 @@ class SimulatorProcesses:
         return observation
 
     def take_errors(self) -> dict[int, EnvError]:
-        """See `Simulators`."""
+        """See `SimulationBatch`."""
         errors: dict[int, EnvError] = {}
         for child in self._children:
             if child.errors:
@@ -194,7 +194,7 @@ class SimulatorProcesses:
         return errors
 
     def expert(self) -> Array | None:
-        """Return the actions of the experts; see `Simulators`."""
+        """Return the actions of the experts; see `SimulationBatch`."""
         available = self._all([_EXPERT] * len(self._children))
         return self._arrays.actions[0].copy() if all(available) else None
 

@@ -12,7 +12,7 @@ from recipes.embodied.envs.env_state import State
 from recipes.embodied.envs.faults.repeating import MOST_REPEATED
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorProcesses
 from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
-from recipes.embodied.envs.processes.simulator import BatchRequest, EpisodeAtDeath, Simulators, Start
+from recipes.embodied.envs.processes.simulator import BatchRequest, EpisodeAtDeath, Start
 from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array
 from rlinf_core.errors import RuntimeFailure
@@ -43,7 +43,7 @@ class SimulatedEnv(VectorEnv):
         groups = (self.numbers // settings.group_size).tolist()
         request = BatchRequest(self.simulation, settings.task or self.default_task, settings.options, groups)
         processes = self.processes if settings.num_processes is None else settings.num_processes
-        self._simulators: Simulators = (
+        self._simulators: SimulationBatch | SimulatorProcesses = (
             SimulatorProcesses(request, processes, settings.simulator_timeout, settings.owner)
             if processes
             else SimulationBatch(request)
@@ -127,9 +127,14 @@ class SimulatedEnv(VectorEnv):
         row = error.row
         if row is not None and row < self.num_envs:
             actions = [*self._actions[row], *(() if ahead is None else ahead[row])]
-            taken = tuple(tuple(map(float, action)) for action in actions[:MOST_REPEATED])
-            start = Start(*self._begun[row].tolist())
-            error.episode = EpisodeAtDeath(int(self.numbers[row]), int(self._groups[row]), start, taken)
+            seed, number = self._begun[row].tolist()
+            error.episode = EpisodeAtDeath(
+                environment=int(self.numbers[row]),
+                group=int(self._groups[row]),
+                seed=seed,
+                number=number,
+                actions=[list(map(float, action)) for action in actions[:MOST_REPEATED]],
+            )
         return error
 
     def _foresee(self, actions: Array) -> None:

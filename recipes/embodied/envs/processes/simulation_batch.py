@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvError, IntArray, Observation
 from recipes.embodied.envs.faults.fault_lines import known_fault
-from recipes.embodied.envs.faults.repeating import MOST_REPEATED, FaultLog
+from recipes.embodied.envs.faults.repeating import FaultLog
 from recipes.embodied.envs.processes.repeating_simulation import RepeatingSimulation
 from recipes.embodied.envs.processes.simulator import (
     BatchFacts,
@@ -21,7 +19,6 @@ from recipes.embodied.envs.processes.simulator import (
     CheapSimulation,
     Outcome,
     Outcomes,
-    RawSteps,
     Row,
     Simulation,
     Start,
@@ -93,12 +90,8 @@ class SimulationBatch:
         # Environments that have changed since they were observed.
         self._every = frozenset(range(len(tasks)))
         self._changed = set(self._every)
-        # Of simulations that had no fault: those themselves, and the steps that were checked together and are not in
-        # the members' records, as actions and what they led to; how many steps there were, and the first of each
+        # The simulations until the first fault, after which they are stepped one by one.
         self._first: list[Any] = self.simulations
-        self._steps: deque[tuple[Any, RawSteps]] = deque(maxlen=MOST_REPEATED + 1)
-        self._count = 0
-        self._begun = [0] * len(tasks)
 
     @property
     def simulations(self) -> list[Simulation]:
@@ -109,23 +102,26 @@ class SimulationBatch:
         """Begin episodes."""
         self._changed.update(rows)
         for row, start in zip(rows, starts, strict=True):
-            self._begun[row] = self._count
             self._members[row].reset(start)
 
     def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
-        """Carry out actions; see `Simulators`. `observe` looks at those that have changed, whatever `observed` says."""
+        """Carry out actions [B, A].
+
+        Args:
+            rows: the rows of the environments that are stepped; None: all.
+            actions: the actions of all environments.
+            observed: `observe` is called next, so that it pays to look at the environments now; here nothing is gained.
+        """
         outcomes = Outcomes.empty(len(self._members))
         native = self._members[0].simulation.native(actions)
         self._changed.update(self._every if rows is None else rows)
         if rows is None and self._cheap is not None and not self._faults.any:
             self._step_together(self._cheap, native, outcomes)
-            return outcomes
-        self._settle()
-        if rows is None:
+        elif rows is None:
             outcomes.write_all([member.step(action) for member, action in zip(self._members, native, strict=True)])
-            return outcomes
-        for row in rows:
-            outcomes.write(row, self._members[row].step(native[row]))
+        else:
+            for row in rows:
+                outcomes.write(row, self._members[row].step(native[row]))
         return outcomes
 
     def _step_together(self, kind: type[CheapSimulation], native: Any, outcomes: Outcomes) -> None:
@@ -137,15 +133,13 @@ class SimulationBatch:
             for simulation, action in zip(simulations, native, strict=True):
                 results.append(simulation.raw_step(action))
         except Exception as error:  # noqa: BLE001 - whatever a simulator raises
-            self._settle()
             results.append(members[len(results)].step_again(error, kept[len(results)]))
         steps = kind.check_together(simulations, results) if len(results) == len(members) else None
         if steps is not None:
-            outcomes.write_raw(steps)
-            self._steps.append((kept, steps))
-            self._count += 1
+            outcomes.write_columns(steps)
+            for member, *step in zip(members, kept, *steps, strict=True):
+                member.past.append((*step, None))
             return
-        self._settle()
         written: list[Outcome] = []
         for member, simulation, action, result in zip(members, simulations, kept, results, strict=False):
             is_done = isinstance(result, Outcome)  # of the one that raised
@@ -153,24 +147,17 @@ class SimulationBatch:
         rest = range(len(results), len(members))
         outcomes.write_all([*written, *(members[row].step(kept[row]) for row in rest)])
 
-    def _settle(self) -> None:
-        """Write the steps that were checked together into the record of each member."""
-        if not self._steps:
-            return
-        first = self._count - len(self._steps)
-        for row, member in enumerate(self._members):
-            for actions, (rewards, terminations, truncations) in islice(
-                self._steps, max(0, self._begun[row] - first), None
-            ):
-                member.past.append((actions[row], rewards[row], terminations[row], truncations[row], None))
-        self._steps.clear()
-        self._begun = [self._count] * len(self._members)
-
     def foresee(self, actions: Array, steps: IntArray, *, ends: bool) -> None:
-        """Do nothing: here a step costs no message."""
+        """Receive the actions of the next calls of `step` in advance; here, where a step costs no message, for nothing.
+
+        Args:
+            actions: [B, C, A]; `step` is given `actions[:, 0]` next, for those environments that have not ended.
+            steps: int64 [B], how many of them an environment is stepped with at most; 0: it rests.
+            ends: an environment that terminates is not stepped any further; one that is truncated never is.
+        """
 
     def step_chunk(self, actions: Array, steps: Sequence[int], outcomes: Sequence[Outcomes], *, ends: bool) -> None:
-        """Execute a chunk of actions, one environment after the other; see `Simulators.foresee`.
+        """Execute a chunk of actions, one environment after the other; see `foresee`.
 
         Args:
             actions: [C, B, A].
@@ -188,7 +175,7 @@ class SimulationBatch:
                     break
 
     def take_errors(self) -> dict[int, EnvError]:
-        """Return the errors of running episodes since the last call, by row."""
+        """Return the errors of running episodes since the last call, by row; their failures have come, or will."""
         if not self._faults.any:
             return {}
         errors = {row: member.error for row, member in enumerate(self._members) if member.error is not None}
@@ -207,7 +194,7 @@ class SimulationBatch:
         return changed
 
     def expert(self) -> Array | None:
-        """Return the actions of the experts; see `Simulators`."""
+        """Return actions [B, A] of a scripted expert in the current states; None: a task has none."""
         actions = [simulation.expert() for simulation in self.simulations]
         available = [action for action in actions if action is not None]
         return np.array(available, np.float32) if len(available) == len(actions) else None
@@ -223,7 +210,6 @@ class SimulationBatch:
             if seen is not None:
                 return seen
             # From here on one by one, of which none was observed so.
-            self._settle()
             self._cheap = None
             self._changed.update(self._every)
         self.refresh()
@@ -254,7 +240,7 @@ class SimulationBatch:
         return np.stack(pictures) if pictures else None
 
     def close(self) -> None:
-        """Release what the simulators hold."""
+        """Release what the simulators hold. Idempotent."""
         while self._members:
             self._members.pop().simulation.close()
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipes.embodied.envs.env_spec import BoolArray, EnvError, EnvSpec, FloatArray, IntArray, Observation
+from recipes.embodied.envs.env_spec import BoolArray, EnvSpec, FloatArray, Observation
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 from rlinf_core.config.validating.validation_messages import refusals
@@ -22,6 +22,8 @@ from rlinf_core.registry import Registry
 
 # One row of an observation, by name: `states` float32 [S], `images.CAMERA` uint8 [H, W, 3], `instructions` a text.
 Row: TypeAlias = dict[str, Any]
+# Rewards, terminations and truncations of one action in each of n environments, none of which reports success.
+Columns: TypeAlias = tuple[Sequence[Any], Sequence[Any], Sequence[Any]]
 OptionsT = TypeVar("OptionsT", bound=BaseModel)
 
 
@@ -126,19 +128,6 @@ class Simulation(ABC):
         """Release what the simulator holds."""
 
 
-class RawSteps(NamedTuple):
-    """Results of one action in each of n environments, none of which reports success.
-
-    Attributes:
-        rewards: numbers, n.
-        terminations, truncations: booleans, n.
-    """
-
-    rewards: Sequence[Any]
-    terminations: Sequence[Any]
-    truncations: Sequence[Any]
-
-
 class CheapSimulation(Simulation):
     """A simulation whose steps cost so little that a check of each one is felt.
 
@@ -161,7 +150,7 @@ class CheapSimulation(Simulation):
 
     @classmethod
     @abstractmethod
-    def check_together(cls, simulations: Sequence[Any], results: Sequence[Any]) -> RawSteps | None:
+    def check_together(cls, simulations: Sequence[Any], results: Sequence[Any]) -> Columns | None:
         """Check what `raw_step` of some simulations returned, and keep their observations.
 
         Returns:
@@ -194,19 +183,30 @@ class BatchRequest(NamedTuple):
     groups: Sequence[int]
 
 
-class EpisodeAtDeath(NamedTuple):
-    """The episode that a simulator process was at when it died; plain values, enough to repeat it.
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+
+
+class EpisodeAtDeath(BaseModel):
+    """The episode that a simulator process was at when it died: enough to repeat it, and kept so in `quarantine/`.
 
     Attributes:
         environment, group: the numbers of its environment and of that one's group, among all of the job.
-        start: how it began.
+        seed, number: how it began.
         actions: those carried out before, as far as they are kept, and those under way.
     """
 
-    environment: int
-    group: int
-    start: Start
-    actions: tuple[tuple[float, ...], ...] = ()
+    model_config = ConfigDict(extra="ignore")
+
+    environment: _Count
+    group: _Count
+    seed: _Count
+    number: _Count
+    actions: list[list[Annotated[float, Field(allow_inf_nan=False)]]]
+
+    @property
+    def start(self) -> Start:
+        """How it began."""
+        return Start(self.seed, self.number)
 
 
 class BatchFacts(NamedTuple):
@@ -262,11 +262,9 @@ class Outcomes(NamedTuple):
         self.successes[row] = bool(outcome.success)
         self.failures[row] = outcome.failed
 
-    def write_raw(self, steps: RawSteps) -> None:
+    def write_columns(self, columns: Columns) -> None:
         """Write the results of all environments, which were not stepped before."""
-        self.rewards[:] = steps.rewards
-        self.terminations[:] = steps.terminations
-        self.truncations[:] = steps.truncations
+        self.rewards[:], self.terminations[:], self.truncations[:] = columns
 
     def write_all(self, outcomes: Sequence[Outcome]) -> None:
         """Write the results of all environments; by columns, which takes a fraction of the time of single numbers."""
@@ -277,56 +275,6 @@ class Outcomes(NamedTuple):
         self.judged[:] = [success is not None for success in successes]
         self.successes[:] = [bool(success) for success in successes]
         self.failures[:] = failures
-
-
-class Simulators(Protocol):
-    """Simulations behind a batch of environments, in this process or in others."""
-
-    facts: BatchFacts
-
-    def reset(self, rows: Sequence[int], starts: Sequence[Start]) -> None:
-        """Begin episodes."""
-        ...
-
-    def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
-        """Carry out actions [B, A].
-
-        Args:
-            rows: the rows of the environments that are stepped; None: all.
-            actions: the actions of all environments.
-            observed: `observe` is called next, so that it pays to look at the environments now.
-        """
-        ...
-
-    def foresee(self, actions: Array, steps: IntArray, *, ends: bool) -> None:
-        """Receive the actions of the next calls of `step` in advance.
-
-        Args:
-            actions: [B, C, A]; `step` is given `actions[:, 0]` next, for those environments that have not ended.
-            steps: int64 [B], how many of them an environment is stepped with at most; 0: it rests.
-            ends: an environment that terminates is not stepped any further; one that is truncated never is.
-        """
-        ...
-
-    def observe(self) -> Observation:
-        """Return the current observations, as new arrays."""
-        ...
-
-    def take_errors(self) -> dict[int, EnvError]:
-        """Return the errors of running episodes since the last call, by row; their failures have come, or will."""
-        ...
-
-    def expert(self) -> Array | None:
-        """Return actions [B, A] of a scripted expert in the current states; None: a task has none."""
-        ...
-
-    def pictures(self, rows: Sequence[int]) -> NDArray[np.uint8] | None:
-        """Return the views, uint8 [n, H, W, 3]; None if nothing is rendered."""
-        ...
-
-    def close(self) -> None:
-        """Release the resources of the simulators. Idempotent."""
-        ...
 
 
 def simulation_class(name: str) -> type[Simulation]:

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 from gymnasium.vector.utils import batch_space
 
-from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
-from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
+from recipes.embodied.envs.batched_env import BatchedEnv
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer, spec_of
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_batch_step, checked_reset
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import SUCCESS
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array
@@ -87,25 +87,21 @@ class EnvpoolEnv(BatchedEnv):
                 max_episode_steps=_NO_LIMIT,
                 **self._options,
             )
-            return self._read(checked_reset(self._task, self._pool.reset()))
+            return self._reads.batch(self._space, self._pool.reset()[0])
         rows = np.flatnonzero(mask).astype(np.int32)
-        begun = self._reads.batch(
-            batch_space(self._single, len(rows)), checked_reset(self._task, self._pool.reset(rows))
-        )
+        begun = self._reads.batch(batch_space(self._single, len(rows)), self._pool.reset(rows)[0])
         seen = {name: array.copy() for name, array in self._seen.items()}
         for name, array in begun.items():
             seen[name][rows] = array
         return seen
 
-    def _step_all(self, actions: Array) -> BatchStep:
-        result = self._pool.step(np.asarray(self._writes(actions)))
-        seen, rewards, terminated, truncated, successes = checked_batch_step(self._task, result, self.num_envs)
-        if successes is not None:
-            terminated |= successes
-        return BatchStep(self._read(seen), rewards, terminated, truncated, successes)
-
-    def _read(self, observation: Any) -> Observation:
-        return self._reads.batch(self._space, observation)
+    def _step_all(self, actions: Array) -> tuple[Observation, Transition]:
+        seen, rewards, terminated, truncated, info = self._pool.step(np.asarray(self._writes(actions)))
+        said = next((info[name] for name in SUCCESS if name in info), None)
+        successes = None if said is None else np.asarray(said, np.bool_)
+        ended = np.asarray(terminated, np.bool_) if successes is None else np.asarray(terminated, np.bool_) | successes
+        moved = Transition(np.asarray(rewards, np.float32), ended, np.asarray(truncated, np.bool_), successes)
+        return self._reads.batch(self._space, seen), moved
 
     def close(self) -> None:
         """Close the environments."""

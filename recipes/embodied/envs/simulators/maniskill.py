@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
-from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation
+from recipes.embodied.envs.batched_env import BatchedEnv
+from recipes.embodied.envs.env_spec import BoolArray, EnvSettings, EnvSpec, IntArray, Observation, Transition
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.envs.processes.simulator import checked_options
 from recipes.embodied.envs.simulators.options import ManiskillOptions
@@ -99,7 +99,7 @@ class ManiskillEnv(BatchedEnv):
         observation, _ = self._env.reset(seed=seed, options=options)
         return self._read(observation)
 
-    def _step_all(self, actions: Array) -> BatchStep:
+    def _step_all(self, actions: Array) -> tuple[Observation, Transition]:
         scaled = (self._middle + self._half * np.clip(actions, -1, 1)).astype(np.float32)
         # The limit is kept by `VectorEnv`, and may be longer than ManiSkill's own.
         observation, rewards, terminated, _, info = self._env.step(
@@ -107,13 +107,9 @@ class ManiskillEnv(BatchedEnv):
         )
         count = self.num_envs
         success = info.get("success")
-        return BatchStep(
-            self._read(observation),
-            _array(rewards, np.float32, count),
-            _array(terminated, np.bool_, count),
-            np.zeros(count, np.bool_),
-            None if success is None else _array(success, np.bool_, count),
-        )
+        successes = None if success is None else _array(success, np.bool_, count)
+        ended = _array(terminated, np.bool_, count)
+        return self._read(observation), Transition(_array(rewards, np.float32, count), ended, None, successes)
 
     def _read(self, observation: Any) -> Observation:
         """Convert observations; ManiSkill keeps the batch dimension even with one environment."""

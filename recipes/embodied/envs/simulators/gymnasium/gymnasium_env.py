@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
-from recipes.embodied.envs.processes.simulator import CheapSimulation, Outcome, RawSteps, Row, Start
+from recipes.embodied.envs.processes.simulator import CheapSimulation, Columns, Outcome, Row, Start
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import Reader, Writer, spec_of
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_reset, checked_step, checked_together
 from recipes.training.arrays import Array
@@ -80,7 +80,7 @@ class GymnasiumSimulation(CheapSimulation):
         return outcome
 
     @classmethod
-    def check_together(cls, simulations: Sequence[GymnasiumSimulation], results: Sequence[Any]) -> RawSteps | None:
+    def check_together(cls, simulations: Sequence[GymnasiumSimulation], results: Sequence[Any]) -> Columns | None:
         """See `CheapSimulation`."""
         checked = checked_together(results)
         if checked is None:

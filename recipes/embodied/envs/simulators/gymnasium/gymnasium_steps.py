@@ -1,4 +1,4 @@
-"""Resets and steps of Gymnasium's environments, single and in batches, held against what Gymnasium promises."""
+"""Resets and steps of Gymnasium's environments, held against what Gymnasium promises."""
 
 # Gymnasium is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -11,16 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from recipes.embodied.envs.env_spec import BoolArray, FloatArray
-from recipes.embodied.envs.processes.simulator import Outcome, RawSteps
+from recipes.embodied.envs.processes.simulator import Columns, Outcome
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_spaces import OWN
-from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 
 _OLD_STEP: Final = 4
 _STEP: Final = 5
 _RESET: Final = 2
-_SUCCESS: Final = ("is_success", "success")
+SUCCESS: Final = ("is_success", "success")
 # What most environments return.
 _TUPLE: Final = frozenset({tuple})
 _NUMBERS: Final[frozenset[type]] = frozenset({float, np.float32, np.float64})
@@ -65,7 +63,7 @@ def checked_step(task: str, result: Any) -> tuple[Any, Outcome]:
     )
 
 
-def checked_together(results: Sequence[Any]) -> tuple[tuple[Any, ...], RawSteps] | None:
+def checked_together(results: Sequence[Any]) -> tuple[tuple[Any, ...], Columns] | None:
     """Return the observations of some steps and their outcomes, in a fraction of the time of `checked_step` for each.
 
     Returns:
@@ -81,9 +79,9 @@ def checked_together(results: Sequence[Any]) -> tuple[tuple[Any, ...], RawSteps]
         and _all_of(_DICTIONARY, infos)
     ):
         return None
-    if any(infos) and any(name in info for info in infos for name in _SUCCESS):
+    if any(infos) and any(name in info for info in infos for name in SUCCESS):
         return None
-    return observations, RawSteps(rewards, terminations, truncations)
+    return observations, (rewards, terminations, truncations)
 
 
 def _all_of(types: frozenset[type], values: Sequence[Any]) -> bool:
@@ -91,37 +89,11 @@ def _all_of(types: frozenset[type], values: Sequence[Any]) -> bool:
     return set(map(type, values)) <= types
 
 
-def checked_batch_step(
-    task: str, result: Any, count: int
-) -> tuple[Any, FloatArray, BoolArray, BoolArray, BoolArray | None]:
-    """Return what a batch of `count` environments returned: observations, rewards, terminations, truncations, success.
-
-    Raises:
-        ConfigError: values are missing, are not of the type that they should be, or there is not one for each
-            environment.
-    """
-    observations, rewards, terminations, truncations, infos = _five(task, result)
-    success = _success(infos)
-    successes = None
-    if success is not None:
-        name = next(name for name in _SUCCESS if name in infos)
-        # Of environments that say nothing of it an entry is a filler.
-        says = np.asarray(infos.get(f"_{name}", np.ones(count, np.bool_)), np.bool_)
-        successes = _truths(task, "success", np.where(says, success, False), count)
-    return (
-        observations,
-        _numbers(task, rewards, count),
-        _truths(task, "terminated", terminations, count),
-        _truths(task, "truncated", truncations, count),
-        successes,
-    )
-
-
 def _success(info: Any) -> Any:
     """Return what an environment says of success; None: nothing."""
     if type(info) is dict and not info:
         return None
-    return next((info[name] for name in _SUCCESS if name in info), None) if isinstance(info, Mapping) else None
+    return next((info[name] for name in SUCCESS if name in info), None) if isinstance(info, Mapping) else None
 
 
 def _five(task: str, result: Any) -> tuple[Any, ...]:
@@ -155,25 +127,3 @@ def _truth(task: str, name: str, value: Any) -> bool:
     if array.size == 1 and array.dtype.kind in "fiub" and array.reshape(()) in (0, 1):
         return bool(array.reshape(()))
     raise ConfigError(f"`{name}` of `{task}` is {reprlib.repr(value)}", where="env.task", help="return true or false")
-
-
-def _numbers(task: str, rewards: Any, count: int) -> FloatArray:
-    array = np.asarray(rewards)
-    if array.shape != (count,) or array.dtype.kind not in "fiub":
-        raise ConfigError(
-            f"the rewards of `{task}` are {array.dtype}{list(array.shape)}",
-            where="env.task",
-            help=f"return one number for each of the {count} environments",
-        )
-    return array.astype(np.float32)
-
-
-def _truths(task: str, name: str, values: Any, count: int) -> BoolArray:
-    array: Array = np.asarray(values)
-    if array.shape == (count,) and array.dtype.kind in "fiub" and ((array == 0) | (array == 1)).all():
-        return array.astype(np.bool_)
-    raise ConfigError(
-        f"`{name}` of `{task}` is {array.dtype}{list(array.shape)}, {array.reshape(-1)[:3].tolist()} at first",
-        where="env.task",
-        help=f"return true or false for each of the {count} environments",
-    )

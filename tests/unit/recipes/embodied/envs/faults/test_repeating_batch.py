@@ -14,7 +14,7 @@ import pytest
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.envs.base import VectorEnv
-from recipes.embodied.envs.batched_env import BatchedEnv, BatchStep
+from recipes.embodied.envs.batched_env import BatchedEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation, StepResult, Transition
 from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.loop.env_messages import FAILED_EPISODES
@@ -85,13 +85,13 @@ class FragileBatch(BatchedEnv):
         self.place[mask, 1] = (seeds % 1000)[mask]
         return {"states": self.place.copy()}
 
-    def _step_all(self, actions: Any) -> BatchStep:
+    def _step_all(self, actions: Any) -> tuple[Observation, Transition]:
         self.place[:, 0] += 1
         self.place[:, 1] += actions[:, 0]
         Fragile._call(cast("Any", self), "_advance")
         ends = np.array(ENDS["end"])
         ended = self.place[:, 0] == ends
-        return BatchStep({"states": self.place.copy()}, self.place[:, 1].copy(), ended, ended & False, ended)
+        return {"states": self.place.copy()}, Transition(self.place[:, 1].copy(), ended, ended & False, ended)
 
     operation, at, always = "", -1, False
 

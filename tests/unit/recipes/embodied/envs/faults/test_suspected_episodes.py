@@ -12,7 +12,7 @@ import pytest
 from recipes.embodied.config.env_config import SteppedConfig
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
-from recipes.embodied.envs.processes.simulator import EpisodeAtDeath, Start
+from recipes.embodied.envs.processes.simulator import EpisodeAtDeath
 from recipes.embodied.loop.env_errors import SuspectedEpisodes
 from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.using.replaying import replay
@@ -25,7 +25,7 @@ from rlinf_core.runners.storage.evidence import QuarantinedItem, quarantine, rea
 from rlinf_core.runners.storage.run_folder import RunFolder
 from tests.unit.recipes.embodied.envs.faults.poisoned_simulator import PoisonedEnv
 
-EPISODE = EpisodeAtDeath(3, 3, Start(1834, 17), ((0.5,), (0.25,)))
+EPISODE = EpisodeAtDeath(environment=3, group=3, seed=1834, number=17, actions=[[0.5], [0.25]])
 LAYOUT = Layout(1, 1, 1, "trajectories")
 
 
@@ -66,8 +66,8 @@ def test_process_that_dies_names_its_episode(deadly: int) -> None:
     assert isinstance(error, SimulatorDiedError)
     episode = error.episode
     assert episode is not None
-    assert (episode.environment, episode.group, episode.start.seed) == (7, 7, deadly)
-    assert episode.actions == ((0.0,), (0.25,))
+    assert (episode.environment, episode.group, episode.seed) == (7, 7, deadly)
+    assert episode.actions == [[0.0], [0.25]]
 
 
 def test_start_that_is_set_aside_is_never_begun(deadly: int) -> None:

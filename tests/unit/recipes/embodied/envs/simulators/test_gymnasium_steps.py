@@ -1,4 +1,4 @@
-"""What environments of Gymnasium return, single and in vectors, held against their own spaces."""
+"""What environments of Gymnasium return, held against their own spaces."""
 
 # Gymnasium is an optional package.
 # pyright: basic
@@ -22,7 +22,6 @@ gymnasium = pytest.importorskip("gymnasium")
 from gymnasium import spaces  # noqa: E402
 
 from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumEnv  # noqa: E402
-from recipes.embodied.envs.simulators.gymnasium.gymnasium_steps import checked_batch_step  # noqa: E402
 
 STATES = spaces.Box(np.array([-1, -np.inf, 0], np.float32), np.array([1, np.inf, 5], np.float32))
 PICTURE = spaces.Box(0, 255, (16, 16, 3), np.uint8)
@@ -124,35 +123,6 @@ def test_the_part_of_a_dictionary_is_named(caplog: pytest.LogCaptureFixture) -> 
         seen = reader({"a": 2, "hand": {"b": np.array([0.0, 2.5])}})
         reader.check_bounds({name: np.array([value]) for name, value in seen.items()})
     assert "`hand.b` of an observation of `task` leaves its space: number 1 is 2.5" in caplog.text
-
-
-ONES, NO = np.ones(2), np.zeros(2, np.bool_)
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        ((np.ones(3), NO, NO, {}), r"the rewards of `Odd-v0` are float64\[3\]"),
-        ((1.0, NO, NO, {}), r"the rewards of `Odd-v0` are float64\[\]"),
-        ((np.array([None, 1.0]), NO, NO, {}), r"the rewards of `Odd-v0` are object\[2\]"),
-        ((np.ones((2, 1)), NO, NO, {}), r"the rewards of `Odd-v0` are float64\[2, 1\]"),
-        ((ONES, False, NO, {}), "`terminated` of `Odd-v0` is bool"),
-        ((ONES, NO, np.array([0.0, 0.5]), {}), r"`truncated` of `Odd-v0` is float64\[2\], \[0.0, 0.5\] at first"),
-        ((ONES, NO, NO, {"success": np.array(["a", "b"])}), "`success` of `Odd-v0` is"),
-        ((ONES, NO, {}), "`step` of `Odd-v0` returns 4 values"),
-    ],
-)
-def test_steps_of_a_batch_are_checked(result: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        checked_batch_step("Odd-v0", (np.zeros((2, 3), np.float32), *result), 2)
-
-
-def test_success_counts_where_it_is_said() -> None:
-    said = {"is_success": np.array([True, True]), "_is_success": np.array([True, False])}
-    *_, successes = checked_batch_step("task", (0, ONES, NO, NO, said), 2)
-    assert successes is not None
-    assert successes.tolist() == [True, False]
-    assert checked_batch_step("task", (0, ONES, NO, NO, {}), 2)[-1] is None
 
 
 @pytest.mark.parametrize(
