@@ -10,8 +10,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.imitation import ImitationData
 from recipes.embodied.learning.policy_precision import computing
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.workers.actor_base import memory
-from recipes.embodied.workers.policy_actor import PolicyActor
+from recipes.embodied.workers.actor_base import PolicyActor, memory
 from recipes.sft.config import SftConfig
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED, Figures, Updater

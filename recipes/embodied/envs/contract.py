@@ -12,6 +12,7 @@ alike, observations that change under the policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,11 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
 
     def history(num_envs: int = 4, first_env: int = 0, **settings: Any) -> list[Observation]:
         """Return the observations and rewards of environments 0 to 3, or some of them, under the same actions."""
-        env = made(num_envs, first_env=first_env, **settings)
-        try:
-            return _run(env, first_env)
-        except NonFiniteError as error:
-            raise broken(error.message, error.help or "") from error
-        finally:
-            env.close()
+        with closing(made(num_envs, first_env=first_env, **settings)) as env:
+            try:
+                return _run(env, first_env)
+            except NonFiniteError as error:
+                raise broken(error.message, error.help or "") from error
 
     whole = history(seed=1)
     if not _same(whole, history(seed=1)):
@@ -69,17 +68,10 @@ def check_env(make: MakeEnv, *, task: str | None = None, options: Mapping[str, A
         raise broken(
             "members of a group start differently", "a start may depend on `starts` alone, not on the row or a counter"
         )
-    env = made(2, max_episode_steps=1000, auto_reset=False)
-    try:
+    with closing(made(2, max_episode_steps=1000, auto_reset=False)) as env:
         _check_rest(env)
-    finally:
-        env.close()
-    env, again = made(2, seed=1, resumable=True), made(2, seed=1, resumable=True)
-    try:
+    with closing(made(2, seed=1, resumable=True)) as env, closing(made(2, seed=1, resumable=True)) as again:
         _check_state(env, again)
-    finally:
-        env.close()
-        again.close()
 
 
 def random_actions(spec: EnvSpec, num_envs: int, chunk: int = 1, seed: int = 0) -> Array:

@@ -18,9 +18,10 @@ from recipes.embodied.envs.base import ERROR, VectorEnv
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec, Observation, StepResult
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, is_past
 from recipes.embodied.envs.simulators.packages import versions_of
+from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.loop.frames import FrameRecorder
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.workers.env_worker import EnvWorker, attach
+from recipes.embodied.workers.env_worker import EnvWorker
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
 from rlinf_core.errors import RunError
@@ -213,7 +214,7 @@ class CollectingEnvWorker(EnvWorker):
         self._eval = self._made(self._config.env.eval, layout, training=False)
         if intervention is not None and intervention.source != NONE:
             for batch in self._eval.batches:
-                attach(batch, intervention)
+                batch.intervention = open_source(intervention.source, batch, intervention.options)
         return self._eval.batches[0].spec
 
     def describe(self) -> dict[str, Any]:

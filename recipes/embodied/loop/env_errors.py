@@ -1,4 +1,8 @@
-"""Errors of the environments' own code: each line of it is told once, and ends the run unless it is only to count."""
+"""Errors of the environments' own code, and episodes that simulator processes died of.
+
+Each line of code that raises is told once, and ends the run unless it is only to count. An episode that processes died
+of thrice is set aside; `rlinf why --replay` calls `replay`, which does it again alone.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,26 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
+import numpy as np
+from pydantic import ValidationError
+
+from recipes.embodied.config import PolicyJob
+from recipes.embodied.config.env_config import stepping
 from recipes.embodied.envs.env_spec import EnvError
 from recipes.embodied.envs.faults.repeating import SimulatorError
-from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
-from recipes.embodied.envs.processes.simulator import EpisodeAtDeath
+from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, SimulatorProcesses
+from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
+from recipes.embodied.envs.processes.simulator import BatchRequest, EpisodeAtDeath
+from recipes.embodied.envs.registry import env_class
 from recipes.embodied.loop.env_messages import ALL_ERRORS
 from recipes.embodied.loop.protocols import EmbodiedEnv, EpisodeSums, Layout
-from rlinf_core import WorkerGroup
+from rlinf_core import Job, RLinfError, WorkerGroup
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Suspects, all_deaths
 from rlinf_core.runners.storage import run_events
+from rlinf_core.runners.storage.evidence import QuarantinedItem
 
 OnEnvError: TypeAlias = Literal["stop", "count"]
 # Different episodes after which the code is at fault, and not an odd state.
@@ -120,3 +132,39 @@ class SuspectedEpisodes:
             deaths = self._suspects.died_of_one(episode.start.name, episode, f"{cause.cause}".partition("\n")[0])
             if deaths:
                 self._record.set_aside("episode", episode.start.name, step, deaths, episode.model_dump())
+
+
+def replay(job: Job, item: QuarantinedItem, *, emit: Callable[[str], None] = lambda text: None) -> str:
+    """Begin an episode in a simulator process of its own, and take its actions.
+
+    Returns:
+        How the process died; empty if it lived.
+
+    Raises:
+        RLinfError: the item is no episode of such an environment.
+    """
+    config = cast("PolicyJob", job.config)
+    environments = config.env.train if item.step else config.env.eval
+    kind: Any = env_class(environments.env_type)
+    try:
+        kept = EpisodeAtDeath.model_validate(item.replay)
+    except ValidationError as error:
+        raise RLinfError(f"episode {item.item} was not kept as a whole", why=str(error).splitlines()[0]) from None
+    if not (isinstance(kind, type) and issubclass(kind, SimulatedEnv)):
+        raise RLinfError(f"`{environments.env_type}` has no simulators", help="was the run's file changed?")
+    task = environments.task or kind.default_task
+    request = BatchRequest(kind.simulation, task, environments.options, [kept.group])
+    emit(f"`{task}`, seed {kept.seed}, start {kept.number}, {len(kept.actions)} actions")
+    processes: SimulatorProcesses | None = None
+    try:
+        processes = SimulatorProcesses(request, 1, stepping(environments).simulator_timeout, "the replay")
+        processes.reset([0], [kept.start])
+        for action in kept.actions:
+            processes.step(None, np.array([action]))
+        processes.observe()
+    except SimulatorDiedError as error:
+        return str(error.cause)
+    finally:
+        if processes is not None:
+            processes.close()
+    return ""

@@ -20,8 +20,7 @@ from recipes.embodied.learning.learner import Learner
 from recipes.embodied.learning.running_returns import RunningReturns, check_running, with_states
 from recipes.embodied.learning.trajectory import joined
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.workers.actor_base import memory
-from recipes.embodied.workers.policy_actor import PolicyActor
+from recipes.embodied.workers.actor_base import PolicyActor, memory
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED
 

@@ -11,7 +11,7 @@ import numpy as np
 from recipes.demonstrations.data_facts import StartFacts
 from recipes.demonstrations.orientation import Thumbnails, thumbnails
 from recipes.embodied.config import EmbodiedConfig, PolicyJob, group_size, resets_each_pass
-from recipes.embodied.config.env_config import EnvironmentConfig, InterventionConfig
+from recipes.embodied.config.env_config import EnvironmentConfig
 from recipes.embodied.config.intervention_types import ENVIRONMENT, NONE
 from recipes.embodied.config.off_policy_settings import is_off_policy
 from recipes.embodied.envs.base import VectorEnv
@@ -91,7 +91,8 @@ class StagedEnvironments:
         ]
         if training and config.env.train.intervention.source != NONE:
             for batch in self.batches:
-                attach(batch, config.env.train.intervention)
+                intervention = config.env.train.intervention
+                batch.intervention = open_source(intervention.source, batch, intervention.options)
         if environments.judge.source != ENVIRONMENT:
             for batch in self.batches:
                 batch.judge = open_judge(environments.judge.source, batch, environments.judge.options)
@@ -221,16 +222,6 @@ class StagedEnvironments:
                 if source is not None:
                     source.close()
             batch.close()
-
-
-def attach(batch: VectorEnv, intervention: InterventionConfig) -> None:
-    """Let a source intervene in environments.
-
-    Raises:
-        ConfigError: there is no such source, or the environments are none for it.
-        InterventionError: its device cannot be opened.
-    """
-    batch.intervention = open_source(intervention.source, batch, intervention.options)
 
 
 class EnvWorker(ComparingWorker):

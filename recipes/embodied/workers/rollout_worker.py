@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipes.embodied.config import PolicyJob
-from recipes.embodied.config.env_config import InferenceConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.policy_precision import acting_type, computing, output_in_float32
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
@@ -125,9 +124,9 @@ class MultiStepRolloutWorker(ComparingWorker):
         shares = {stage: share for stage, share in shares.items() if share}
         buffers: dict[int, RolloutBuffer] = {}
         finished: dict[int, RolloutChunks] = {}
-        inference = self._config.env.eval.inference
         executed = self._config.actor.model.num_action_chunks
-        acting = {stage: GreedyActing(policy, inference, executed) for stage in shares} if not training else {}
+        ensembles = self._config.env.eval.inference.chunking == "ensemble" and not training
+        means = {stage: TemporalEnsemble(executed) for stage in shares if ensembles}
         # The env workers say in their first messages how many chunks follow; their last answer needs no action.
         chunk = chunks = 0
         while shares and chunk <= chunks:
@@ -142,7 +141,9 @@ class MultiStepRolloutWorker(ComparingWorker):
                 with timed, computing(self._config.actor, self.torch_device):
                     inputs = policy.prepare(message["observations"])
                     output = self._act(inputs) if acts and training else None
-                    actions = acting[stage].act(inputs, _begun(message)) if acts and not training else None
+                    actions: Array | None = None
+                    if acts and not training:
+                        actions = greedy_actions(policy, inputs, means.get(stage), _begun(message))
                     if output is not None:
                         # To the host, where an accelerator is waited for.
                         actions = policy.to_env(output.actions)
@@ -212,30 +213,23 @@ def _begun(message: dict[str, Any]) -> NDArray[np.bool_] | None:
     return (message["terminations"] | message["truncations"]).any(axis=1)
 
 
-class GreedyActing:
-    """Greedy actions of a policy, as chunks or as means over the chunks that predict them.
+def greedy_actions(
+    policy: BasePolicy,
+    inputs: Inputs,
+    ensemble: TemporalEnsemble | None = None,
+    begun: NDArray[np.bool_] | None = None,
+) -> Array:
+    """Return the likeliest actions of the next steps, [n, C, A]; with an ensemble, means over the chunks so far.
 
     Args:
         policy: the policy.
-        config: the section `env.eval.inference`.
-        executed: C, `actor.model.num_action_chunks`.
+        inputs: the inputs of `prepare`.
+        ensemble: the chunks so far.
+        begun: bool [n], environments whose episode has just begun; None: none but the first time.
     """
-
-    def __init__(self, policy: BasePolicy, config: InferenceConfig, executed: int) -> None:
-        self._policy = policy
-        ensembles = config.chunking == "ensemble"
-        self._ensemble = TemporalEnsemble(executed) if ensembles else None
-
-    def act(self, inputs: Inputs, begun: NDArray[np.bool_] | None = None) -> Array:
-        """Return the actions of the next steps, [n, C, A].
-
-        Args:
-            inputs: the inputs of `prepare`.
-            begun: bool [n], environments whose episode has just begun; None: none but the first time.
-        """
-        if self._ensemble is None:
-            return self._policy.to_env(output_in_float32(self._policy.act(inputs, greedy=True)).actions)
-        return self._policy.to_env(self._ensemble.add(self._policy.predicted(inputs).float(), begun))
+    if ensemble is None:
+        return policy.to_env(output_in_float32(policy.act(inputs, greedy=True)).actions)
+    return policy.to_env(ensemble.add(policy.predicted(inputs).float(), begun))
 
 
 class TemporalEnsemble:

@@ -1,13 +1,16 @@
-"""Operations of simulators that raise, repeated once on a new simulator.
+"""Operations of simulators that raise: repeated once on a new simulator, or told with a known remedy.
 
 What runs in a simulator that raises is repeated once on a new one. Where that does not come out as before, the machine
 is at fault, and the episode is left out. Where it raises again, from the same seed and the same actions, the code has a
-bug: the episode counts as failed, see `env_errors`.
+bug: the episode counts as failed, see `env_errors`. Faults with a known remedy are missing files, and a driver that
+cannot render.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -15,14 +18,21 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from recipes.embodied.envs.env_spec import EnvError
-from recipes.embodied.envs.faults.fault_lines import known_fault
-from rlinf_core import RLinfError
+from rlinf_core import ConfigError, RLinfError
 from rlinf_core.errors import RuntimeFailure
 from rlinf_core.runners.recovery import position
 
 _LOGGER: Final = logging.getLogger("rlinf")
 # Actions of an episode up to which it is repeated on a new simulator.
 MOST_REPEATED: Final = 2000
+RENDERING_HELP: Final = (
+    "install a rendering driver, `apt-get install --no-install-recommends libegl1 libgl1-mesa-dri libosmesa6`, and set"
+    " `env_vars: [{MUJOCO_GL: egl}]`, or osmesa, for the node group"
+)
+# What messages about a file that is missing hold of its name.
+_FILE: Final = re.compile(r"[^\s'\"]+\.(?:xml|mjcf|urdf|stl|obj|msh|png|bddl|init|pruned_init|npz|hdf5)\b")
+# What MuJoCo, robosuite and PyOpenGL say where they cannot render; of OSMesa only that a function is missing.
+_RENDERING: Final = re.compile(r"\b(?:EGL|OpenGL|OSMesa|GLFW|MUJOCO_GL|glGetError|GLContext)\b")
 
 ResultT = TypeVar("ResultT")
 
@@ -160,3 +170,36 @@ def env_error(episode: str, error: SimulatorError, *, began: bool = True) -> Env
     """Return the record of an error that came twice."""
     cause = error.__cause__
     return EnvError(episode, " ".join(error.message.split()), (cause and position(cause)) or "", began)
+
+
+def known_fault(error: BaseException) -> ConfigError | None:
+    """Return the error of a fault with a known remedy; None for others, and for our own errors."""
+    return None if isinstance(error, ConfigError) else _missing_file(error) or _no_renderer(error)
+
+
+def _missing_file(error: BaseException) -> ConfigError | None:
+    """Return the error of a simulator that lacks one of its files, such as a scene.
+
+    Python names the file, and MuJoCo does within its message.
+    """
+    if not isinstance(error, OSError | ValueError):
+        return None
+    named = getattr(error, "filename", None) or next(iter(_FILE.findall(str(error))), None)
+    if not named or os.path.exists(named):
+        return None
+    return ConfigError(
+        f"the simulator lacks its file `{named}`",
+        why=str(error).splitlines()[0],
+        help="install it again with all its assets: `rlinf venv setup` installs a complete list",
+    )
+
+
+def _no_renderer(error: BaseException) -> ConfigError | None:
+    if not _RENDERING.search(str(error)):
+        return None
+    chosen = os.environ.get("MUJOCO_GL")
+    return ConfigError(
+        f"the simulator cannot render images with {f'MUJOCO_GL={chosen}' if chosen else 'its default renderer'}",
+        why=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+        help=RENDERING_HELP,
+    )

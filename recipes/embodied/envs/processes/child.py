@@ -22,8 +22,7 @@ from typing import Any, Final
 
 from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
-from recipes.embodied.envs.processes.json_pipe import JsonPipe
-from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, Pulse, SharedArrays
+from recipes.embodied.envs.processes.link import HEAD_BYTES, JsonPipe, Pulse, SharedArrays
 from recipes.embodied.envs.processes.simulation_batch import SimulationBatch
 from recipes.embodied.envs.processes.simulator import BatchRequest, Start
 from rlinf_core import ConfigError

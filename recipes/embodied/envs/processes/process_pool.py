@@ -29,8 +29,7 @@ import numpy as np
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec, IntArray, Observation
 from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS
-from recipes.embodied.envs.processes.json_pipe import JsonPipe
-from recipes.embodied.envs.processes.shared_arrays import HEAD_BYTES, MAX_PROCESSES, Pulse, SharedArrays, memory_bytes
+from recipes.embodied.envs.processes.link import HEAD_BYTES, MAX_PROCESSES, JsonPipe, Pulse, SharedArrays, memory_bytes
 from recipes.embodied.envs.processes.simulator import (
     BatchFacts,
     BatchRequest,

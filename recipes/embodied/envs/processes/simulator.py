@@ -136,9 +136,11 @@ class CheapSimulation(Simulation):
 
     Attributes:
         raw_step: the simulator's own method that takes a step.
+        together: whether it is checked so; a subclass whose results or observations are others sets False.
     """
 
     raw_step: Callable[[Any], Any]
+    together: ClassVar[bool] = True
 
     def step(self, action: Any) -> Outcome:
         """See `Simulation`."""

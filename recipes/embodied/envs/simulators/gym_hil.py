@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Final
 
+import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.embodied.envs.env_spec import EnvSpec, FloatArray, Observation
+from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
-from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
+from recipes.embodied.envs.processes.simulator import Outcome, Row, Start
+from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumSimulation
 from recipes.embodied.envs.simulators.options import GymHilOptions
 from recipes.embodied.envs.simulators.packages import imported, unknown_task
 from recipes.embodied.interventions.intervention import HandMotion
@@ -48,19 +50,17 @@ def pick_cube(away: NDArray[np.float64], angle: float, speed: float) -> tuple[ND
     return away + np.array([0.0, 0.0, height]), -1.0
 
 
-class GymHilSimulation(Simulation):
+class GymHilSimulation(GymnasiumSimulation):
     """A gym-hil environment by id: `gym_hil/PandaPickCube-v0` (4 actions), `gym_hil/PandaPickCubeBase-v0` (7).
 
     Success is what gym-hil reports as `succeed`.
     """
 
     options_model = GymHilOptions
+    together = False
 
     def __init__(self, task: str, options: GymHilOptions) -> None:
-        gymnasium = imported("gymnasium", "gym_hil")
         imported("gym_hil", "gym_hil")
-        from recipes.embodied.envs.simulators.gymnasium.gymnasium_env import GymnasiumSimulation
-
         known = [name for name in gymnasium.registry if name.startswith("gym_hil/")]
         known = [name for name in known if not any(part in name for part in _BY_HAND)]
         if task not in known:
@@ -82,13 +82,13 @@ class GymHilSimulation(Simulation):
         self._has_expert = task == GymHilEnv.default_task
         self._arguments = arguments
         self._cameras = options.cameras
-        self._plain = GymnasiumSimulation(task, arguments)
-        self.max_episode_steps, self.control_hz = self._plain.max_episode_steps, self._plain.control_hz
+        super().__init__(task, arguments)
+        self.mapping = None
 
     @property
     def spec(self) -> EnvSpec:
         """The specification by the environment's spaces, with the cameras that are configured."""
-        spec = self._plain.spec
+        spec = super().spec
         cameras = {camera: spec.cameras[_CAMERAS[camera]] for camera in self._cameras}
         return EnvSpec(spec.state_size, spec.action_size, cameras=cameras, low=spec.low, high=spec.high)
 
@@ -97,23 +97,17 @@ class GymHilSimulation(Simulation):
         before = np.random.get_state()
         np.random.seed(start.seed)
         try:
-            self._plain.reset(start)
+            super().reset(start)
         finally:
             np.random.set_state(before)
 
-    def step(self, action: Any) -> Outcome:
-        """See `Simulation`."""
-        result = self._plain.raw_step(action)
-        outcome = self._plain.checked(result)
-        return outcome._replace(success=bool(result[-1]["succeed"]))
-
-    def native(self, actions: Any) -> Any:
-        """See `Simulation`."""
-        return self._plain.native(actions)
+    def checked(self, result: Any) -> Outcome:
+        """See `CheapSimulation`."""
+        return super().checked(result)._replace(success=bool(result[-1]["succeed"]))
 
     def observe(self) -> Row:
         """See `Simulation`."""
-        row = self._plain.observe()
+        row = super().observe()
         images = {image_key(camera): row[image_key(_CAMERAS[camera])] for camera in self._cameras}
         return {**{name: value for name, value in row.items() if not name.startswith("images.")}, **images}
 
@@ -123,19 +117,11 @@ class GymHilSimulation(Simulation):
             return None
         wrappers = imported("gym_hil.wrappers.hil_wrappers", "gym_hil")
         steps = self._arguments.get("ee_step_size") or wrappers.DEFAULT_EE_STEP_SIZE
-        arm: Any = self._plain.env.unwrapped
+        arm: Any = self.env.unwrapped
         fingers = arm.data.joint("right_driver_joint")
         away = arm.data.sensor("block_pos").data - arm.data.sensor("2f85/pinch_pos").data
         motion, gripper = pick_cube(away, float(fingers.qpos[0]), float(fingers.qvel[0]))
         return np.clip([*(motion / [steps[axis] for axis in "xyz"]), gripper], -1, 1)
-
-    def examine(self, observations: Observation) -> None:
-        """See `Simulation`."""
-        self._plain.examine(observations)
-
-    def close(self) -> None:
-        """See `Simulation`."""
-        self._plain.close()
 
 
 class GymHilEnv(SimulatedEnv):

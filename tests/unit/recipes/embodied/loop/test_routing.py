@@ -1,14 +1,16 @@
-"""Every environment goes one way, whatever the sizes of a job."""
+"""Every environment goes one way, whatever the sizes of a job, and so do keys and messages."""
 
 from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.loop.routing import EnvRange, Piece, Routes, Share
+from recipes.embodied.loop.env_messages import sliced, stacked
+from recipes.embodied.loop.routing import EnvRange, Piece, Routes, Share, actor_ranks, trajectory_key
 
 
 @st.composite
@@ -88,3 +90,25 @@ def test_two_rollouts_act_for_both_stages() -> None:
 def test_environments_that_cannot_be_dealt_evenly_are_refused(total: int, envs: int, stages: int, actors: int) -> None:
     with pytest.raises(ValueError, match=f"{total} environments cannot be split evenly over 4"):
         Routes(total, envs, stages, actors=actors)
+
+
+def test_rollouts_on_their_way_have_keys_of_their_own() -> None:
+    keys = [trajectory_key(0, step, 2) for step in range(1, 4)]
+    assert len(set(keys)) == 3
+    assert trajectory_key(0, 4, 2) == keys[0]
+    assert trajectory_key(1, 1, 2) != keys[0]
+
+
+def test_every_actor_is_in_one_team() -> None:
+    teams = [list(actor_ranks(team, 12, 4)) for team in range(4)]
+    assert teams[0] == [0, 4, 8]
+    assert sorted(rank for team in teams for rank in team) == list(range(12))
+
+
+def test_messages_are_taken_apart_and_put_together() -> None:
+    message = {"observations": {"states": np.arange(8).reshape(4, 2)}, "rewards": np.arange(4)}
+    parts = [sliced(message, 0, 3, 4), sliced(message, 3, 4, 4)]
+    again = stacked(parts)
+    assert (again["observations"]["states"] == message["observations"]["states"]).all()
+    assert again["rewards"].tolist() == [0, 1, 2, 3]
+    assert sliced(message, 0, 4, 4) is message

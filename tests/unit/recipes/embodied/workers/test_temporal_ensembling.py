@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.embodied.config.env_config import InferenceConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.workers.rollout_worker import GreedyActing, TemporalEnsemble
+from recipes.embodied.workers.rollout_worker import TemporalEnsemble, greedy_actions
 from rlinf_cli.job.load import load_with_lint
 
 N, HORIZON, LOOKS = 2, 7, 9
@@ -41,16 +40,16 @@ def test_a_flow_policy_acts_by_its_chunks_mean() -> None:
     model = {"model_type": "flow_policy", "hidden_dim": 16, "num_action_chunks": 4, "options": {"action_horizon": 9}}
     policy: Any = make_model(policy_model(model), EnvSpec(5, 2))
     executed, generator = 4, np.random.default_rng(0)
-    config = InferenceConfig.model_validate({"chunking": "ensemble"})
-    acting = GreedyActing(policy, config, executed)
+    ensemble = TemporalEnsemble(executed)
     seen = [policy.prepare({"states": generator.normal(size=(3, 5)).astype(np.float32)}) for _ in range(2)]
-    plain = GreedyActing(policy, InferenceConfig(), executed)
-    np.testing.assert_array_equal(plain.act(seen[0]), policy.to_env(policy.act(seen[0], greedy=True).actions))
+    np.testing.assert_array_equal(
+        greedy_actions(policy, seen[0]), policy.to_env(policy.act(seen[0], greedy=True).actions)
+    )
     first, second = (policy.predicted(item) for item in seen)
-    np.testing.assert_allclose(acting.act(seen[0]), policy.to_env(first), atol=1e-6)
+    np.testing.assert_allclose(greedy_actions(policy, seen[0], ensemble), policy.to_env(first), atol=1e-6)
     newer = math.exp(-0.01)
     expected = (first[:, executed : 2 * executed] + newer * second[:, :executed]) / (1 + newer)
-    np.testing.assert_allclose(acting.act(seen[1]), policy.to_env(expected), atol=1e-6)
+    np.testing.assert_allclose(greedy_actions(policy, seen[1], ensemble), policy.to_env(expected), atol=1e-6)
 
 
 def reported(*overrides: str) -> list[str]:

@@ -13,9 +13,8 @@ from recipes.embodied.config.env_config import SteppedConfig
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.envs.processes.simulator import EpisodeAtDeath
-from recipes.embodied.loop.env_errors import SuspectedEpisodes
+from recipes.embodied.loop.env_errors import SuspectedEpisodes, replay
 from recipes.embodied.loop.protocols import Layout
-from recipes.embodied.using.replaying import replay
 from rlinf_core import RLinfError
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.failures import PackedError, WorkerGroupError

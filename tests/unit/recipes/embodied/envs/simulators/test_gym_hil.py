@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+pytest.importorskip("gymnasium")
 from recipes.embodied.envs.simulators.gym_hil import pick_cube
 
 OPEN, CLOSE = -1.0, 1.0
