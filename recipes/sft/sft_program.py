@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any, Final, cast
 
-from recipes.embodied.envs.first_step import first_step_check
+from recipes.embodied.envs.checks import first_step_check
 from recipes.embodied.episodes.collector import CollectingEnvWorker
 from recipes.embodied.loop.data_check import check_data_facts, check_orientation
 from recipes.embodied.loop.env_errors import EnvErrors

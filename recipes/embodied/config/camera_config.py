@@ -49,7 +49,7 @@ CAMERA_SOURCES: Final[Mapping[str, CameraSource]] = {
         f"{_FOLDER}.drivers:RecordedCamera", ("av", "PIL"), "rlinf-cli[demonstrations]", ("path",), attached=False
     ),
     "scene": CameraSource(
-        "recipes.embodied.envs.franka.scene_camera:SceneCamera",
+        "recipes.embodied.envs.franka.pictures:SceneCamera",
         ("PIL",),
         "pillow",
         ("view",),

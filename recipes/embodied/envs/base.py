@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from recipes.embodied.envs.checks import NonFiniteGuard, check_observations
 from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvError,
@@ -29,9 +30,7 @@ from recipes.embodied.envs.env_spec import (
     Transition,
 )
 from recipes.embodied.envs.env_state import State, observation_digest
-from recipes.embodied.envs.faults.nonfinite import NonFiniteGuard
 from recipes.embodied.envs.faults.repeating_batch import RepeatingBatch
-from recipes.embodied.envs.first_step import check_observations
 from recipes.embodied.envs.running import ObservationHistory, RunningEpisodes, judged, rewarded, unrewarded
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.task_methods import TaskMethods

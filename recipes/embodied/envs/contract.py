@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.checks import EnvContractError as EnvContractError
+from recipes.embodied.envs.checks import broken, check_observations, check_transition
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, IntArray, Observation, Transition
-from recipes.embodied.envs.first_step import EnvContractError as EnvContractError
-from recipes.embodied.envs.first_step import broken, check_observations, check_transition
 from recipes.training.arrays import Array, NonFiniteError
 
 MakeEnv = Callable[[EnvSettings], VectorEnv]

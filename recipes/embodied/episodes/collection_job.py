@@ -13,8 +13,8 @@ import torch
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.config.env_config import EnvironmentConfig, EvalEnvironmentConfig, InterventionConfig
 from recipes.embodied.config.intervention_types import drives_one
+from recipes.embodied.envs.checks import first_step_check
 from recipes.embodied.envs.env_spec import EnvError, EnvSpec
-from recipes.embodied.envs.first_step import first_step_check
 from recipes.embodied.episodes.collector import Actor, CollectedEpisode, CollectingEnvWorker, Keep
 from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.frames import EpisodeFrames

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.env_config import EnvironmentConfig
-from recipes.embodied.envs.first_step import first_step_check
+from recipes.embodied.envs.checks import first_step_check
 from recipes.embodied.loop.data_check import check_data_facts, check_orientation
 from recipes.embodied.loop.env_errors import EnvErrors
 from recipes.embodied.loop.episode_figures import OF_ENDED, episode_means

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from recipes.embodied.envs.checks import check_transition
 from recipes.embodied.envs.env_spec import BoolArray, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import observation_digest
 from recipes.embodied.envs.faults.repeating import (
@@ -29,7 +30,6 @@ from recipes.embodied.envs.faults.repeating import (
     SimulatorError,
     env_error,
 )
-from recipes.embodied.envs.first_step import check_transition
 from recipes.training.arrays import Array
 
 if TYPE_CHECKING:

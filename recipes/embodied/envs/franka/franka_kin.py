@@ -21,8 +21,8 @@ from recipes.embodied.envs.env_spec import (
     Transition,
 )
 from recipes.embodied.envs.env_state import State
-from recipes.embodied.envs.franka.drawing import Spot, draw_arm
 from recipes.embodied.envs.franka.franka_tasks import gripper_move, move_toward
+from recipes.embodied.envs.franka.pictures import Spot, draw_arm
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.franka_arm import (

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.env_state import State
-from recipes.embodied.envs.franka.drawing import Spot, draw_arm
 from recipes.embodied.envs.franka.franka_mjcf import BLOCK_HALF, FINGER_TRAVEL, PUCK_RADIUS, TIMESTEP, mjcf
 from recipes.embodied.envs.franka.franka_tasks import TASKS, PlaceTask, Scene
+from recipes.embodied.envs.franka.pictures import Spot, draw_arm
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots.franka_arm import (

@@ -20,7 +20,7 @@ from recipes.embodied.config.camera_config import FrankaRobotOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.franka.franka_tasks import move_toward
-from recipes.embodied.envs.franka.scene_camera import drawn
+from recipes.embodied.envs.franka.pictures import drawn
 from recipes.embodied.envs.observation_keys import image_key
 from recipes.embodied.envs.real.driver import own_robot
 from recipes.embodied.envs.starts import Starts

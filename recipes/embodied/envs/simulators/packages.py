@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.embodied.config.env_types import ENV_TYPES, how_to_install
-from recipes.embodied.envs.first_step import EnvContractError
+from recipes.embodied.envs.checks import EnvContractError
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference, FirstContact
 

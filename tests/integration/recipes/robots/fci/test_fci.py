@@ -20,8 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSpec, FloatArray
-from recipes.embodied.envs.real.driver import RobotDriver
-from recipes.embodied.envs.real.driver_contract import check_driver
+from recipes.embodied.envs.real.driver import RobotDriver, check_driver
 from recipes.embodied.robots.controller.fci_arm import FciArm
 from recipes.embodied.robots.controller_client import FrankaClient
 from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS

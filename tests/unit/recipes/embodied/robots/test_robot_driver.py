@@ -14,8 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray
-from recipes.embodied.envs.real.driver import RobotDriver, open_driver
-from recipes.embodied.envs.real.driver_contract import DriverContractError, check_driver
+from recipes.embodied.envs.real.driver import DriverContractError, RobotDriver, check_driver, open_driver
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.robots.claim import RobotClaim, claim_file, claimed_by
 from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError, RobotLeaseError, RobotStoppedError

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from recipes.embodied.cameras.camera import ArmScene, CameraSetup
 from recipes.embodied.config.camera_config import CameraOptions
-from recipes.embodied.envs.franka.scene_camera import SceneCamera
+from recipes.embodied.envs.franka.pictures import SceneCamera
 from recipes.embodied.robots.franka_kinematics import HOME
 
 pytest.importorskip("mujoco")

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.envs.real import so101
-from recipes.embodied.envs.real.driver import open_driver
-from recipes.embodied.envs.real.driver_contract import check_driver
+from recipes.embodied.envs.real.driver import check_driver, open_driver
 from recipes.embodied.envs.real.so101 import SO101Driver, SO101Options
 from recipes.embodied.interventions.intervention import HandMotion
 from recipes.embodied.robots import so101_bus

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from recipes.embodied.envs.checks import EnvContractError
 from recipes.embodied.envs.env_spec import EnvSettings
-from recipes.embodied.envs.first_step import EnvContractError
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators import packages
 from recipes.embodied.envs.simulators.packages import LOCKS, compare_starts, has_locked_versions
