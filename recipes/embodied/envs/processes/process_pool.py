@@ -148,23 +148,23 @@ class SimulatorProcesses:
     def step(self, rows: Sequence[int] | None, actions: Array, *, observed: bool = False) -> Outcomes:
         """Carry out actions; see `SimulationBatch`."""
         if not self._ahead:
-            steps = np.full(len(actions), rows is None, np.int64)
-            if rows is not None:
-                steps[rows] = 1
-            self._carry_out(actions[:, None], steps, ends=True, observed=observed)
+            counts = [int(rows is None)] * len(actions)
+            for row in rows or ():
+                counts[row] = 1
+            self._carry_out(actions[:, None], counts, ends=True, observed=observed)
         return self._ahead.popleft()
 
     def foresee(self, actions: Array, steps: IntArray, *, ends: bool) -> None:
         """Execute a chunk now, with one message per process instead of one per action."""
-        self._carry_out(actions, steps, ends=ends, observed=True)
+        self._carry_out(actions, steps.tolist(), ends=ends, observed=True)
 
-    def _carry_out(self, actions: Array, steps: IntArray, *, ends: bool, observed: bool) -> None:
+    def _carry_out(self, actions: Array, counts: list[int], *, ends: bool, observed: bool) -> None:
         chunk = actions.shape[1]
         if len(self._arrays.actions) < chunk:
             self._make_room(chunk)
         self._arrays.actions[:chunk] = actions.swapaxes(0, 1)
-        self._arrays.clear_outcomes()
-        counts: list[int] = steps.tolist()
+        if chunk > 1 or 0 in counts:
+            self._arrays.clear_outcomes()
         rows = [child.rows for child in self._children]
         commands = [_step(tuple(counts[own.start : own.stop]), ends, observed) for own in rows]
         if observed:
