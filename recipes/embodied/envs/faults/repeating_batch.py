@@ -14,12 +14,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from recipes.embodied.envs.checks import check_transition
-from recipes.embodied.envs.env_spec import BoolArray, FloatArray, IntArray, Observation, Transition
+from recipes.embodied.envs.env_spec import (
+    BoolArray,
+    EnvError,
+    EnvSettings,
+    FloatArray,
+    IntArray,
+    Observation,
+    Transition,
+)
 from recipes.embodied.envs.env_state import observation_digest
 from recipes.embodied.envs.faults.repeating import (
     MOST_REPEATED,
@@ -30,10 +38,9 @@ from recipes.embodied.envs.faults.repeating import (
     SimulatorError,
     env_error,
 )
+from recipes.embodied.envs.running import RunningEpisodes
+from recipes.embodied.envs.starts import Starts
 from recipes.training.arrays import Array
-
-if TYPE_CHECKING:
-    from recipes.embodied.envs.base import VectorEnv
 
 # Actions in a row that raised on two batches each, after which there is no use in a further one.
 _MOST_IN_A_ROW: Final = 3
@@ -43,6 +50,35 @@ _NOTHING: Final = -1
 _NOBODYS: Final = -1
 # Between the numbers of an episode and of the one that begins in its place.
 _APART: Final = 2**32
+
+
+class Batch(Protocol):
+    """The part of a `VectorEnv` that repeating needs."""
+
+    settings: EnvSettings
+    num_envs: int
+    numbers: IntArray
+    _episodes: RunningEpisodes
+    _starts: Starts
+    _raised: dict[int, EnvError]
+
+    @property
+    def replaceable(self) -> bool:
+        """See `VectorEnv`."""
+        ...
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        """See `VectorEnv`."""
+        ...
+
+    def _start(self, rows: IntArray, starts: Starts) -> None: ...
+
+    def _advance(self, actions: Array, rows: IntArray | None) -> Transition: ...
+
+    def _observe(self) -> Observation: ...
+
+    def _rebuild(self) -> None: ...
 
 
 class _Step(NamedTuple):
@@ -61,7 +97,7 @@ class RepeatingBatch(RepeatingSimulator):
         env: the batch.
     """
 
-    def __init__(self, env: VectorEnv) -> None:
+    def __init__(self, env: Batch) -> None:
         super().__init__(FaultLog())
         self._env = env
         count = env.num_envs

@@ -207,7 +207,7 @@ class EpisodeAtDeath(BaseModel):
 
     @property
     def start(self) -> Start:
-        """How it began."""
+        """The start of the episode."""
         return Start(self.seed, self.number)
 
 
