@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -79,6 +79,34 @@ class Advantages:
 
     advantages: Tensor
     returns: Tensor | None = None
+
+
+AdvantageFunction = Callable[[Trajectories, AdvantageSettings], Advantages]
+
+
+def estimate(function: AdvantageFunction, trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:
+    """Call an advantage function, which may be a user's own.
+
+    Raises:
+        TypeError: it returns something else than `Advantages` of floating-point tensors.
+        ValueError: a tensor has another shape than the rewards.
+    """
+    result = cast("object", function(trajectories, settings))
+    name, shape = getattr(function, "__name__", str(function)), trajectories.rewards.shape
+    if not isinstance(result, Advantages):
+        raise TypeError(f"the advantage function `{name}` returned a `{type(result).__name__}`; expected `Advantages`")
+    for what, tensor in (("advantages", result.advantages), ("returns", result.returns)):
+        if what == "returns" and tensor is None:
+            continue
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = f"a tensor of {tensor.dtype}" if isinstance(tensor, Tensor) else f"a `{type(tensor).__name__}`"
+            raise TypeError(f"`{what}` of the advantage function `{name}` is {kind}; expected floating-point numbers")
+        if tensor.shape != shape:
+            raise ValueError(
+                f"`{what}` of the advantage function `{name}` has the shape {list(tensor.shape)}; expected"
+                f" {list(shape)}, that of `rewards`: steps come first, then trajectories"
+            )
+    return result
 
 
 def gae(trajectories: Trajectories, settings: AdvantageSettings) -> Advantages:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from rlinf_core.algorithms.loss_inputs import (
     kl_estimate,
     masked_mean,
 )
+from rlinf_core.suggest import short_repr
 
 # Of the ratios and advantages, both [n, ...]: the losses, whether the clip was active, whether the dual clip was.
 _Surrogate: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
@@ -244,9 +245,23 @@ def as_loss(result: Loss | Tensor, inputs: LossInputs, settings: LossSettings) -
     `actor_critic`.
 
     Raises:
-        ValueError: the tensor has another shape than `inputs.logprobs`.
+        TypeError: it is neither a `Loss` nor a tensor, or a metric is not a scalar tensor.
+        ValueError: the tensor has another shape than `inputs.logprobs`, or the loss is not a scalar.
     """
+    made = cast("object", result.loss if isinstance(result, Loss) else result)
+    if not isinstance(made, Tensor):
+        subject = "`Loss.loss` is" if isinstance(result, Loss) else "a loss of your own returned"
+        raise TypeError(
+            f"{subject} a `{type(made).__name__}`; expected a tensor with one number for each of `inputs.logprobs`, or"
+            " a `Loss` of a scalar tensor"
+        )
     if isinstance(result, Loss):
+        if made.numel() != 1:
+            raise ValueError(f"`Loss.loss` has the shape {list(made.shape)}; expected a scalar: use `aggregate`")
+        figures: dict[str, object] = dict(result.metrics)
+        for name, value in figures.items():
+            if not isinstance(value, Tensor) or value.numel() != 1:
+                raise TypeError(f"the metric `{name}` of a loss is not a scalar tensor: `{short_repr(value)}`")
         return result
     if result.shape != inputs.logprobs.shape:
         raise ValueError(

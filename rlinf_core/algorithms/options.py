@@ -14,10 +14,9 @@ from rlinf_core.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlinf_core.algorithms.advantages import Advantages, AdvantageSettings, Trajectories
+    from rlinf_core.algorithms.advantages import AdvantageFunction
     from rlinf_core.algorithms.loss_inputs import Loss, LossInputs, LossSettings
 
-    AdvantageFunction: TypeAlias = Callable[[Trajectories, AdvantageSettings], Advantages]
     PolicyLossFunction: TypeAlias = Callable[[LossInputs, LossSettings], Loss | Tensor]
 
 

@@ -24,7 +24,7 @@ from recipes.embodied.learning.trajectory import (
 from recipes.embodied.models.base_policy import Inputs
 from recipes.training.typed_tensors import explained_variance
 from rlinf_core import AdvantageSettings, Trajectories, get_advantage
-from rlinf_core.algorithms.advantages import groups_that_vary, total_rewards
+from rlinf_core.algorithms.advantages import estimate, groups_that_vary, total_rewards
 from rlinf_core.algorithms.options import checked_options
 
 ReduceSum = Callable[[Tensor], Tensor]
@@ -148,7 +148,7 @@ def build_samples(
     mask = episodes.mask
     if algorithm.filter_rewards and mask is not None:
         mask = mask & groups_that_vary(total_rewards(episodes.rewards, mask), group_size)
-    estimates = advantage(episodes, settings)
+    estimates = estimate(advantage, episodes, settings)
 
     def samples(level: Tensor) -> Tensor:
         """Return [steps, B] as [n] or [n, C]."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import groupby
 
 import torch
@@ -10,9 +9,8 @@ from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.training.typed_tensors import integers
-from rlinf_core import Advantages, AdvantageSettings, Trajectories
-
-AdvantageFunction = Callable[[Trajectories, AdvantageSettings], Advantages]
+from rlinf_core import AdvantageSettings, Trajectories
+from rlinf_core.algorithms.advantages import AdvantageFunction, estimate
 
 
 def token_advantages(
@@ -59,7 +57,8 @@ def token_advantages(
     laid_values = None
     if values is not None:
         laid_values = torch.cat((by_time(values), torch.zeros(1, len(first))))
-    estimates = function(
+    estimates = estimate(
+        function,
         Trajectories(
             rewards=rewards,
             dones=last | ~inside,

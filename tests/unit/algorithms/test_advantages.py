@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_core.algorithms.advantages import (
+    Advantages,
     AdvantageSettings,
     Trajectories,
     discounted_returns,
     distillation,
     dr_grpo,
+    estimate,
     gae,
     gae_advantages,
     group_advantages,
@@ -482,3 +484,29 @@ def test_discounted_returns_equal_a_loop(seed: int, gamma: float) -> None:
                 if dones[step, b]:
                     break
     torch.testing.assert_close(discounted_returns(rewards, dones, gamma), expected)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (torch.zeros(3, 2), "the advantage function `own` returned a `Tensor`; expected `Advantages`"),
+        (Advantages(torch.zeros(2, 3)), r"`advantages` of the advantage function `own` has the shape \[2, 3\]"),
+        (Advantages(torch.zeros(2)), r"has the shape \[2\]; expected \[3, 2\]"),
+        (Advantages(torch.zeros(3, 2), torch.zeros(4, 2)), "`returns` of the advantage function `own` has the shape"),
+        (Advantages(torch.zeros(3, 2, dtype=torch.int64)), "is a tensor of torch.int64; expected floating-point"),
+        (Advantages(None), "`advantages` of the advantage function `own` is a `NoneType`"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_advantage_of_ones_own_returns_something_else(returned: Any, message: str) -> None:
+    def own(trajectories: Trajectories, settings: AdvantageSettings) -> Any:
+        return returned
+
+    trajectories = Trajectories(rewards=torch.zeros(3, 2), dones=torch.zeros(3, 2, dtype=torch.bool))
+    with pytest.raises((TypeError, ValueError), match=message):
+        estimate(own, trajectories, AdvantageSettings())
+
+
+def test_an_advantage_of_ones_own_is_taken() -> None:
+    trajectories = Trajectories(rewards=torch.ones(3, 2), dones=torch.zeros(3, 2, dtype=torch.bool))
+    made = Advantages(torch.ones(3, 2), torch.ones(3, 2))
+    assert estimate(lambda _trajectories, _settings: made, trajectories, AdvantageSettings()) is made

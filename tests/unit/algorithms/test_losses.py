@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.algorithms.loss_inputs import LossInputs, LossSettings, denominator
+from rlinf_core.algorithms.loss_inputs import Loss, LossInputs, LossSettings, denominator
 from rlinf_core.algorithms.losses import (
     actor,
     actor_critic,
@@ -168,6 +169,23 @@ def test_a_tensor_of_losses_gets_the_rest_of_actor_critic() -> None:
     torch.testing.assert_close(as_loss(-b.ratio * b.advantages, alone, plain).loss, actor(alone, plain).loss)
     with pytest.raises(ValueError, match=r"a tensor \[\]; expected \[8, 3\]"):
         as_loss((-b.ratio * b.advantages).mean(), b, plain)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda b: 0.5, "a loss of your own returned a `float`; expected a tensor"),
+        (lambda b: None, "a loss of your own returned a `NoneType`"),
+        (lambda b: Loss(0.5, {}), "`Loss.loss` is a `float`"),
+        (lambda b: Loss(-b.ratio, {}), r"`Loss.loss` has the shape \[8, 3\]; expected a scalar"),
+        (lambda b: Loss(b.ratio.mean(), {"actor/x": 0.5}), "the metric `actor/x` of a loss is not a scalar tensor"),
+        (lambda b: Loss(b.ratio.mean(), {"actor/x": b.ratio}), "the metric `actor/x`"),
+    ],
+)
+def test_a_loss_of_ones_own_returns_something_else(returned: Callable[[LossInputs], Any], message: str) -> None:
+    inputs = batch(3)
+    with pytest.raises((TypeError, ValueError), match=message):
+        as_loss(returned(inputs), inputs, SETTINGS)
 
 
 def test_the_first_step_follows_the_policy_gradient() -> None:
