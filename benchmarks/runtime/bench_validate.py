@@ -12,7 +12,7 @@ import gc
 import sys
 import time
 
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 
 SIZES = (2500, 5000, 10_000, 20_000)
 GOAL_LINES, GOAL_SECONDS = 10_000, 2.0

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rlinf_cli.advice.free_devices import FreeDevices
-from rlinf_cli.advice.job_devices import JobDevices, devices_of
+from rlinf_cli.advice.job_devices import FreeDevices, JobDevices, devices_of
 from rlinf_cli.advice.recorded_runs import RecordedRun, flow_of
 from rlinf_cli.runs.memory_record import node_memory, node_needs
 from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, candidates

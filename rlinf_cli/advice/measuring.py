@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import typer
 
 from rlinf_cli.advice.job_devices import devices_of
-from rlinf_cli.advice.recorded_runs import flow_of, read_runs
-from rlinf_cli.advice.trials import FILE, SCHEMA
+from rlinf_cli.advice.recorded_runs import MEASUREMENT, MEASUREMENT_SCHEMA, flow_of, read_runs
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import command_signals
@@ -69,7 +68,7 @@ def measured(file: str, overrides: Sequence[str]) -> Result:
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.run.policies import config_of
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
-    from rlinf_cli.run.runnable import check_installed
+    from rlinf_cli.run.starting import check_installed
 
     if file == "-":
         raise typer.BadParameter("each trial reads the file again: give a path, not `-`", param_hint="'--measure'")
@@ -220,10 +219,10 @@ def _valid(plan: SweepPlan, place: Path) -> tuple[SweepPlan, list[str]]:
 
 def _run(plan: SweepPlan, place: Path) -> tuple[Mapping[str, PointState], set[str]]:
     """Run the trials one after the other; return how they ended, and those that were ended as they stood still."""
-    content = {"schema": SCHEMA, "trials": [point.name for point in plan.points]}
+    content = {"schema": MEASUREMENT_SCHEMA, "trials": [point.name for point in plan.points]}
     try:
         place.mkdir(parents=True)
-        durable.write_whole(place / FILE, json.dumps(content, indent=2) + "\n")
+        durable.write_whole(place / MEASUREMENT, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         why = write_fault(place, error)
         raise RLinfError("the folder of the measurement cannot be written", where=str(place), why=why) from error
@@ -276,7 +275,7 @@ def _result(
         if line.rows[1]
     ]  # fmt: skip
     record = {
-        "schema": SCHEMA,
+        "schema": MEASUREMENT_SCHEMA,
         "folder": str(place),
         "trials": {name: state.status for name, state in ended.items()},
         "left_out": [*left_out, *failed],

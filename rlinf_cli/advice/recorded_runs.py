@@ -1,4 +1,4 @@
-"""The records of runs that advice is fitted to."""
+"""The records of runs and measurements that advice is fitted to."""
 
 from __future__ import annotations
 
@@ -6,18 +6,53 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median, pstdev
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
+
+from pydantic import Field
 
 from rlinf_cli.advice.job_devices import UNNAMED, JobDevices, devices_of
 from rlinf_core.advice.durations import CallRow, steady_or_spread
 from rlinf_core.errors import RLinfError, RunError
+from rlinf_core.foreign.files import FileModel, Name, read_model
 from rlinf_core.runners.metrics import read_metrics
 from rlinf_core.runners.storage.profile import CallsOfSize, RunProfile, read_profile
+from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
     from rlinf_core.advice.arrangements import Arrangement
     from rlinf_core.advice.job_flow import JobFlow
     from rlinf_core.job.load import Job
+
+MEASUREMENT: Final = "measurement.json"
+MEASUREMENT_SCHEMA: Final = "rlinf.measurement/1"
+
+
+class _MeasurementFile(FileModel):
+    schema_: Annotated[Literal["rlinf.measurement/1"], Field(alias="schema")]
+    trials: tuple[Name, ...] = Field(strict=False)
+
+
+def trials_of(folder: Path) -> list[Path] | None:
+    """Return the runs of a measurement that finished and have a record; None: it is no folder of one.
+
+    Raises:
+        RLinfError: none of them finished.
+    """
+    from rlinf_cli.runs.run_lookup import all_runs
+
+    try:
+        names = read_model(folder / MEASUREMENT, _MeasurementFile).trials
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    runs = [
+        run.path
+        for run in all_runs(folder)
+        if run.state.experiment in names and run.state.status == RunStatus.FINISHED and run.profile_file.exists()
+    ]
+    if not runs:
+        raise RLinfError("no trial of the measurement finished", where=str(folder), help="measure again")
+    return runs
+
 
 # Steps before and behind which a run is not itself: it warms up, and nothing runs ahead any more.
 _FIRST: Final = 1
@@ -78,7 +113,6 @@ def read_runs(names: Sequence[str], assume: Sequence[str]) -> list[tuple[Recorde
 
 
 def _runs_of(name: str) -> list[str]:
-    from rlinf_cli.advice.trials import trials_of
     from rlinf_cli.runs.run_lookup import runs_folder
 
     for folder in (Path(name), runs_folder() / name):

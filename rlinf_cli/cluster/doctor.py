@@ -17,8 +17,7 @@ from rlinf_cli.cluster.checks import devices, links, rules
 from rlinf_cli.cluster.checks.finding import FAULT, OK, CheckVerdict, Finding, ProbedNode, Said, distinct
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.transports.agent import AgentReply, ask
-from rlinf_cli.cluster.transports.commands import CommandOutcome
-from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import PlacementError
 from rlinf_core.job.recipe import Trial

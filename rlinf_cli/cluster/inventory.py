@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from rlinf_cli.placement.placement_picture import hosts_by_rank
+from rlinf_cli.placement.picture import hosts_by_rank
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
 from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
 from rlinf_core.config.ranks import format_ranks

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.transports.agent import AgentReply
 from rlinf_cli.console import console
-from rlinf_cli.console.terminal_stream import unguarded_stream
+from rlinf_cli.console.console import unguarded_stream
 from rlinf_core.foreign.terminal_text import replaced
 
 T = TypeVar("T")

@@ -12,8 +12,7 @@ from rlinf_cli.cluster.down import RunningJob
 from rlinf_cli.cluster.inventory import NodeTarget, recorded_targets
 from rlinf_cli.cluster.probing import recorded_cluster
 from rlinf_cli.cluster.transports.agent import AgentReply, ask
-from rlinf_cli.cluster.transports.commands import CommandOutcome
-from rlinf_cli.cluster.transports.transport import Transport, run
+from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport, run
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode

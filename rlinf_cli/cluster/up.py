@@ -20,8 +20,7 @@ from rlinf_cli.cluster.node import node_probe
 from rlinf_cli.cluster.plan import Action, Facts, LocalSoftware, NodeState, decide, refuse_other_nodes
 from rlinf_cli.cluster.progress import Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.cluster.transports.agent import ask
-from rlinf_cli.cluster.transports.commands import CommandOutcome
-from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlinf_cli.arguments import completion
+from rlinf_cli.arguments import options
 from rlinf_cli.arguments.options import Assume, Live, Recipe
 from rlinf_cli.command import Result, arg, command, opt
 from rlinf_cli.projects.project_files import ProjectKind
@@ -15,7 +15,7 @@ from rlinf_cli.projects.project_files import ProjectKind
 
 @command("rlinf validate job.yaml", "rlinf validate hetero18 actor.seed=7", "rlinf validate *.yaml --github")
 def validate(
-    arguments: Annotated[list[str], arg("FILE|KEY=VALUE", completion.files_and_overrides)],
+    arguments: Annotated[list[str], arg("FILE|KEY=VALUE", options.files_and_overrides)],
     github: Annotated[bool, opt("--github", "Print the findings as annotations of GitHub.")] = False,
     assume: Assume = None,
     live: Live = False,
@@ -47,7 +47,7 @@ def validate(
     "rlinf explain --schema > rlinf.schema.json",
 )
 def explain(
-    topic: Annotated[str | None, arg("CODE|KEY", completion.topics)] = None,
+    topic: Annotated[str | None, arg("CODE|KEY", options.topics)] = None,
     schema: Annotated[bool, opt("--schema", "Print the JSON Schema of job files, for editors.")] = False,
     recipe: Recipe = None,
 ) -> Result:

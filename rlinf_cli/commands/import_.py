@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from rlinf_cli.arguments import completion
+from rlinf_cli.arguments import options
 from rlinf_cli.command import arg, command, opt
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode, code_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     name="import",
 )
 def app(
-    arguments: Annotated[list[str], arg("FILE|FOLDER|KEY=VALUE", completion.yaml_paths)],
+    arguments: Annotated[list[str], arg("FILE|FOLDER|KEY=VALUE", options.yaml_paths)],
     out: Annotated[
         Path | None,
         opt(
@@ -136,7 +136,7 @@ def _file(source: Path, out: Path | None, request: _Request) -> ExitCode:
 
 
 def _summary(imported: _Imported) -> list[str]:
-    from rlinf_cli.importing.summary import lines_of
+    from rlinf_cli.importing.convert import lines_of
 
     assert imported.converted is not None
     return list(lines_of(imported.converted, str(imported.target) if imported.target else None))
@@ -173,7 +173,7 @@ def _folder(folder: Path, out: Path | None, request: _Request) -> ExitCode:
 
 def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
     """Convert one file and write it."""
-    from rlinf_cli.console.outfile import write_whole
+    from rlinf_cli.console.console import write_whole
     from rlinf_cli.importing.convert import convert
     from rlinf_cli.importing.sources import read_job
     from rlinf_core.errors import ConfigError, RLinfError
@@ -220,8 +220,8 @@ def _show_findings(imported: _Imported) -> None:
 
 
 def _table(imported: list[_Imported], folder: Path) -> None:
-    from rlinf_cli.importing.outcomes import Fate
-    from rlinf_cli.importing.summary import counts, verdict
+    from rlinf_cli.importing.convert import counts, verdict
+    from rlinf_cli.importing.rules.shared import Fate
 
     rows: list[list[str]] = []
     for result in imported:
@@ -240,7 +240,7 @@ def _table(imported: list[_Imported], folder: Path) -> None:
 
 
 def _record(imported: list[_Imported]) -> dict[str, Any]:
-    from rlinf_cli.importing.summary import SCHEMA, record
+    from rlinf_cli.importing.convert import SCHEMA, record
     from rlinf_cli.job.findings import to_json
 
     files: list[dict[str, Any]] = []

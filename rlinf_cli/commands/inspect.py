@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from rlinf_cli.arguments import completion
+from rlinf_cli.arguments import options
 from rlinf_cli.arguments.options import Assume, FileIfAny, FileOrRun, Live, Name, Out, Overrides, Parallel, assumed
 from rlinf_cli.command import Group, Result, command, group, opt
 from rlinf_cli.job.job_file import check_apart, is_override
@@ -88,7 +88,7 @@ def placement(
     from rlinf_cli.cluster.probing import prober
     from rlinf_cli.job.job_file import load_sound
     from rlinf_cli.placement.job_layout import lay_out
-    from rlinf_cli.placement.placement_picture import picture_of
+    from rlinf_cli.placement.picture import picture_of
     from rlinf_cli.placement.placement_summary import placement_result
     from rlinf_cli.run.policies import config_of
 
@@ -126,7 +126,7 @@ def config(
 @command("rlinf inspect env hetero18 --component actor --rank 3", app=inspect)
 def env(
     file: FileOrRun,
-    component: Annotated[str, opt("--component -c NAME", "Component.", autocompletion=completion.components)],
+    component: Annotated[str, opt("--component -c NAME", "Component.", autocompletion=options.components)],
     rank: Annotated[int, opt("--rank -r N", "Rank of the process in its component.", min=0)],
     overrides: Overrides = None,
     assume: Assume = None,
@@ -139,8 +139,7 @@ def env(
     """
     from rlinf_cli.cluster.probing import prober
     from rlinf_cli.job.job_file import load_sound
-    from rlinf_cli.placement.job_layout import lay_out
-    from rlinf_cli.placement.process_variables import env_record, env_text
+    from rlinf_cli.placement.job_layout import env_record, env_text, lay_out
     from rlinf_cli.run.policies import config_of
     from rlinf_core.errors import PlacementError
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,11 +86,8 @@ def up(
     # These signals are for the driver: its nodes must stay until it has saved.
     ignore_warnings()
     if template is not None:
-        from rlinf_cli.cluster.schedulers.job_script import job_script
-
-        return Result(job_script(template, file, overrides, name, wishes or ()))
-    from rlinf_cli.cluster.lifecycle import prepare
-    from rlinf_cli.cluster.up_report import plan_result
+        return Result(_job_script(template, file, overrides or (), name, wishes or ()))
+    from rlinf_cli.cluster.lifecycle import plan_result, prepare
 
     request = prepare(
         file,
@@ -109,9 +108,31 @@ def up(
     return _bring_up(request, block=block, rollback=rollback, parallel=parallel)
 
 
+def _job_script(
+    scheduler: Template, file: str, overrides: Sequence[str], name: str | None, options: Sequence[str]
+) -> str:
+    """Return the script or manifest with which Slurm or KubeRay starts the cluster of a file."""
+    from rlinf_cli.cluster import identity
+    from rlinf_cli.cluster.inventory import targets
+    from rlinf_cli.cluster.schedulers.kuberay import kuberay
+    from rlinf_cli.cluster.schedulers.scheduler_options import parse
+    from rlinf_cli.cluster.schedulers.slurm import slurm
+    from rlinf_cli.job.job_file import load_sound
+    from rlinf_core.config.tree import ScalarNode, find
+
+    job = load_sound(file, overrides)
+    nodes, cluster, path = targets(job.cluster), identity.cluster_name(file, name), Path(file)
+    checked = parse(options, nodes)
+    if scheduler is Template.SLURM:
+        return slurm(cluster, file, nodes, overrides, checked).rstrip("\n")
+    text = path.read_text(encoding="utf-8") if path.is_file() else None
+    log_path = find(job.tree, ("runner", "logger", "log_path"))
+    runs = log_path.raw if isinstance(log_path, ScalarNode) else None
+    return kuberay(cluster, file, nodes, overrides, checked, text=text, log_path=runs).rstrip("\n")
+
+
 def _bring_up(request: UpRequest, *, block: bool, rollback: bool, parallel: int) -> Result | None:
-    from rlinf_cli.cluster.lifecycle import up_or_back
-    from rlinf_cli.cluster.up_report import up_result
+    from rlinf_cli.cluster.lifecycle import up_or_back, up_result
 
     if block:
         from rlinf_cli.cluster.block import hold
@@ -152,8 +173,7 @@ def down(
     By default the only running cluster. With FILE no record of it is needed: every node of the file is probed. A Ray
     that `up` did not start is left alone.
     """
-    from rlinf_cli.cluster.lifecycle import end, jobs_of, nodes_to_end
-    from rlinf_cli.cluster.up_report import agreed, down_result, job_line, nothing_recorded
+    from rlinf_cli.cluster.lifecycle import agreed, down_result, end, job_line, jobs_of, nodes_to_end, nothing_recorded
 
     if node_rank is not None and file is None:
         raise typer.BadParameter("it requires FILE, in which this machine is node K", param_hint="'--node-rank'")

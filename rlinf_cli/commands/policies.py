@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from rlinf_cli.arguments import completion
+from rlinf_cli.arguments import options
 from rlinf_cli.arguments.options import Checkpoint, FileOrRun, NoWait, Overrides, Share, choose_claims
 from rlinf_cli.command import Result, arg, command, opt
 
@@ -78,7 +78,7 @@ def evaluate(
     "rlinf export runs/math-20260314-101502 --checkpoint 100",
 )
 def export(
-    run: Annotated[str, arg("RUN", completion.runs)],
+    run: Annotated[str, arg("RUN", options.runs)],
     kind: Annotated[Format, opt("--format -f", "Format of the policy.", case_sensitive=False)] = Format.SAFETENSORS,
     checkpoint: Checkpoint = None,
     out: Annotated[Path | None, opt("-o FOLDER", "New folder; by default in `exports` of the run.")] = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rlinf_cli.arguments import completion
+from rlinf_cli.arguments import options
 from rlinf_cli.arguments.options import Run, Runs
 from rlinf_cli.command import Result, arg, command, opt
 from rlinf_cli.runs.x_axis import XAxis
@@ -113,7 +113,7 @@ def _one(runs: list[str] | None, option: str) -> str | None:
 
 @command("rlinf compare runs/fast-* runs/slow-*", "rlinf compare runs/sweep-20260314-101502 -o sweep.png")
 def compare(
-    runs: Annotated[list[str], arg("RUN...", completion.runs)],
+    runs: Annotated[list[str], arg("RUN...", options.runs)],
     metrics: Annotated[
         list[str] | None,
         opt(

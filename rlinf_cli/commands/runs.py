@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rlinf_cli.arguments import completion
+from rlinf_cli.arguments import options
 from rlinf_cli.arguments.options import Processes, Recipe, Run, Runs
 from rlinf_cli.command import Result, arg, command, group, opt
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -62,7 +62,7 @@ def prune(
     active, or may be active on another machine, is never deleted. Checkpoints outside of the run folder are deleted
     only if they bear the mark of that run.
     """
-    from rlinf_cli.runs.pruning import age_in_seconds, pruned
+    from rlinf_cli.runs.upkeep import age_in_seconds, pruned
 
     seconds = age_in_seconds(older_than)
     if not (names or status or recipe or seconds is not None or keep):
@@ -71,13 +71,13 @@ def prune(
 
 
 @command("rlinf runs convert runs/embodied-20260728-101500", app=runs)
-def convert(run: Annotated[str, arg("RUN", completion.runs)]) -> Result:
+def convert(run: Annotated[str, arg("RUN", options.runs)]) -> Result:
     """Convert the checkpoints of a run that an earlier version wrote.
 
     What they pickled is no longer read. Each is replaced, in place, once the new one is complete: that needs room for
     the largest.
     """
-    from rlinf_cli.runs.converting import converted
+    from rlinf_cli.runs.upkeep import converted
 
     return converted(run)
 
@@ -110,7 +110,7 @@ def ps(
     within 2 s. Where a worker's code has reached `breakpoint()`, --attach connects this terminal to Python's debugger;
     other processes show their stacks. The exit code is 1 where a process has no stacks.
     """
-    from rlinf_cli.debug.job_processes import processes_of
+    from rlinf_cli.job_processes import processes_of
 
     return processes_of(words or [], job, stacks=stacks or native, attach=attach, native=native)
 

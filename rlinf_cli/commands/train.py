@@ -75,8 +75,7 @@ def train(
     --folder continues from the checkpoints.
     """
     from rlinf_cli.job.job_file import split_files
-    from rlinf_cli.run.runnable import recipes_result
-    from rlinf_cli.run.starting import chosen, start
+    from rlinf_cli.run.starting import chosen, recipes_result, start
     from rlinf_cli.sweep.plan import several
     from rlinf_cli.sweep.sweeping import sweep
 

@@ -1,4 +1,4 @@
-"""Output to the streams: results to standard output, everything else to standard error.
+"""Output to the streams, and to files that the user named: results to standard output, all else to standard error.
 
 Text is never hard-wrapped in a pipe, and coloured only on a terminal that supports it. A reader that closes early
 (`rlinf ... | head -1`) causes no error and no other exit code.
@@ -11,15 +11,101 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import stat
 import sys
-from collections.abc import Generator, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TextIO
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TextIO, cast
 
-from rlinf_cli.console.terminal_stream import guarded_stream, unguarded_stream
+from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.suggest import clipped
+
+_COLOUR: Final = (
+    r"(?:0|[1-4]|7|2[1-47-9]|3[0-79]|4[0-79]|9[0-7]|10[0-7]|[34]8;5;\d{1,3}|[34]8;2;\d{1,3};\d{1,3};\d{1,3})"
+)
+_RESETS: Final = frozenset(("\x1b[0m", "\x1b[m"))
+
+
+@cache
+def _colours() -> re.Pattern[str]:
+    """Return the pattern of colours and weights alone: not concealed, not blinking. Few commands need it."""
+    return re.compile(rf"\x1b\[(?:{_COLOUR}(?:;{_COLOUR})*)?m")
+
+
+def in_colours(text: str, colours: bool) -> str:
+    """Return a text like `escaped`, but for sequences that set colours: they stay, or are left out.
+
+    Args:
+        text: the text of any lines.
+        colours: whether they stay. The last of them then ends with the text.
+    """
+    if "\x1b" not in text:
+        return escaped(text)
+    parts = list[str]()
+    end, last = 0, ""
+    for match in _colours().finditer(text):
+        parts.append(escaped(text[end : match.start()]))
+        if colours:
+            last = match[0]
+            parts.append(last)
+        end = match.end()
+    parts.append(escaped(text[end:]))
+    whole = "".join(parts)
+    if not last or last in _RESETS:
+        return whole
+    body = whole.rstrip("\n")
+    return f"{body}\x1b[0m{whole[len(body) :]}"
+
+
+class TerminalStream:
+    """A text stream that writes what a terminal must not act on as escapes. All else is that of the stream.
+
+    Args:
+        stream: the one to write to.
+        colours: whether it shows colours.
+        mask: returns a text without secrets.
+    """
+
+    def __init__(self, stream: TextIO, colours: bool, mask: Callable[[str], str]) -> None:
+        self.stream = stream
+        self._colours = colours
+        self._mask = mask
+
+    def write(self, text: str) -> int:
+        """Write a text; return its length. A carriage return may begin it, as in the lines of progress bars."""
+        start = "\r" if text.startswith("\r") and not text.startswith("\r\n") else ""
+        self.stream.write(start + in_colours(self._mask(text[len(start) :]), self._colours))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def __iter__(self) -> Any:
+        return iter(self.stream)
+
+
+def guarded_stream(stream: TextIO, colours: bool, mask: Callable[[str], str] = str) -> TextIO:
+    """Return a stream around another one; see `TerminalStream`."""
+    return cast("TextIO", TerminalStream(stream, colours, mask))
+
+
+def unguarded_stream(stream: TextIO) -> TextIO:
+    """Return the stream itself, for a view that moves the cursor and escapes its texts by itself."""
+    while isinstance(stream, TerminalStream):
+        stream = stream.stream
+    return stream
+
 
 # Write errors that are not a bug: a full disk, a quota, a file-size limit, a broken device.
 OUTPUT_LOST: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
@@ -205,3 +291,74 @@ def close() -> None:
             stream.flush()
         except OSError:
             _to_nowhere(stream)
+
+
+_READABLE = 100
+
+
+def parts(text: str, separator: str = " · ") -> str:
+    """Return a line of parts, folded between them if it is wider than the terminal."""
+    columns = width()
+    first, *others = text.split(separator)
+    lines = [first]
+    for part in others:
+        longer = f"{lines[-1]}{separator}{part}"
+        if len(longer) <= columns:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return "\n".join(lines)
+
+
+def paragraphs(text: str, indent: str = "") -> str:
+    """Return `text` folded; blank lines separate paragraphs, and an indented paragraph is kept as it is."""
+    columns = min(width(), _READABLE)
+    folded: list[str] = []
+    for paragraph in text.strip("\n").split("\n\n"):
+        if paragraph.startswith(" "):
+            folded.append(textwrap.indent(paragraph, indent))
+            continue
+        folded.append(
+            textwrap.fill(
+                " ".join(paragraph.split()),
+                columns,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+    return "\n\n".join(folded)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` to `path` atomically.
+
+    A link itself is replaced, not its target. Devices and pipes, such as /dev/stdout, are written to directly.
+
+    Raises:
+        RLinfError: it cannot be written.
+    """
+    from rlinf_core.foreign.files import write_fault
+    from rlinf_core.runners.storage import durable
+
+    try:
+        if path.is_relative_to("/dev") or path.is_relative_to("/proc") or (path.exists() and not path.is_file()):
+            # Fails for a folder, as it should.
+            path.write_text(text, encoding="utf-8")
+            return
+        before = path.lstat().st_mode if os.path.lexists(path) else 0
+        durable.write_whole(path, text, mode=before & 0o777 if stat.S_ISREG(before) else 0o666)
+    except OSError as error:
+        raise RLinfError(f"cannot write `{path}`", why=write_fault(path, error)) from error
+
+
+# -P: nothing is imported from the working folder.
+COMMAND: Final[tuple[str, ...]] = (sys.executable, "-P", "-m", "rlinf_cli")
+
+
+def reason(errors: str, status: int) -> str:
+    """Return in one line what such a command could not do and why, from its standard error and exit status."""
+    lines = errors.strip().splitlines() or [f"exit status {status}"]
+    why = next((line.strip().removeprefix("why: ") for line in lines if line.strip().startswith("why: ")), None)
+    return lines[0].removeprefix("error: ") + (f": {why}" if why else "")

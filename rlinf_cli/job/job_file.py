@@ -1,10 +1,11 @@
-"""Loading of the job file that a command is called with."""
+"""Loading of the job file that a command is called with, with the findings that only commands report."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -16,7 +17,7 @@ from rlinf_cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from rlinf_core.config.diagnostics import Diagnostic, Severity
+    from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
     from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.config.tree import MappingNode, Path
     from rlinf_core.job.load import Job, Probe
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 # `recipe=NAME` in place of a file.
 _RECIPE = "recipe="
+# A cheap test of the source, before the tree is searched for integers with leading zeros.
+_LIKELY = re.compile(r"(?<![\w.])0[0-9]")
+_LEADING_ZERO = re.compile(r"[-+]?0+[0-9]+", re.ASCII)
 # Codes of findings about referenced files: missing, or unreadable for want of a package.
 _ABOUT_FILES: Final = frozenset({"hub-name", "missing-extra", "missing-key", "unusable-path"})
 
@@ -91,12 +95,76 @@ def load(
         ConfigError: `recipe=NAME` names no recipe.
         ClusterError: a node cannot be probed.
     """
-    from rlinf_cli.job.load import load_with_lint
-
     if name == "-" and stdin is None and sys.stdin is not None and sys.stdin.isatty():  # None: the caller closed it
         console.message("reading standard input; end it with Ctrl-D")
     file, changes = file_of_recipe(name, overrides or ())
     return load_with_lint(file, changes, assume=assume or (), environ=os.environ, probe=probe, stdin=stdin)
+
+
+def load_with_lint(
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    assume: Sequence[str] = (),
+    stdin: bytes | None = None,
+    environ: Mapping[str, str] | None = None,
+    probe: Probe | None = None,
+) -> Job:
+    """Return the result of `load_job` with the findings that only commands report."""
+    from rlinf_cli.job import machine_rules, no_effect, placement_rules
+    from rlinf_core.job.load import load_job
+
+    rules = (machine_rules.check,)
+    job = load_job(name, overrides, assume=assume, stdin=stdin, environ=environ, probe=probe, rules=rules)
+    if job.tree is not None and job.tree.entry("recipe") is None:
+        _note_unchecked(job.tree, job.diagnostics)
+    job.diagnostics.extend(_leading_zeros(job))
+    job.diagnostics.extend(placement_rules.lint(job))
+    no_effect.report_no_effect(job)
+    return job
+
+
+def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
+    others = [entry for entry in tree.entries if entry.key.raw != "cluster"]
+    if others:
+        from rlinf_core.config.diagnostics import Diagnostic, Severity
+        from rlinf_core.suggest import quoted
+
+        names = quoted(entry.key.raw for entry in others)
+        first = others[0].key
+        help_text = "add `recipe: NAME`; `rlinf train` lists the names"
+        if tree.entry("defaults") is not None:
+            help_text += "; name bases with `extends: FILE`, not `defaults`"
+        diagnostics.add(
+            Diagnostic(
+                "section-not-checked",
+                Severity.NOTE,
+                f"without `recipe` only `cluster` is checked, not {names}",
+                first.span,
+                (first.raw,),
+                help_text,
+            )
+        )
+
+
+def _leading_zeros(job: Job) -> Iterator[Diagnostic]:
+    """Warn of integers such as `010`: ten in YAML 1.2, eight to YAML 1.1 loaders. Text fields keep them as written."""
+    view = job.view
+    if view is None or not any(_LIKELY.search(source.text) for source in job.sources):
+        return
+    from rlinf_core.config.diagnostics import Diagnostic, Severity
+    from rlinf_core.config.tree import scalars
+    from rlinf_core.config.validating.model_fields import types_at
+    from rlinf_core.job.load import ClusterFile
+
+    model = ClusterFile if job.recipe is None else job.recipe.config_model()
+    for path, scalar in scalars(view.tree):
+        is_octal = type(scalar.value) is int and _LEADING_ZERO.fullmatch(scalar.raw)
+        if is_octal and int in types_at(model, path):
+            message = f"`{scalar.raw}` is read as {scalar.value}; other YAML loaders read it as octal"
+            help = f"write `{scalar.value}`"
+            where = view.original(path)
+            yield Diagnostic("leading-zero", Severity.WARNING, message, scalar.span, where, help)
 
 
 class SoundJob(NamedTuple):

@@ -6,12 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rlinf_cli.command import Result
-from rlinf_cli.console import console, prose
+from rlinf_cli.console import console
 from rlinf_cli.job.job_file import SoundJob
-from rlinf_cli.placement.job_layout import JobLayout, masked, secret_texts
-from rlinf_cli.placement.picture import NODE, Card, Picture
-from rlinf_cli.placement.placement_picture import hosts_by_rank, robot_numbers, unit_uses
-from rlinf_cli.placement.process_variables import Layer, layer_text, process_interpreter, process_variables
+from rlinf_cli.placement.job_layout import (
+    JobLayout,
+    Layer,
+    layer_text,
+    masked,
+    process_interpreter,
+    process_variables,
+    secret_texts,
+)
+from rlinf_cli.placement.picture import NODE, Card, Picture, hosts_by_rank, robot_numbers, unit_uses
 from rlinf_core.config.diagnostics import visible
 from rlinf_core.config.machines.cluster import replaceable
 from rlinf_core.config.ranks import format_ranks
@@ -42,7 +48,7 @@ def summary_text(job: SoundJob, layout: JobLayout, picture: Picture) -> str:
         )
         for name, component_placements in layout.placements.items()
     ]
-    lines = [console.style(picture.title, "bold"), prose.parts(picture.subtitle), ""]
+    lines = [console.style(picture.title, "bold"), console.parts(picture.subtitle), ""]
     lines.append(console.table(_HEADERS, rows, right=(1,), keep=(0, 1)) if rows else "no component is placed")
     notes = [*sharing_lines(picture), *_recipe_lines(job, layout), *_spare_lines(job), *_environment_lines(job, layout)]
     return "\n".join([*lines, "", *notes] if notes else lines)

@@ -12,10 +12,18 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.live import labels
 from rlinf_cli.report.samples import read_samples, sampled_steps
-from rlinf_cli.runs.documents import ORIGINS, PLACEMENT, DrawnPlacement, OriginsFile, PlacedProcess, PlacementFile
+from rlinf_cli.runs.documents import (
+    ORIGINS,
+    PLACEMENT,
+    DrawnPlacement,
+    OriginsFile,
+    PlacedProcess,
+    PlacementFile,
+    Provenance,
+    read_provenance,
+)
 from rlinf_cli.runs.memory_record import read_peaks
 from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, newest_of, series_of
-from rlinf_cli.runs.provenance import Provenance, read_provenance
 from rlinf_cli.why.diagnosis import Diagnosis, diagnose
 from rlinf_cli.why.facts import MOST_METRICS_BYTES, read_facts
 from rlinf_core.errors import RunError

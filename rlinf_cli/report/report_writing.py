@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from rlinf_cli.console.subcommands import COMMAND, reason
+from rlinf_cli.console.console import COMMAND, reason
 from rlinf_core import env_vars
 from rlinf_core.errors import EnvironmentVariableError
 from rlinf_core.process.requirements import install_command, missing_modules

@@ -11,15 +11,14 @@ import typer
 
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
-from rlinf_cli.console.outfile import write_whole
+from rlinf_cli.console.console import write_whole
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.placement.picture import Picture, picture_record
 from rlinf_cli.report.charts import require_modules
 from rlinf_cli.report.content import gather
 from rlinf_cli.report.curves import draw_comparison
-from rlinf_cli.report.page import placement_page, report_page
+from rlinf_cli.report.page import compared_page, overview_page, placement_page, report_page
 from rlinf_cli.report.report_writing import NAME
-from rlinf_cli.report.several import compared_page, overview_page
 from rlinf_cli.runs.run_comparison import compare_runs, comparison_record, comparison_text
 from rlinf_cli.runs.run_lookup import find_run, find_runs, warn_of_damaged
 from rlinf_cli.runs.x_axis import XAxis

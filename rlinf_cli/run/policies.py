@@ -59,8 +59,7 @@ def used_job(name: str, overrides: list[str], command: str, checkpoint: str | No
     """
     from rlinf_cli.job.job_file import load, show_findings, sound, without_start, without_training_data
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
-    from rlinf_cli.run.runnable import check_installed, with_hub_pins
-    from rlinf_cli.run.unused_keys import refuse_unused
+    from rlinf_cli.run.starting import check_installed, refuse_unused, with_hub_pins
     from rlinf_core.config.diagnostics import Severity
     from rlinf_core.errors import ConfigError, RLinfError
 

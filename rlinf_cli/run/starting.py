@@ -1,10 +1,10 @@
-"""The start of a run: its file is checked and laid out, and the driver runs here or on the head."""
+"""The start of a job: checks before anything is started or written, its plan, and its driver here or on the head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import typer
 
@@ -13,18 +13,231 @@ from rlinf_cli.console import console
 from rlinf_cli.job.config_view import config_record, config_text
 from rlinf_cli.job.job_file import file_of_recipe, load, show_findings, sound, split_files
 from rlinf_cli.placement.job_layout import lay_out
-from rlinf_cli.placement.placement_picture import picture_of
+from rlinf_cli.placement.picture import picture_of
 from rlinf_cli.placement.placement_summary import placement_record, summary_text
 from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train_there
-from rlinf_cli.run.runnable import check_has_program, check_installed, recipe_of, with_hub_pins
 from rlinf_core.config.composing.origins import origins, says_something
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.secrets import mask
-from rlinf_core.errors import PlacementError
+from rlinf_core.errors import ConfigError, PlacementError, RLinfError
+from rlinf_core.process.requirements import absence, install_command, missing_modules
+from rlinf_core.suggest import quoted
 
 if TYPE_CHECKING:
     from rlinf_cli.job.job_file import SoundJob
+    from rlinf_core.config.sections.hub_names import HubPath
     from rlinf_core.job.load import Job
+    from rlinf_core.job.recipe import Recipe
+
+# Modules that every driver imports.
+_DRIVER_MODULES: Final = ("ray", "torch", "numpy", "safetensors")
+
+
+def obstacle(recipe: Recipe) -> str | None:
+    """Return why this interpreter cannot run a recipe, in a few words; None if it can."""
+    if recipe.program is None:
+        return "it has no program in this version; its files can only be validated and laid out"
+    missing = missing_modules(_DRIVER_MODULES)
+    return f"needs {quoted(missing)}, {absence(missing[0])}" if missing else None
+
+
+def check_has_program(recipe: Recipe) -> None:
+    """Check that this version can run a recipe.
+
+    Raises:
+        RLinfError: it has no program.
+    """
+    if recipe.program is None:
+        raise RLinfError(
+            f"recipe `{recipe.name}` cannot be run yet",
+            why="it has no program in this version; its files can only be validated and laid out",
+            help="use `rlinf train --dry-run`, or another recipe: `rlinf train` lists them",
+        )
+
+
+def check_installed() -> None:
+    """Check that this interpreter has the packages of every driver.
+
+    Raises:
+        RLinfError: packages are missing; `help` holds the install command.
+    """
+    missing = missing_modules(_DRIVER_MODULES)
+    if missing:
+        raise RLinfError(
+            f"training needs {quoted(missing)}, {absence(missing[0])}",
+            help=f"run `{install_command(*missing)}`",
+        )
+
+
+def recipe_of(job: Job) -> Recipe:
+    """Return the recipe that a file selects.
+
+    Raises:
+        ConfigError: it selects none.
+    """
+    if job.recipe is None:
+        raise ConfigError(
+            "the file selects no recipe, so there is nothing to run",
+            where=job.name,
+            help="add `recipe: NAME` to it, or pass `recipe=NAME`; `rlinf train` lists the names",
+        )
+    return job.recipe
+
+
+def recipes_result() -> Result:
+    """Return the installed recipes, with the configs that they start from; one that cannot be loaded is reported."""
+    from rlinf_core.job.find_recipe import find_recipe, recipe_names
+
+    installed: list[Recipe] = []
+    for name in recipe_names():
+        try:
+            installed.append(find_recipe(name))
+        except ConfigError as error:
+            console.error_block(error.message, why=error.why, do=error.help)
+    records = [
+        {
+            "name": recipe.name,
+            "summary": recipe.summary,
+            "default_config": recipe.default_config,
+            "runnable": obstacle(recipe) is None,
+            "obstacle": obstacle(recipe),
+        }
+        for recipe in installed
+    ]
+
+    def text() -> str:
+        rows = [(recipe.name, _config_of(recipe), recipe.summary) for recipe in installed]
+        table = console.table(("recipe", "config", "what"), rows, keep=(0, 1))
+        reasons = [f"`{one.name}` cannot be run: {why}" for one in installed if (why := obstacle(one)) is not None]
+        return "\n\n".join([table, *reasons])
+
+    hint = "\n`rlinf train RECIPE` runs one; `rlinf inspect config CONFIG` shows its defaults."
+    return Result(text, {"schema": "rlinf.recipes/1", "recipes": records}, notes=(hint,))
+
+
+def _config_of(recipe: Recipe) -> str:
+    """Return what names the config that a recipe starts from."""
+    from rlinf_cli.live.run_summary import shown
+
+    own = recipe.default_config
+    return f"recipe={recipe.name}" if "\n" in own else shown(Path(own))
+
+
+def with_hub_pins(job: Job, file: str, overrides: Sequence[str], *, trains: bool = True) -> Job:
+    """Return a job with its names of the hub pinned to commits, and fetched if it runs on this machine alone.
+
+    Args:
+        job: the job of `file`, without errors.
+        file, overrides: how it was loaded.
+        trains: whether the data of training are read.
+
+    Raises:
+        ConfigError: a name is neither in the cache of huggingface_hub, nor can it be fetched.
+    """
+    from rlinf_cli.job.job_file import load
+    from rlinf_core.config.sections.hub_names import commit_of, ensure_here, hub_paths, pins_of
+
+    unread = () if trains or job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
+
+    def read(config: object) -> list[HubPath]:
+        return [path for at, path in hub_paths(config) if not any(at[: len(key)] == key for key in unread)]
+
+    if job.tree is None or not read(job.config):
+        return job
+    stdin = next((source.text.encode() for source in job.sources if source.kind == "stdin"), None)
+    # Of several machines each fetches what its own workers read.
+    alone = job.cluster is not None and job.cluster.num_nodes == 1
+    for name, kind in dict.fromkeys((path.name, path.kind) for path in read(job.config) if alone and not path.is_here):
+        console.message(f"fetching `{name}`, a {kind} of the HuggingFace Hub, into its cache")
+    pins = pins_of(read(job.config), job.tree, lambda path: commit_of(path, fetches=alone))
+    pinned = load(file, (*overrides, *pins), stdin=stdin) if pins else job
+    missing = [path for path in read(pinned.config) if alone and not path.is_here]
+    for path in missing:
+        ensure_here(path)
+    # What was fetched is checked by the rules of the recipe.
+    return load(file, (*overrides, *pins), stdin=stdin) if missing else pinned
+
+
+_RESUME: Final = "runner.resume_dir"
+# Of the length of a training run, what it saves and where it reports.
+_RUNNER: Final = (
+    *("max_epochs", "max_steps", "max_restarts", "max_staleness", "max_failed_fraction"),
+    *("val_check_interval", "val_before_train", "only_eval", "profiler", "on_hang", "trace", "metrics_port", "logger"),
+    *("save_interval", "save_on_interrupt", "save_format", "keep_checkpoints", "snapshot_interval", "skip_checks"),
+)
+_TRAINING: Final = (
+    _RESUME,
+    *(f"runner.{name}" for name in _RUNNER),
+    *(f"actor.{name}" for name in ("optim", "checkpoint_save_path", "global_batch_size", "micro_batch_size")),
+    "algorithm",
+)
+# Of `env.train`, what evaluations take, too.
+_OF_EVALUATIONS: Final = (
+    *("seed", "auto_reset", "ignore_terminations", "reward_coef", "success_reward"),
+    *("num_processes", "simulator_timeout"),
+)
+# Of `algorithm`, what a policy acts by.
+_ACTING: Final = ("algorithm.loss_type", "algorithm.normalize_observations")
+
+
+def refuse_unused(job: Job, overrides: Sequence[str], command: str, *, of_run: bool, checkpoint: str | None) -> None:
+    """Refuse arguments that a command ignores, and a file's checkpoint to resume from in the place of weights.
+
+    Args:
+        job: the job with the arguments.
+        overrides: `key=value` and `~key` arguments.
+        command: its name.
+        of_run: whether the job is that of a run.
+        checkpoint: the checkpoint that is given.
+
+    Raises:
+        ConfigError: a key has no effect.
+    """
+    from rlinf_core.errors import ConfigError
+
+    for argument in overrides:
+        key = argument.lstrip("+~").partition("=")[0]
+        if key == _RESUME or not _ignored(key, command, of_run=of_run):
+            continue
+        remedy = "remove it"
+        if key.startswith("env."):
+            other = "eval" if key.startswith("env.train") else "train"
+            remedy = f"write `env.{other}{key[len('env.') :].removeprefix('train').removeprefix('eval')}`"
+        raise ConfigError(
+            f"`{key}` has no effect on `rlinf {command}`", where=f"the argument `{argument}`", help=remedy
+        )
+    written = any(argument.lstrip("+").partition("=")[0] == _RESUME for argument in overrides)
+    named = _resumed(job)
+    if named is not None and (written or (checkpoint is None and not of_run)):
+        raise ConfigError(
+            f"`{_RESUME}` is where training goes on: `rlinf {command}` does not take its weights from there",
+            where=_RESUME,
+            help=f"name them with `--checkpoint {'RUN' if named == 'auto' else named}`, and remove the key",
+        )
+
+
+def _resumed(job: Job) -> str | None:
+    """Return the file's `runner.resume_dir`, also one that cannot be resumed from."""
+    from rlinf_core.config.tree import to_data
+
+    data = cast("dict[str, Any]", to_data(job.tree)) if job.tree is not None else {}
+    runner = data.get("runner")
+    named = cast("dict[str, Any]", runner).get("resume_dir") if isinstance(runner, dict) else None
+    return None if named is None else str(named)
+
+
+def _ignored(key: str, command: str, *, of_run: bool) -> bool:
+    if _within(key, "env.eval"):
+        return command == "record"
+    if _within(key, "env.train"):
+        # In a file `env.eval` inherits from it; in that of a run it takes how steps count. The seed tells which starts
+        # are new.
+        return of_run and command != "record" and key.removeprefix("env.train.") not in _OF_EVALUATIONS
+    return any(_within(key, name) for name in _TRAINING) and not any(_within(key, name) for name in _ACTING)
+
+
+def _within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
 
 
 def chosen(arguments: list[str]) -> tuple[str, Sequence[str]]:

@@ -15,7 +15,7 @@ from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.job.findings import without_effect
-from rlinf_cli.run.ending import record_end
+from rlinf_cli.run.run_documents import record_end
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.proc import sigterm_deferred
@@ -57,15 +57,15 @@ def run_detached(job: Job, recipe: Recipe) -> ExitCode:
     """
     from pathlib import Path
 
+    from rlinf_cli.live import driver_log
     from rlinf_cli.live.run_summary import shown, summary_record
-    from rlinf_cli.run import detach
 
-    def work(settle: detach.Settle) -> int:
+    def work(settle: driver_log.Settle) -> int:
         from rlinf_cli.main import guarded
 
         return guarded(lambda: _run_settled(job, recipe, settle))
 
-    message, code = detach.start(work)
+    message, code = driver_log.detached(work)
     if message is None:
         return ExitCode(code) if code in list(ExitCode) else ExitCode.FAILED
     folder, pid = Path(message["folder"]), int(message["pid"])
@@ -267,7 +267,7 @@ class Training:
         import traceback
 
         from rlinf_cli.live.run_summary import shown
-        from rlinf_cli.run.ending import failure_block
+        from rlinf_cli.run.run_documents import failure_block
         from rlinf_core.runners.evidence import evidence_line, keep_evidence
         from rlinf_core.runners.recovery import reason_of
         from rlinf_core.runners.storage import run_events
@@ -320,9 +320,8 @@ class Training:
 
     def _causes(self) -> list[tuple[str, str]]:
         """Return in short what `rlinf why` says of the run."""
-        from rlinf_cli.why.diagnosis import diagnose
+        from rlinf_cli.why.diagnosis import diagnose, why_brief
         from rlinf_cli.why.facts import read_facts
-        from rlinf_cli.why.why_page import why_brief
 
         return why_brief(diagnose(read_facts(self._folder)))
 

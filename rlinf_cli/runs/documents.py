@@ -1,14 +1,26 @@
-"""`origins.json` and `placement.json` of a run, as reports and others read them."""
+"""Documents of a run: `origins.json`, `placement.json`, and `environment.json` with all else that makes runs differ."""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import Field
 
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import FileModel, Rank, read_model
+from rlinf_core.runners.storage import durable
+from rlinf_core.version import __version__
 
 PLACEMENT: Final = "placement.json"
 ORIGINS: Final = "origins.json"
@@ -146,3 +158,156 @@ def _place(process: PlacedProcess) -> RecordedPlace:
 
     units = process.local_hardware_ranks if process.hardware_type in accelerator_names() else []
     return RecordedPlace(process.node_rank, tuple(units))
+
+
+SCHEMA: Final = "rlinf.environment/1"
+ENVIRONMENT: Final = "environment.json"
+
+_DIST_INFO: Final = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)\.dist-info")
+# Of a large file only the size and both ends are hashed: a weights file must not take minutes.
+_END_BYTES: Final = 1 << 20
+# A repository may be on a slow disk; a run does not wait for it.
+_GIT_SECONDS: Final = 10.0
+
+
+class Provenance(NamedTuple):
+    """Versions, code, input files and machine of a run.
+
+    Attributes:
+        versions: the versions of Python, rlinf, and every package in the driver's interpreter.
+        code: digests of the source of rlinf and of the recipe's package; in a git repository also its `commit`, and a
+        digest of `uncommitted` changes (empty if there are none).
+        inputs: digests of the files and folders that the configuration names, by their paths.
+        machine: host, platform, number of processors.
+    """
+
+    versions: Mapping[str, str] = {}
+    code: Mapping[str, str] = {}
+    inputs: Mapping[str, str] = {}
+    machine: Mapping[str, str] = {}
+
+
+class _Environment(FileModel):
+    schema_: Annotated[Literal["rlinf.environment/1"], Field(alias="schema")]
+    versions: dict[str, str]
+    code: dict[str, str]
+    inputs: dict[str, str]
+    machine: dict[str, str]
+
+
+def collect(packages: Iterable[str] = ("rlinf_core", "recipes"), inputs: Iterable[Path] = ()) -> Provenance:
+    """Return the provenance of a run that this process is starting.
+
+    Args:
+        packages: import names whose source counts as the run's code.
+        inputs: files and folders that the run reads; missing ones are skipped.
+    """
+    return Provenance(
+        versions={"python": platform.python_version(), "rlinf": __version__, **_installed()},
+        code={**{name: _source_digest(name) for name in packages}, **_git(Path.cwd())},
+        inputs={str(path): digest for path in inputs if (digest := _content_digest(path))},
+        machine={
+            "host": socket.gethostname(),
+            "platform": platform.platform(),
+            "processors": str(os.cpu_count() or 0),
+        },
+    )
+
+
+def write_provenance(folder: Path, provenance: Provenance) -> None:
+    """Write the provenance of the run in `folder`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    durable.write_whole(folder / ENVIRONMENT, json.dumps({"schema": SCHEMA, **provenance._asdict()}, indent=2) + "\n")
+
+
+def read_provenance(folder: Path) -> Provenance | None:
+    """Return the provenance of the run in `folder`; None for a run of an older rlinf.
+
+    Raises:
+        RunError: it cannot be read.
+    """
+    path = folder / ENVIRONMENT
+    try:
+        content = read_model(path, _Environment)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError("the provenance of a run cannot be read", where=str(path), why=error.strerror) from None
+    return Provenance(content.versions, content.code, content.inputs, content.machine)
+
+
+def _installed() -> dict[str, str]:
+    """Return the versions of the installed packages, from their folder names: much faster than reading metadata."""
+    versions: dict[str, str] = {}
+    for place in sys.path:
+        try:
+            names = os.listdir(place or ".")
+        except OSError:
+            continue
+        for name in names:
+            parts = _DIST_INFO.fullmatch(name)
+            if parts is not None:
+                versions.setdefault(parts["name"].lower().replace("_", "-"), parts["version"])
+    return dict(sorted(versions.items()))
+
+
+def _source_digest(package: str) -> str:
+    """Return a digest of the Python files of a package; empty if it has none."""
+    spec = find_spec(package)
+    digest, empty = sha256(), True
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for file in _python_files(Path(place)):
+            digest.update(f"{file.relative_to(place)}\n".encode())
+            digest.update(file.read_bytes())
+            empty = False
+    return "" if empty else digest.hexdigest()[:16]
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    return iter(sorted(path for path in folder.rglob("*.py") if path.is_file()))
+
+
+def _content_digest(path: Path) -> str:
+    """Return a digest of a file, or of all files in a folder; empty if neither exists."""
+    try:
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        if not files:
+            return ""
+        digest = sha256()
+        for file in files:
+            size = file.stat().st_size
+            digest.update(f"{file.relative_to(path)} {size}\n".encode())
+            with file.open("rb") as content:
+                digest.update(content.read(_END_BYTES))
+                if size > _END_BYTES:
+                    content.seek(max(_END_BYTES, size - _END_BYTES))
+                    digest.update(content.read(_END_BYTES))
+        return digest.hexdigest()[:16]
+    except OSError:
+        return ""
+
+
+def _git(folder: Path) -> dict[str, str]:
+    """Return the commit of the repository that `folder` is in, and a digest of its uncommitted changes."""
+    commit = _answer(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return {}
+    changes = _answer(folder, "diff", "--no-ext-diff", "HEAD") or ""
+    return {"commit": commit.strip(), "uncommitted": sha256(changes.encode()).hexdigest()[:16] if changes else ""}
+
+
+def _answer(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None

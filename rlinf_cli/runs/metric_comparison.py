@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, cast
 
-from rlinf_cli.runs.provenance import Provenance
+from rlinf_cli.runs.documents import Provenance
 from rlinf_core.statistics import mean, wilson_interval
 
 # The 97.5 % quantile of the normal distribution: intervals are of 95 %.

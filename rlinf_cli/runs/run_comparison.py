@@ -9,6 +9,7 @@ from typing import Any
 from rlinf_cli.console import console
 from rlinf_cli.live import labels
 from rlinf_cli.live.run_summary import shown
+from rlinf_cli.runs.documents import read_provenance
 from rlinf_cli.runs.metric_columns import RunSeries, series_of
 from rlinf_cli.runs.metric_comparison import (
     ConfigDifference,
@@ -19,7 +20,6 @@ from rlinf_cli.runs.metric_comparison import (
     result_of,
     verdict,
 )
-from rlinf_cli.runs.provenance import read_provenance
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
 from rlinf_cli.runs.x_axis import XAxis
 from rlinf_core.errors import RunError

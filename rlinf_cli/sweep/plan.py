@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rlinf_cli.job.job_file import load, sound
-from rlinf_cli.run.runnable import recipe_of
+from rlinf_cli.run.starting import recipe_of
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 from pydantic import Field
 
+from rlinf_cli.console.console import COMMAND
 from rlinf_cli.console.interrupts import GRACE_SECONDS, command_signals
-from rlinf_cli.console.subcommands import COMMAND
 from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
 from rlinf_core import env_vars

@@ -18,7 +18,7 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.live import labels
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
-from rlinf_cli.run.runnable import check_installed
+from rlinf_cli.run.starting import check_installed
 from rlinf_cli.runs.run_table import RunRow, rows_of
 from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, plan_of, short_keys
 from rlinf_cli.sweep.queue import SCHEMA, WAITING, PointState, RunQueue, check_visible, new_folder, opened, states

@@ -20,10 +20,9 @@ from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.logs import log_files
 from rlinf_cli.runs.run_lookup import find_run
 from rlinf_cli.runs.run_table import rows_of
-from rlinf_cli.why.diagnosis import diagnose
+from rlinf_cli.why.diagnosis import diagnose, why_brief, why_record, why_text
 from rlinf_cli.why.facts import read_facts
 from rlinf_cli.why.incidents import seconds_without_step
-from rlinf_cli.why.why_page import why_brief, why_record, why_text
 from rlinf_core.config.secrets import environment_secrets, mask_text
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import open_regular, write_fault

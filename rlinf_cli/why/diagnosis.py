@@ -1,18 +1,46 @@
-"""The causes of one run: what failed first, what followed, and why it does not learn."""
+"""The causes of one run, what failed first, what followed and why it does not learn; and the page that says so."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
+from rlinf_cli.live.run_summary import shown
+from rlinf_cli.runs.metric_columns import MATTERS
 from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.failures import named_failure
-from rlinf_cli.why.finding import FindingKind, RunFinding
+from rlinf_cli.why.finding import FindingKind, RunFinding, finding
 from rlinf_cli.why.incidents import Incident, incidents
 from rlinf_cli.why.sign_rules import SET_ASIDE
 from rlinf_cli.why.signs import FOLLOWS, SIGNS
-from rlinf_cli.why.slow_steps import slow_steps
+from rlinf_core.runners.storage.run_status import RunStatus
+from rlinf_core.suggest import clipped
+
+
+def slow_steps(facts: RunFacts) -> list[RunFinding]:
+    """Return what the steps wait for: components on idle hardware, and the longest answers."""
+    findings: list[RunFinding] = []
+    waits = [wait for wait in facts.waits if wait.matters]
+    if waits:
+        others = [f"{wait.words} (`{wait.source}`)" for wait in waits[1:]]
+        evidence = [f"`{waits[0].source}`, the newest 100 steps", *others]
+        do = f"{_advice(facts)} predicts the steps of every other placement"
+        findings.append(finding("idle-hardware", waits[0].words, evidence, do, kind=FindingKind.SPEED))
+    tail = facts.tail
+    if tail is not None and tail.matters:
+        ahead = f"{facts.number('runner.max_staleness') or 1:.0f}"
+        do = f"{_advice(facts, '--staleness', ahead)} predicts what rollouts gain that go on meanwhile"
+        evidence = [f"profile.json: {tail.lengths}"]
+        findings.append(finding("long-tail", tail.cost, evidence, do, kind=FindingKind.SPEED))
+    return findings
+
+
+def _advice(facts: RunFacts, *options: str) -> str:
+    run = shown(facts.path)
+    return f"`{shlex.join(['rlinf', 'inspect', 'placement', run, '--advise', run, *options])}`"
 
 
 class Diagnosis(NamedTuple):
@@ -79,3 +107,162 @@ def _items_first(
 def _tells_of(incident: Incident, death: str) -> bool:
     """Return whether a death that was noted of an item is that of an incident."""
     return bool(death) and not incident.ended and death in incident.text
+
+
+SCHEMA: Final = "rlinf.why/1"
+_MOST_FOLLOWED: Final = 12
+_MOST_WAITS: Final = 3
+_TITLES: Final = {
+    FindingKind.FAILURE: "what failed first",
+    FindingKind.INTERRUPTION: "what ended it",
+    FindingKind.STANDSTILL: "why it does not go on",
+    FindingKind.LEARNING: "why it does not learn",
+    FindingKind.FIGURES: "what its figures lack",
+    FindingKind.SPEED: "what its steps wait for",
+}
+
+
+def why_text(diagnosis: Diagnosis, name: str) -> str:
+    """Return the page: what failed first, what followed, the evidence, what to do, and why the run does not learn.
+
+    Args:
+        name: the name of the run, as its user writes it.
+    """
+    facts = diagnosis.facts
+    lines = [f"{name}: {_status(diagnosis)}"]
+    if diagnosis.failures:
+        incident, first = diagnosis.failures[0]
+        lines += ["", _TITLES[first.kind], *_finding(first, _moment(incident))]
+        lines += _followed(diagnosis)
+        lines += _last(diagnosis)
+    before = None
+    for cause in diagnosis.learning:
+        since = f"  (since step {cause.step})" if cause.step is not None else ""
+        title = "and" if cause.kind is before else _TITLES[cause.kind]
+        lines, before = [*lines, "", title, *_finding(cause, since)], cause.kind
+    if diagnosis.clean:
+        lines += ["", "No problem found. `rlinf compare` shows how another run differs."]
+    lines += _waits(diagnosis)
+    if facts.notes:
+        lines += ["", "what could not be read or used", *(f"  {note}" for note in facts.notes)]
+    return clipped("\n".join(lines))
+
+
+def _waits(diagnosis: Diagnosis) -> list[str]:
+    """Return what the steps wait for: where that is worth a look with its remedy, else who waits for whom in turns."""
+    facts = diagnosis.facts
+    if diagnosis.speed:
+        return ["", _TITLES[FindingKind.SPEED], *(line for one in diagnosis.speed for line in _finding(one, ""))]
+    shown = [wait.words for wait in facts.waits if wait.share >= MATTERS][:_MOST_WAITS]
+    shown += [] if facts.tail is None else [f"{facts.tail.cost}; {facts.tail.lengths}"]
+    return ["", _TITLES[FindingKind.SPEED], *(f"  {line}" for line in shown)] if shown else []
+
+
+def why_brief(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Return the causes for the last lines of a run, each a label and one line.
+
+    Failures of a run that finished in spite of them are left out.
+    """
+    lines: list[tuple[str, str]] = []
+    if diagnosis.failures and diagnosis.facts.status != RunStatus.FINISHED:
+        incident, first = diagnosis.failures[0]
+        lines.append(("cause", f"{first.what}{_moment(incident)}"))
+        if _last(diagnosis):
+            lines.append(("at the end", diagnosis.failures[-1][1].what))
+    return [*lines, *((finding.kind.value, finding.what) for finding in diagnosis.learning)]
+
+
+def why_record(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the page as a record, `rlinf.why/1`."""
+    facts = diagnosis.facts
+    return {
+        "schema": SCHEMA,
+        "run": str(facts.path),
+        "status": facts.status,
+        "step": facts.step,
+        "reason": facts.reason,
+        "clean": diagnosis.clean,
+        "failures": [
+            {**_record(finding), "ended_run": incident.ended, "source": incident.source}
+            for incident, finding in diagnosis.failures
+        ],
+        "learning": [_record(finding) for finding in diagnosis.learning],
+        "speed": [_record(finding) for finding in diagnosis.speed],
+        "waits": [{**wait._asdict(), "share": round(wait.share, 3)} for wait in facts.waits],
+        "answer_lengths": None if facts.tail is None else facts.tail._asdict(),
+        "notes": list(facts.notes),
+    }
+
+
+def _record(finding: RunFinding) -> dict[str, Any]:
+    return {
+        "kind": str(finding.kind),
+        "code": finding.code,
+        "what": clipped(finding.what),
+        "evidence": [clipped(text) for text in finding.evidence],
+        "do": list(finding.do),
+        "step": finding.step,
+        "time": finding.time,
+        "followed": list(finding.followed),
+    }
+
+
+def _status(diagnosis: Diagnosis) -> str:
+    facts = diagnosis.facts
+    reason = f": {facts.reason}" if facts.reason else ""
+    if facts.status == RunStatus.RUNNING:
+        return f"it is active, at step {facts.step}{reason}"
+    return f"{facts.status} after step {facts.step}{reason}"
+
+
+def _moment(incident: Incident) -> str:
+    at = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(incident.time))}, " if incident.time is not None else ""
+    return f"  ({at}after step {incident.step})"
+
+
+def _finding(finding: RunFinding, when: str) -> Iterable[str]:
+    yield f"  {finding.what}{when}"
+    yield from (f"    {line}" for line in finding.evidence)
+    yield from (f"    do: {line}" for line in finding.do)
+
+
+def _followed(diagnosis: Diagnosis) -> list[str]:
+    """Return what came after the first failure: what failed because of it, and later failures."""
+    (_, first), *later = diagnosis.failures
+    lines = [f"  {text}" for text in first.followed[:_MOST_FOLLOWED]]
+    if len(first.followed) > _MOST_FOLLOWED:
+        lines.append(f"  and {len(first.followed) - _MOST_FOLLOWED} more")
+    # What is shown in full below is not named here.
+    named = later[:-1] if _last(diagnosis) else later
+    lines += [f"  {finding.what}{_moment(incident)}" for incident, finding in named]
+    lines += [f"  {line}" for line in _restarts(diagnosis.restarts, ended=diagnosis.failures[-1][0].ended)]
+    repeated = diagnosis.repeated
+    if repeated is not None:
+        lines.append(f"  `{repeated[0]}` failed {repeated[1]} times: look at what it was given each time")
+    return ["", "what followed", *lines] if lines else []
+
+
+def _restarts(restarts: Sequence[Incident], *, ended: bool) -> list[str]:
+    alone = sum(incident.alone for incident in restarts)
+    whole = len(restarts) - alone
+    end = "and then ended" if ended else "and went on"
+    lines: list[str] = []
+    if alone:
+        lines.append(f"what had died was started again alone {_times(alone)}" + ("" if whole else f", {end}"))
+    if whole:
+        lines.append(f"the run was started again {_times(whole)} from its last checkpoint, {end}")
+    return lines
+
+
+def _times(count: int) -> str:
+    return f"{count} time{'s' if count > 1 else ''}"
+
+
+def _last(diagnosis: Diagnosis) -> list[str]:
+    """Return in full what ended the run, where that is not what failed first."""
+    incident, last = diagnosis.failures[-1]
+    first = diagnosis.failures[0][1]
+    if len(diagnosis.failures) == 1 or incident.restarted or incident.alone or last.code == first.code:
+        return []
+    title = _TITLES[last.kind] if last.kind is FindingKind.STANDSTILL else "what ended it"
+    return ["", title, *_finding(last, _moment(incident))]

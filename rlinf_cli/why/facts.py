@@ -15,9 +15,17 @@ from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.live.labels import phase_words
 from rlinf_cli.runs.documents import PLACEMENT, recorded_places
 from rlinf_cli.runs.logs import last_lines
-from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, series_of
+from rlinf_cli.runs.metric_columns import (
+    ComponentWait,
+    LengthTail,
+    MetricColumn,
+    RunSeries,
+    Units,
+    series_of,
+    tail_of,
+    waits_of,
+)
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
-from rlinf_cli.runs.waits import ComponentWait, LengthTail, Units, tail_of, waits_of
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.tree import to_data

@@ -15,7 +15,7 @@ from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.job.job_file import SoundJob, load, sound, split_files
 from rlinf_cli.main import guarded
-from rlinf_cli.run.runnable import check_has_program, check_installed
+from rlinf_cli.run.starting import check_has_program, check_installed
 from rlinf_core.errors import ConfigError
 from rlinf_core.runners.storage.resuming import config_id, values_of
 from rlinf_core.runners.storage.run_folder import config_text_of

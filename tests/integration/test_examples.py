@@ -16,7 +16,7 @@ import pytest
 
 from examples import channel_pipeline, hello_workers, own_environment, own_reward
 from recipes.embodied.envs.contract import check_env
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import Cluster
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.metrics import MetricsWriter, read_metrics

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rlinf_cli.arguments import completion
+from rlinf_cli.arguments import options
 from rlinf_cli.arguments.options import Detach, DryRun, NoWait, Share, choose_claims
 from rlinf_cli.command import Result, arg, command
 
@@ -18,7 +18,7 @@ from rlinf_cli.command import Result, arg, command
     excludes={"--no-wait": "--share"},
 )
 def app(
-    arguments: Annotated[list[str], arg("FILE", completion.training)],
+    arguments: Annotated[list[str], arg("FILE", options.training)],
     dry_run: DryRun = False,
     detach: Detach = False,
     no_wait: NoWait = False,

@@ -2,7 +2,7 @@
 
 It is sent over ssh to the node's interpreter, so this file and those in `PARTS` of `agent.py` use the standard library
 only, and no syntax or function later than Python 3.8. The request may hold the cluster's token, so no request is ever
-printed.
+printed. `drive` runs a driver for a user on another machine instead, and ends it if the connection ends.
 """
 
 from __future__ import annotations
@@ -12,12 +12,120 @@ import io
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tarfile
+import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from rlinf_cli.cluster.node import node_inspect, node_links, node_members, node_probe, node_ray
+from rlinf_cli.cluster.node import node_holdings, node_inspect, node_links, node_probe, node_ray
+from rlinf_cli.cluster.node.node_ray import NodeError
+from rlinf_core.node import node_facts as facts
+from rlinf_core.process import proc as processes
+
+_PAUSE = 0.1
+
+
+def members(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the nodes and jobs that the head lists, after waiting for the nodes `wanted` until `deadline`.
+
+    Raises:
+        NodeError: the head cannot be queried.
+    """
+    folder = facts.folder_of(request["cluster"])
+    record = facts.read_record(folder)
+    if record is None or not processes.alive(record.get("process")):
+        raise NodeError("the head is not up", why="its Ray has ended" if record else "this cluster does not run there")
+    env = node_probe.environment(record)
+    token = os.path.join(folder, "token")
+    env["RAY_AUTH_MODE"] = "token" if os.path.exists(token) else "disabled"
+    env["RAY_AUTH_TOKEN_PATH"] = token
+    wanted = [str(rank) for rank in request.get("wanted", ())]
+    seconds = float(request["deadline"])
+    reply = node_probe.ask_interpreter(
+        env, "members", record["gcs"], json.dumps(wanted), str(seconds), seconds=seconds + 20
+    )
+    if "fault" in reply:
+        raise NodeError("the head cannot be queried", why=reply["fault"])
+    return reply["found"]
+
+
+def end_jobs(request: dict[str, Any]) -> dict[str, Any]:
+    """Ask the drivers on this node to end, and wait for them until the deadline; return the number left.
+
+    A pid alone may be another process, as in a container, so the command must match the driver's, too.
+    """
+    end = time.monotonic() + float(request["deadline"])
+    record = facts.read_record(facts.folder_of(request["cluster"])) or {}
+    drivers = {
+        job["pid"]: processes.identity(job["pid"])
+        for job in request["jobs"]
+        if job["address"] == record.get("address") and node_holdings.command_of(job["pid"]) == job["command"]
+    }
+    processes.send(list(drivers), signal.SIGTERM)
+    remaining = [driver for driver in drivers.values() if processes.alive(driver)]
+    while remaining and time.monotonic() < end:
+        time.sleep(_PAUSE)
+        remaining = [driver for driver in remaining if processes.alive(driver)]
+    return {"told": len(drivers), "left": len(remaining)}
+
+
+# Commands in the lines after the request.
+INTERRUPT = b"INT"
+TERMINATE = b"TERM"
+# Seconds between SIGINT, SIGTERM and SIGKILL to a driver.
+_GRACE = ((signal.SIGINT, 15.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))
+
+
+def drive() -> int:
+    """Run the command of the request; return its exit code, or 128 plus the number of the signal that ended it."""
+    request: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    data = base64.b64decode(request.get("stdin", ""))
+    env = node_probe.environment(request)
+    argv = [sys.executable if word is None else word for word in request["argv"]]
+    try:
+        process = subprocess.Popen(
+            argv,
+            env=env,
+            cwd=request.get("cwd") or None,
+            stdin=subprocess.PIPE if data else subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
+        return 127
+    threading.Thread(target=_obey, args=(process,), daemon=True).start()
+    if process.stdin is not None:
+        with suppress(OSError):  # it ended before reading all input
+            process.stdin.write(data)
+            process.stdin.close()
+    rc = process.wait()
+    # A normal exit would wait for the thread that reads standard input.
+    os._exit(rc if rc >= 0 else 128 - rc)
+
+
+def _obey(process: subprocess.Popen[bytes]) -> None:
+    """Execute the commands; the end of input means that the user is gone, which ends the driver."""
+    for line in sys.stdin.buffer:
+        number = {INTERRUPT: signal.SIGINT, TERMINATE: signal.SIGTERM}.get(line.strip())
+        if number is not None:
+            _signal(process, number)
+    for number, seconds in _GRACE:
+        _signal(process, number)
+        try:
+            process.wait(seconds)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(OSError):  # it has ended
+        os.killpg(process.pid, number)
 
 
 def sync(request: dict[str, Any]) -> dict[str, Any]:
@@ -69,8 +177,8 @@ VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "measure": node_links.measure,
     "sync": sync,
     "start": node_ray.start,
-    "members": node_members.members,
-    "end_jobs": node_members.end_jobs,
+    "members": members,
+    "end_jobs": end_jobs,
     "stop": node_ray.stop,
 }
 

@@ -1,9 +1,16 @@
-"""Requests to a node: the agent's source and the request go over standard input; lines of JSON come back."""
+"""Requests to a node: the agent's source and the request go over standard input; lines of JSON come back.
+
+`archive` packs the code that `--sync` sends.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
-from collections.abc import Callable
+import os
+import tarfile
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -11,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.transports.commands import CommandOutcome, CommandResult
-from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, Transport
+from rlinf_core.errors import ConfigError
 from rlinf_core.foreign.strict_json import load_json
 from rlinf_core.suggest import clipped
 
@@ -32,8 +39,6 @@ PARTS: Final = (
     "rlinf_cli.cluster.node.node_inspect",
     "rlinf_cli.cluster.node.node_links",
     "rlinf_cli.cluster.node.node_ray",
-    "rlinf_cli.cluster.node.node_members",
-    "rlinf_cli.cluster.node.node_run",
     "rlinf_cli.cluster.node.node_agent",
 )
 _PACKAGES: Final = (
@@ -71,7 +76,7 @@ for name, source in parts:
         module.__source__ = source
     else:
         exec(compile(source, name, 'exec'), module.__dict__)
-sys.exit(sys.modules[{main!r}].main())
+sys.exit(sys.modules[{agent!r}].{main}())
 """
 _MISSING: Final = frozenset((126, 127))
 
@@ -110,12 +115,10 @@ def path_of(part: str) -> Path:
 
 
 @cache
-def source(main: str = "node_agent") -> bytes:
-    """Return the loader's program: the parts as modules under their names here, and a call of one's `main()`."""
+def source(main: str = "main") -> bytes:
+    """Return the loader's program: the parts as modules under their names here, and a call of `main` of the last."""
     parts = [(name, path_of(name).read_text(encoding="utf-8")) for name in PARTS]
-    text = _CARRIER.format(
-        parts=parts, packages=_PACKAGES, questions=QUESTIONS, main=f"{_PACKAGES[-1]}.{main}"
-    ).encode()
+    text = _CARRIER.format(parts=parts, packages=_PACKAGES, questions=QUESTIONS, agent=PARTS[-1], main=main).encode()
     return b"%s%d\n%s" % (_SPARE_LINES, len(text), text)
 
 
@@ -224,3 +227,59 @@ def _events(output: bytes) -> list[dict[str, Any]]:
         if isinstance(data, dict) and "event" in data:
             events.append(cast("dict[str, Any]", data))
     return events
+
+
+_SYNCED: Final = ("rlinf_core", "rlinf_cli", "recipes", "configs")
+_SKIPPED: Final = frozenset(("__pycache__", ".git", ".venv", "venv", "node_modules", ".mypy_cache", ".ruff_cache"))
+# It is sent to every node from memory: code, not data.
+_MOST_BYTES: Final = 64 * 2**20
+_MOST_FILES: Final = 20_000
+
+
+def archive(folder: Path) -> str:
+    """Return the archive of `--sync FOLDER` as text: rlinf's packages, overlaid with the content of `folder`.
+
+    Both are at the archive's root, which the nodes put first on PYTHONPATH. Links are followed, caches skipped.
+
+    Raises:
+        ConfigError: there is no such folder, or it is too large to be code.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"`{folder}` is not a folder", help="`--sync` takes a folder to import Python code from")
+    files: dict[str, Path] = {}
+    for package in _SYNCED:
+        for root in (find_spec(package) or _nowhere()).submodule_search_locations or ():
+            files.update((f"{package}/{name}", path) for name, path in _files(Path(root)))
+    files.update(_files(folder))
+    size = sum(path.stat().st_size for path in files.values())
+    if size > _MOST_BYTES or len(files) > _MOST_FILES:
+        raise ConfigError(
+            f"`{folder}` is too large to be copied: {len(files)} files, {size >> 20} MiB",
+            why=f"`--sync` is for code: at most {_MOST_FILES} files and {_MOST_BYTES >> 20} MiB",
+            help="name a folder with code only, and put data on shared storage",
+        )
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6) as packed:
+        for name, path in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size = path.stat().st_size
+            entry.mode = 0o700 if os.access(path, os.X_OK) else 0o600
+            with path.open("rb") as file:
+                packed.addfile(entry, file)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def _nowhere() -> Any:
+    from types import SimpleNamespace
+
+    return SimpleNamespace(submodule_search_locations=())
+
+
+def _files(root: Path) -> Iterator[tuple[str, Path]]:
+    """Return the files below a folder, by their names in it."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED)
+        for name in names:
+            path = Path(folder) / name
+            if not name.endswith(".pyc") and path.is_file():
+                yield path.relative_to(root).as_posix(), path

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from rlinf_cli.cluster.inventory import recorded_targets
-from rlinf_cli.cluster.node import node_run
-from rlinf_cli.cluster.transports import agent, ssh
+from rlinf_cli.cluster.node import node_agent
+from rlinf_cli.cluster.transports import agent, transport
 from rlinf_core import env_vars
 from rlinf_core.errors import ClusterError
 from rlinf_core.node.cluster_records import ClusterRecord
@@ -59,11 +59,11 @@ def run_on_head(
     }
     if head.host is None:
         raise ClusterError(f"cluster `{record.name}` is on this machine", help="run the driver here")
-    command = ["ssh", *ssh.arguments(head), shlex.join(agent.command(head.interpreter))]
+    command = ["ssh", *transport.ssh_arguments(head), shlex.join(agent.command(head.interpreter))]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, env=ssh.environment(), start_new_session=True
+        command, stdin=subprocess.PIPE, env=transport.ssh_environment(), start_new_session=True
     )  # in its own session, because the driver handles Ctrl-C
-    rc = _wait(process, agent.source("node_run") + json.dumps(request).encode() + b"\n")
+    rc = _wait(process, agent.source("drive") + json.dumps(request).encode() + b"\n")
     if rc == _SSH_FAILED:
         raise ClusterError(
             f"the connection to the head of cluster `{record.name}` was lost",
@@ -89,7 +89,7 @@ def _wait(process: subprocess.Popen[bytes], script: bytes) -> int:
                 interrupts += 1
                 if interrupts > 2:
                     raise
-                _say(process, (node_run.INTERRUPT if interrupts == 1 else node_run.TERMINATE) + b"\n")
+                _say(process, (node_agent.INTERRUPT if interrupts == 1 else node_agent.TERMINATE) + b"\n")
     finally:
         with contextlib.suppress(OSError):
             pipe.close()

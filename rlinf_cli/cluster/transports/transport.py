@@ -1,20 +1,284 @@
-"""The way to nodes: the system's ssh, or a child process on this machine; and the event loop for it."""
+"""The way to nodes: the system's OpenSSH client with the user's config, agent and known_hosts, or a child process here.
+
+Commands are bounded in time and output, and `run` is the event loop for them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import os
+import re
 import resource
 import shlex
+import signal
 import sys
 import warnings
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.transports import ssh
-from rlinf_cli.cluster.transports.commands import CommandOutcome, CommandResult, OnLine, run_process
 from rlinf_cli.console.interrupts import command_signals
+from rlinf_core.errors import ClusterError
+from rlinf_core.node.node_facts import make_private, private_base
+from rlinf_core.suggest import clipped
+
+# The output limit per node, so that a thousand nodes cannot fill this machine's memory.
+MAX_OUTPUT_BYTES: Final = 1 << 20
+_CHUNK: Final = 1 << 16
+_GRACE_SECONDS: Final = 2.0
+
+
+class CommandOutcome(StrEnum):
+    """The outcome of running a command on a node."""
+
+    DONE = "done"
+    """The command ran on the node; its exit code is its own."""
+    UNKNOWN_HOST_KEY = "unknown host key"
+    HOST_KEY_CHANGED = "host key changed"
+    KEY_REFUSED = "key refused"
+    UNRESOLVED = "unknown host name"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    DROPPED = "connection lost"
+    """The connection broke before the command had ended."""
+    NO_CLIENT = "no ssh client"
+    FAILED = "ssh failed"
+    """Ssh failed for another reason, given in its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """The result of a command.
+
+    Attributes:
+        rc: its exit code; ssh's own if the command did not run; -1 if it was killed at its deadline.
+        stdout, stderr: its output, each truncated to 1 MiB.
+        kind: how it ended.
+        help: the remedy for a `kind` other than done, or None.
+    """
+
+    rc: int
+    stdout: bytes
+    stderr: bytes
+    kind: CommandOutcome = CommandOutcome.DONE
+    help: str | None = None
+
+    def last_lines(self, count: int = 5) -> str:
+        """Return the end of its standard error, or else of its standard output."""
+        text = (self.stderr.strip() or self.stdout.strip()).decode(errors="replace")
+        return clipped("\n".join(text.splitlines()[-count:]))
+
+
+OnLine = Callable[[bytes], None]
+
+
+async def run_process(
+    argv: Sequence[str],
+    stdin: bytes,
+    deadline: float,
+    on_line: OnLine | None = None,
+    env: Mapping[str, str] | None = None,
+) -> CommandResult:
+    """Run a local program in its own session, bounded in time and in output.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=None if env is None else dict(env),
+        # Ctrl-C is handled by rlinf, which ends the whole session.
+        start_new_session=True,
+    )
+    out, err = _Sink(on_line), _Sink()
+    io = asyncio.gather(_feed(process.stdin, stdin), out.take(process.stdout), err.take(process.stderr))
+    try:
+        async with asyncio.timeout(deadline):
+            await io
+            rc = await process.wait()
+    except TimeoutError:
+        await _end_process(process)
+        return CommandResult(-1, out.bytes, err.bytes, CommandOutcome.TIMEOUT)
+    except asyncio.CancelledError:
+        await _end_process(process)
+        raise
+    return CommandResult(rc, out.bytes, err.bytes)
+
+
+async def _feed(pipe: asyncio.StreamWriter | None, data: bytes) -> None:
+    if pipe is None:
+        return
+    # A program may end, or close its standard input, before reading all of it; its exit code says why.
+    with contextlib.suppress(ConnectionError):
+        pipe.write(data)
+        await pipe.drain()
+        # The rest is still written, without waiting for it: asyncio cannot cancel such a wait cleanly.
+        pipe.close()
+
+
+async def _end_process(process: asyncio.subprocess.Process) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(process.wait()), _GRACE_SECONDS)
+            return
+
+
+class _Sink:
+    """The output of a stream, up to a limit; lines are passed on as they arrive."""
+
+    def __init__(self, on_line: OnLine | None = None) -> None:
+        self.bytes = b""
+        self._on_line = on_line
+        self._rest = b""
+
+    async def take(self, stream: asyncio.StreamReader | None) -> None:
+        while stream is not None and (chunk := await stream.read(_CHUNK)):
+            self.bytes += chunk[: MAX_OUTPUT_BYTES - len(self.bytes)]
+            if self._on_line is not None:
+                *lines, self._rest = (self._rest + chunk).split(b"\n")
+                # A line without an end is not ours, and is also truncated at the limit.
+                self._rest = self._rest[-MAX_OUTPUT_BYTES:]
+                for line in lines:
+                    self._on_line(line)
+
+
+_SSH_FAILED: Final = 255
+# After the user's options: ssh keeps the first value of an option. Host keys are checked by the user's config; batch
+# mode refuses what ssh would ask about.
+_OPTIONS: Final = (
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    "ControlMaster=auto",
+    "ControlPersist=30",
+    # Options for interactive logins, which conflict with many concurrent runs.
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+    "PermitLocalCommand=no",
+)
+_CAUSES: Final[tuple[tuple[re.Pattern[str], CommandOutcome], ...]] = tuple(
+    (re.compile(pattern, re.IGNORECASE), kind)
+    for pattern, kind in (
+        (r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key for .* has changed", CommandOutcome.HOST_KEY_CHANGED),
+        (r"Host key verification failed|No .* host key is known", CommandOutcome.UNKNOWN_HOST_KEY),
+        (
+            r"Permission denied|Too many authentication failures|no mutual signature|incorrect passphrase",
+            CommandOutcome.KEY_REFUSED,
+        ),
+        (r"Could not resolve hostname", CommandOutcome.UNRESOLVED),
+        (r"Timeout, server .* not responding|client_loop: send disconnect|Broken pipe", CommandOutcome.DROPPED),
+        (
+            r"Connection to .* closed by remote host|Connection to .* closed\.$|Connection reset by peer",
+            CommandOutcome.DROPPED,
+        ),
+        (
+            r"connect to host .* port .*: Connection timed out|Operation timed out|during banner exchange",
+            CommandOutcome.UNREACHABLE,
+        ),
+        (
+            r"No route to host|Network is unreachable|Connection refused|Connection timed out",
+            CommandOutcome.UNREACHABLE,
+        ),
+        (r"kex_exchange_identification|Connection closed by", CommandOutcome.UNREACHABLE),
+    )
+)
+
+
+def ssh_arguments(node: NodeTarget) -> list[str]:
+    """Return the arguments of `ssh` before the command: options and destination."""
+    file_options = [f"{name}={value}" for name, value in node.ssh.options.items()]
+    timeout = math.ceil(node.connect_seconds)
+    options = [
+        "BatchMode=yes",
+        *file_options,
+        f"ConnectTimeout={timeout}",
+        *_OPTIONS,
+        f"ControlPath={_control_folder()}/%C",
+    ]
+    arguments = ["-T", *(part for option in options for part in ("-o", option))]
+    login = [os.path.expanduser(word) for word in _login(node)]
+    return [*arguments, *login, "--", node.host or "localhost"]
+
+
+def classify(result: CommandResult) -> CommandOutcome:
+    """Classify a run of ssh by its exit code and messages."""
+    if result.kind is not CommandOutcome.DONE or result.rc != _SSH_FAILED:
+        return result.kind
+    messages = result.stderr.decode(errors="replace")
+    for pattern, kind in _CAUSES:
+        if pattern.search(messages):
+            # Output of the command means that the connection had been made.
+            return CommandOutcome.DROPPED if kind is CommandOutcome.UNREACHABLE and result.stdout else kind
+    return CommandOutcome.DROPPED if result.stdout else CommandOutcome.FAILED
+
+
+def remedy(kind: CommandOutcome, node: NodeTarget) -> str | None:
+    """Return the remedy for an outcome."""
+    host = node.host or "localhost"
+    login = shlex.join(["ssh", *_login(node), host])
+    return {
+        CommandOutcome.UNKNOWN_HOST_KEY: f"log in once with `{login}` and compare the key, or add it to known_hosts",
+        CommandOutcome.HOST_KEY_CHANGED: "if the machine was reinstalled, remove its old key with"
+        f" `ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}`; otherwise this may be a man-in-the-middle attack",
+        CommandOutcome.KEY_REFUSED: f"make `{login}` work without a password, with `ssh-copy-id`, an agent, or"
+        " `identity_file` and `user` in the file",
+        CommandOutcome.UNRESOLVED: "correct the host in the file, or give it a `HostName` in ~/.ssh/config",
+        CommandOutcome.UNREACHABLE: f"check that the machine is running and that `{login}` connects",
+        CommandOutcome.TIMEOUT: f"check that the machine responds: `{login}`",
+        CommandOutcome.DROPPED: "check the machine and the network, and run the command again",
+        CommandOutcome.FAILED: f"run `{login}` to see the error",
+    }.get(kind)
+
+
+def _login(node: NodeTarget) -> list[str]:
+    ssh = node.ssh
+    parts: list[str] = []
+    if ssh.user:
+        parts += ["-l", ssh.user]
+    if ssh.port:
+        parts += ["-p", str(ssh.port)]
+    if ssh.identity_file:
+        parts += ["-i", ssh.identity_file]
+    return parts
+
+
+def ssh_environment() -> dict[str, str]:
+    """Return ssh's environment: messages in English, as they are parsed; the character set unchanged, as it is
+    forwarded."""
+    env = dict(os.environ)
+    overruling = env.pop("LC_ALL", None)
+    if overruling:
+        env["LANG"] = overruling
+    env["LC_MESSAGES"] = "C"
+    return env
+
+
+def _control_folder() -> Path:
+    """Return the folder for the sockets of shared connections: short, and not on a network home.
+
+    A socket's path has at most 107 characters: the name takes 41, and ssh temporarily adds 17.
+    """
+    folder = Path(private_base()) / "ssh"
+    for path in (folder.parent, folder):
+        try:
+            private = make_private(str(path))
+        except OSError as error:
+            raise ClusterError(
+                f"`{path}` cannot be used", why=error.strerror, help="set TMPDIR to a folder of yours"
+            ) from None
+        if not private:
+            raise ClusterError(f"`{path}` is not a private folder of yours", help="remove it, or set TMPDIR")
+    return folder
+
 
 T = TypeVar("T")
 # Each run of ssh is a local process with three pipes; a shared jump host refuses more than its `MaxStartups`.
@@ -61,14 +325,14 @@ class Transport:
             ClusterError: there is no private folder for the sockets of ssh.
         """
         if node.host is not None:
-            command = ["ssh", *ssh.arguments(node), shlex.join(argv)]
+            command = ["ssh", *ssh_arguments(node), shlex.join(argv)]
             try:
-                result = await run_process(command, stdin, deadline, on_line, ssh.environment())
+                result = await run_process(command, stdin, deadline, on_line, ssh_environment())
             except OSError as error:
                 hint = "install OpenSSH's client, and have `ssh` on PATH"
                 return CommandResult(-1, b"", str(error.strerror).encode(), CommandOutcome.NO_CLIENT, hint)
-            kind = ssh.classify(result)
-            return CommandResult(result.rc, result.stdout, result.stderr, kind, ssh.remedy(kind, node))
+            kind = classify(result)
+            return CommandResult(result.rc, result.stdout, result.stderr, kind, remedy(kind, node))
         try:
             return await run_process(argv, stdin, deadline, on_line)
         except OSError as error:

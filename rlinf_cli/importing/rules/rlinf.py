@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, Final, cast
 
-from rlinf_cli.importing.outcomes import Added, Leaf, LeftOut
-from rlinf_cli.importing.rules.shared import Result, Rule, Values, new, precision, same
+from rlinf_cli.importing.rules.shared import Added, Leaf, LeftOut, Result, Rule, Values, new, precision, same
 from rlinf_core.config.tree import Path
 from rlinf_core.errors import ConfigError
 

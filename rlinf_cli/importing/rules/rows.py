@@ -1,20 +1,20 @@
-"""The rows of `foreign.toml`: what keys of other projects become, and why others become nothing."""
+"""The rows of `foreign.toml`, what keys of other projects become, and what a new file needs beside them."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from inspect import isfunction
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from rlinf_cli.importing.foreign_names import foreign_table
-from rlinf_cli.importing.outcomes import LeftOut
-from rlinf_cli.importing.projects import Project
+from rlinf_cli.importing.projects import Project, agent_tools, placed
 from rlinf_cli.importing.rules import rlinf, shared, verl
-from rlinf_cli.importing.rules.shared import Rule, Table, drop, to
-from rlinf_core.config.tree import Path, format_path
+from rlinf_cli.importing.rules.shared import Added, LeftOut, ReferenceText, Rule, Table, Values, drop, to
+from rlinf_cli.importing.rules.verl import distills, engine, kl_in_loss, kl_in_reward, needs_values
+from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path, name_pieces
 
 # What the rows name: a rule, or a function that returns one for the words of the row.
 FUNCTIONS: Final[Mapping[str, Any]] = {
@@ -64,3 +64,137 @@ def reason_of(project: Project, path: Path) -> LeftOut:
     """Return why a key that no rule and no section knows is left out."""
     name = format_path(tuple(segment for segment in path if not isinstance(segment, int)))
     return next(reason for pattern, reason in _patterns(str(project)) if pattern.match(name))
+
+
+_SHARED: Final = "as in verl, all components share the GPUs"
+_PLACES: Final[Path] = ("cluster", "component_placement")
+# Components of the original that are not separate groups here.
+_WITHIN: Final = {
+    "inference": "the actor computes log probabilities itself",
+}
+# Components that act, in a file without an environment: it only learns from demonstrations.
+_ACTING: Final = dict.fromkeys(("env", "rollout"), "the file names no environment that a policy could be evaluated in")
+# CPU processes that score answers, and those that run agents.
+_REWARD_PROCESSES: Final = 4
+_AGENT_PROCESSES: Final = 4
+# Keys of `env.eval` that say what the policy acts in.
+_OF_BOTH: Final = ("env_type", "task", "options", "max_steps_per_rollout_epoch", "total_num_envs")
+
+
+def _machines(values: Values, gpus_per_node: int) -> Iterator[Added]:
+    """Yield the machines of a verl file, as far as it leaves them to defaults."""
+    nodes = values.count("trainer.nnodes", 1)
+    if values.get("trainer.nnodes") is None:
+        yield Added(("cluster", "num_nodes"), nodes, "verl's default")
+    yield Added(("cluster", "node_groups", 0, "label"), "gpus", "the file's machines")
+    yield Added(
+        ("cluster", "node_groups", 0, "node_ranks"), f"0-{nodes - 1}" if nodes > 1 else 0, "the file's machines"
+    )
+    if values.get("trainer.n_gpus_per_node") is None:
+        yield Added(("cluster", "node_groups", 0, "accelerators", "per_node"), gpus_per_node, "verl's default")
+
+
+def sft_places(values: Values) -> Iterator[Added]:
+    """Yield the placement of verl's fine-tuning: one group on all GPUs."""
+    yield from _machines(values, 1)
+    gpus = values.count("trainer.nnodes", 1) * values.count("trainer.n_gpus_per_node", 1)
+    yield Added((*_PLACES, "actor", "node_group"), "gpus", "one group trains on all GPUs")
+    yield Added((*_PLACES, "actor", "placement"), f"0-{gpus - 1}" if gpus > 1 else "0", "one group trains on all GPUs")
+
+
+def verl_places(values: Values) -> Iterator[Added]:
+    """Yield the placement for a verl file, where all components take turns on all GPUs."""
+    yield from _machines(values, 8)
+    gpus = values.count("trainer.nnodes", 1) * values.count("trainer.n_gpus_per_node", 8)
+    last = f"0-{gpus - 1}" if gpus > 1 else "0"
+    shared = ["actor", *(["critic"] if needs_values(values) else [])]
+    if (kl_in_loss(values) or kl_in_reward(values)) and not values.get("actor_rollout_ref.model.lora_rank", 0):
+        shared.append("reference")
+    if distills(values):
+        shared.append("teacher")
+    for name in shared:
+        why = "in verl teachers have their own GPUs; here they share all" if name == "teacher" else _SHARED
+        yield Added((*_PLACES, name, "node_group"), "gpus", why)
+        yield Added((*_PLACES, name, "placement"), last, why)
+    tensor = values.count("actor_rollout_ref.rollout.tensor_model_parallel_size", 1)
+    engines = gpus // tensor if engine(values) == "vllm" and tensor > 1 and gpus % tensor == 0 else gpus
+    place = last if engines == gpus else f"{last}:0-{engines - 1}" if engines > 1 else f"{last}:0"
+    yield Added((*_PLACES, "rollout", "node_group"), "gpus", _SHARED)
+    yield Added((*_PLACES, "rollout", "placement"), place, "one process per engine")
+    yield from reward_place()
+
+
+def reward_place() -> Iterator[Added]:
+    """Yield the placement of the processes that score answers."""
+    why = f"answers are scored by a separate group of {_REWARD_PROCESSES} CPU processes"
+    yield Added((*_PLACES, "reward", "node_group"), "node", why)
+    yield Added((*_PLACES, "reward", "placement"), f"0:0-{_REWARD_PROCESSES - 1}", why)
+
+
+class Rest(NamedTuple):
+    """The rest of a key of `component_placement`: its new name, empty where nothing remains, and the reason."""
+
+    name: str
+    why: str
+
+
+def without_inner(placement: MappingNode, *, acts: bool) -> Mapping[str, Rest]:
+    """Return the keys of `component_placement` that change. `acts`: whether the file names an environment to act in."""
+    reasons = _WITHIN if acts else {**_WITHIN, **_ACTING}
+    changed: dict[str, Rest] = {}
+    for entry in placement.entries:
+        pieces = [piece.name for piece in name_pieces(entry.key.raw)]
+        kept = [name for name in pieces if name not in reasons]
+        if kept != pieces:
+            why = "; ".join(dict.fromkeys(reasons[name] for name in pieces if name in reasons))
+            changed[entry.key.raw] = Rest(",".join(kept), why)
+    return changed
+
+
+def acts_alone(tree: MappingNode) -> bool:
+    """Return whether a file of RLinf evaluates a policy: it places a `rollout`, and no section says what an `actor`
+    trains.
+    """
+    placement = find(tree, _PLACES)
+    components = placed(placement if isinstance(placement, MappingNode) else None)
+    return "rollout" in components and find(tree, ("actor", "model")) is None
+
+
+def evaluation_needs(tree: MappingNode, present: Collection[Path]) -> Iterator[Added]:
+    """Yield what an evaluation needs here: the group that holds the weights, beside the one that acts."""
+    placement = find(tree, _PLACES)
+    assert isinstance(placement, MappingNode)
+    place = placement.get(placed(placement)["rollout"])
+    why = "the actor reads the weights and gives them to the rollout, beside it"
+    if "actor" not in placed(placement):
+        yield from (Added(at, value, why) for at, value in plain(place, (*_PLACES, "actor")) if place is not None)
+    only = find(tree, ("runner", "only_eval"))
+    if not isinstance(only, ScalarNode) or only.value is not True:
+        yield Added(("runner", "only_eval"), True, "the file places nothing that trains")
+    for path in sorted(present, key=format_path):
+        if path[:2] == ("env", "eval") and path[2] in _OF_BOTH:
+            yield Added(
+                ("env", "train", *path[2:]), ReferenceText(f"${{{format_path(path)}}}"), "the policy is built for it"
+            )
+
+
+def plain(node: Node | None, at: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield the scalars below a node, each with its path in the new file."""
+    if isinstance(node, ScalarNode):
+        yield at, node.raw
+    elif isinstance(node, MappingNode):
+        for entry in node.entries:
+            yield from plain(entry.value, (*at, entry.key.raw))
+
+
+def agent_needs(tree: MappingNode) -> Iterator[Added]:
+    """Yield what agents need here: places, their tools, and what a tool reads."""
+    why = f"agents run in a separate group of {_AGENT_PROCESSES} CPU processes"
+    yield Added((*_PLACES, "agent", "node_group"), "node", why)
+    yield Added((*_PLACES, "agent", "placement"), f"0:0-{_AGENT_PROCESSES - 1}", why)
+    tools = agent_tools(tree)
+    yield Added(("agent", "tools"), tools, "the section `tools` names them")
+    if "search" in tools:
+        yield Added(("agent", "tool_format"), "plain", "calls are written `<search>words</search>`")
+        documents = ReferenceText("${env:SEARCH_DOCUMENTS}")
+        yield Added(("agent", "corpus_path"), documents, "the documents, one a line, in the place of the file's server")

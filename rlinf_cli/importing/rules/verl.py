@@ -5,8 +5,19 @@ from __future__ import annotations
 import re
 from typing import Any, Final, cast
 
-from rlinf_cli.importing.outcomes import Leaf, LeftOut
-from rlinf_cli.importing.rules.shared import Result, Rule, Table, Values, drop, new, same, steps_or_never, to
+from rlinf_cli.importing.rules.shared import (
+    Leaf,
+    LeftOut,
+    Result,
+    Rule,
+    Table,
+    Values,
+    drop,
+    new,
+    same,
+    steps_or_never,
+    to,
+)
 from rlinf_core.config.tree import format_path
 
 _ACTOR: Final = "actor_rollout_ref.actor"

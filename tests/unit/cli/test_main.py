@@ -24,7 +24,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("rlinf_cli.run.runnable.recipes_result", fail)
+    monkeypatch.setattr("rlinf_cli.run.starting.recipes_result", fail)
 
 
 def test_the_version(cli: Callable[..., Any]) -> None:

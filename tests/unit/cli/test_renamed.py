@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.renamed import COMMANDS
+from rlinf_cli.lazy import COMMANDS
 from rlinf_core.process import import_path
 
 Cli = Callable[..., Any]

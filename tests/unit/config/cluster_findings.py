@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_cli.job.load import RULES
+from rlinf_cli.job import machine_rules
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.reading import decode, read
 from rlinf_core.config.validating.validation import validate
@@ -20,7 +20,7 @@ def check(text: str) -> list[Diagnostic]:
     assert tree is not None
     view = validate(ClusterFile, tree, diagnostics, stand_ins=STAND_INS)
     assert view.model is not None, list(diagnostics)
-    check_cluster(view.model.cluster, view, diagnostics, RULES)
+    check_cluster(view.model.cluster, view, diagnostics, (machine_rules.check,))
     return list(diagnostics)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity, render_text
 from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret, mask, mask_message, mask_text, secret_values

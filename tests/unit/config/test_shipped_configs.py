@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipes.sections.values import EVALUATION, TRAINING, files_of_part
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import ConfigError
 from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
 from rlinf_core.config.diagnostics import Severity, render_text

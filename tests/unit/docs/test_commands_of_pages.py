@@ -16,10 +16,9 @@ from recipes.language.rewards.scoring import Item, Scorer
 from recipes.sft_chat.chat_actor import ChatActor
 from recipes.sft_chat.config import ChatActorConfig, ChatConfig
 from rlinf_cli.job.field_docs import describe
-from rlinf_cli.job.load import load_with_lint
-from rlinf_cli.lazy import options_of
+from rlinf_cli.job.job_file import load_with_lint
+from rlinf_cli.lazy import command_now, options_of, renewed
 from rlinf_cli.main import app
-from rlinf_cli.renamed import command_now, renewed
 from rlinf_core.errors import RLinfError
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.recipe import Job

@@ -21,7 +21,7 @@ from docs import style
 from docs.generate import pages
 from docs.media import PICTURE
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.main import main
 from rlinf_core import __version__
 from rlinf_core.config.diagnostics import render_text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.shipped import is_bare_name, shipped_config, shipped_configs

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from rlinf_cli.codes import all_codes
 from rlinf_cli.job.field_docs import fields_below
 from rlinf_cli.job.findings import to_github, to_json
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.reading import decode, read
 from rlinf_core.config.tree import Path

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import HybridComponentPlacement
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import ClusterConfig

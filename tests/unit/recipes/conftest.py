@@ -17,7 +17,7 @@ from recipes.agent.boxes.boxes import BoxHost
 from recipes.agent.images.host_layer import HOST
 from recipes.agent.images.store import ImageStore
 from recipes.language.sandbox import sandbox
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT
 
 SECRET = "a secret that no program may read"

@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 import recipes
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.model import ConfigModel, WorldSizes
 from rlinf_core.config.shipped import shipped_configs

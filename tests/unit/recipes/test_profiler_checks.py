@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipes.sections import checks
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 
 
 def findings(monkeypatch: pytest.MonkeyPatch, *profiler: str, spy: str | None = None) -> list[tuple[str, str]]:

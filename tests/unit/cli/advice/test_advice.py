@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.advice import free_devices
 from rlinf_core.advice.arrangements import DeviceSpan
 from rlinf_core.config.rules.groups import Site
 from rlinf_core.config.sections.runner import RunnerConfig
@@ -235,7 +234,7 @@ def test_what_the_jobs_rules_refuse_is_counted_and_never_shown(
             site.report("too-many", "too many environments", ("cluster", "component_placement", "env"))
 
     runs = both(job)
-    monkeypatch.setattr("rlinf_cli.job.load.RULES", (refuse,))
+    monkeypatch.setattr("rlinf_cli.job.machine_rules.check", refuse)
     made, text = advice(cli, job, runs), cli("inspect", "placement", job, "--advise", runs).out
     assert {fault["code"] for fault in made["faults"]} == {"too-many"}
     assert f"{len(made['faults'])} refused by `rlinf validate`" in text
@@ -312,7 +311,7 @@ def hold(monkeypatch: pytest.MonkeyPatch, *devices: str) -> None:
     """Let another job hold devices of this machine."""
     about = {"run": "/runs/other", "step": 12, "total": 30}
     claims = [{"device": device, "pid": 7, "user": os.getuid(), "about": about} for device in devices]
-    monkeypatch.setattr(free_devices, "listing", lambda: {"claims": claims, "waiting": []})
+    monkeypatch.setattr("rlinf_cli.advice.job_devices.listing", lambda: {"claims": claims, "waiting": []})
 
 
 @pytest.mark.parametrize(("held", "free"), [((0,), (1, 2, 3)), ((1,), (2, 3)), ((0, 3), (1, 2)), ((), (0, 1, 2, 3))])

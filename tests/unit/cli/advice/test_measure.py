@@ -201,7 +201,7 @@ def test_trials_that_the_rules_refuse_are_left_out_by_name(
         if {label for place in places.values() for label in place.node_group} == {"slow"}:
             site.report("too-slow", "all on slow ones", ("cluster", "component_placement", "env"))
 
-    monkeypatch.setattr("rlinf_cli.job.load.RULES", (refuse,))
+    monkeypatch.setattr("rlinf_cli.job.machine_rules.check", refuse)
     made = json.loads(cli("inspect", "placement", job, "--measure", "--json").out)
     assert list(made["trials"]) == ["01-now-16", "02-now-32", "03-now-64", "04-fast-32"]
     assert made["left_out"] == ["05-slow-32 was left out: all on slow ones [too-slow]"]

@@ -13,8 +13,7 @@ from rlinf_cli.cluster import doctor
 from rlinf_cli.cluster.checks.finding import CheckVerdict
 from rlinf_cli.cluster.doctor_report import doctor_record, doctor_text
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.transports.commands import CommandOutcome, CommandResult, OnLine
-from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
 from rlinf_core.job.load import load_job
 from rlinf_core.job.recipe import Trial
 

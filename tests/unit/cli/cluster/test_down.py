@@ -11,7 +11,7 @@ import pytest
 from rlinf_cli.cluster.down import DownReport, running_jobs, take_down
 from rlinf_cli.cluster.inventory import NodeTarget, recorded_targets
 from rlinf_cli.cluster.progress import Event, Phase
-from rlinf_cli.cluster.transports.commands import CommandOutcome
+from rlinf_cli.cluster.transports.transport import CommandOutcome
 from rlinf_cli.cluster.up import UpRequest, bring_up
 from rlinf_core.node import cluster_records
 from tests.unit.cli.cluster.conftest import CODE, FakeCluster

@@ -22,8 +22,7 @@ from rlinf_cli.cluster.checks.links import Measured, NodeLink
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.node import node_links
 from rlinf_cli.cluster.node.node_links import measure
-from rlinf_cli.cluster.transports.commands import CommandResult, OnLine
-from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_cli.cluster.transports.transport import CommandResult, OnLine, Transport
 from rlinf_core import env_vars
 from tests.unit.cli.cluster.conftest import request_in
 

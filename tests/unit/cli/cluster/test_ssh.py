@@ -16,9 +16,14 @@ import pytest
 
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.transports import agent
-from rlinf_cli.cluster.transports.commands import CommandOutcome, CommandResult
-from rlinf_cli.cluster.transports.ssh import arguments, classify, remedy
-from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_cli.cluster.transports.transport import (
+    CommandOutcome,
+    CommandResult,
+    Transport,
+    classify,
+    remedy,
+    ssh_arguments,
+)
 from rlinf_core.errors import ClusterError
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -173,5 +178,5 @@ def test_connections_are_shared_in_a_folder_of_ones_own(
         else:
             place.write_text("")
         with pytest.raises(ClusterError, match=message):
-            arguments(make_nodes(1)[0])
+            ssh_arguments(make_nodes(1)[0])
         assert not list(elsewhere.iterdir())

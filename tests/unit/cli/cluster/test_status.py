@@ -14,8 +14,7 @@ import pytest
 from rlinf_cli.cluster import status
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.status import NodeStatus, State, status_record, status_text
-from rlinf_cli.cluster.transports.commands import CommandOutcome, CommandResult, OnLine
-from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_cli.cluster.transports.transport import CommandOutcome, CommandResult, OnLine, Transport
 from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 

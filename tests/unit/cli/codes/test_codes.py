@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_cli.codes import CLOSE, OPEN, Code, Example, all_codes
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic
 from rlinf_core.job import find_recipe
 from rlinf_core.job.load import Job, Probe

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.debug.attaching import chosen_processes, components_of
+from rlinf_cli.job_processes import chosen_processes, components_of
 from rlinf_cli.runs.run_lookup import choose_runs_folder, run_of_words
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import RunError

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from rlinf_cli.debug.job_processes import stacks_record, stacks_text, workers_record, workers_text
+from rlinf_cli.job_processes import stacks_record, stacks_text, workers_record, workers_text
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.errors import RuntimeFailure

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rlinf_cli.importing.convert import Converted, convert
-from rlinf_cli.importing.outcomes import Fate
+from rlinf_cli.importing.rules.shared import Fate
 from rlinf_cli.importing.sources import HydraFile, job_files, read_job
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.composing.compose import compose
 from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.source import SourceText

@@ -12,8 +12,8 @@ from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 
 from rlinf_cli.importing.convert import Converted, convert
-from rlinf_cli.importing.outcomes import Fate
 from rlinf_cli.importing.references import References, UnresolvableError
+from rlinf_cli.importing.rules.shared import Fate
 from rlinf_cli.importing.sources import job_files, read_job
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import read

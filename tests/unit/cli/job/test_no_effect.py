@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.diagnostics import Diagnostic, Severity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlinf_cli.job.findings import without_effect
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.run_summary import summary_record, summary_text
 

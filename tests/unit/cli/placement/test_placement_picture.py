@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_cli.placement.placement_picture import UnitUse, labels_of, unit_uses
+from rlinf_cli.placement.picture import UnitUse, labels_of, unit_uses
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.topology import ClusterTopology

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf_cli.placement.process_variables import Layer, process_interpreter, process_variables
+from rlinf_cli.placement.job_layout import Layer, process_interpreter, process_variables
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.reading import decode, read

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.run import ending
+from rlinf_cli.run import run_documents
 from rlinf_core.errors import RunError
 
 
@@ -29,14 +29,14 @@ class FullFolder:
 
 
 def test_end_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "_ROOM_PAUSE", 0.0)
+    monkeypatch.setattr(run_documents, "_ROOM_PAUSE", 0.0)
     folder: Any = FullFolder(2)
-    assert ending.record_end(folder, 3, "failed", "why") is None
+    assert run_documents.record_end(folder, 3, "failed", "why") is None
     assert folder.ended == [("failed", "why")]
 
 
 @pytest.mark.parametrize(("number", "at_once"), [(errno.ENOSPC, True), (errno.EIO, False)])
 def test_end_does_not_wait_in_vain(number: int, at_once: bool) -> None:
     folder: Any = FullFolder(2, number)
-    assert isinstance(ending.record_end(folder, 3, "failed", at_once=at_once), RunError)
+    assert isinstance(run_documents.record_end(folder, 3, "failed", at_once=at_once), RunError)
     assert (folder.full, folder.ended) == (1, [])

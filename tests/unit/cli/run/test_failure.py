@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.run.ending import failure_block
+from rlinf_cli.run.run_documents import failure_block
 from rlinf_core.errors import ChannelClosed, ClusterError, WorkerDiedError
 from rlinf_core.failures import PackedError, WorkerGroupError
 from rlinf_core.runners.recovery import failures_of, reason_of

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_cli.runs.documents import Provenance
 from rlinf_cli.runs.metric_comparison import (
     ConfigDifference,
     Kind,
@@ -17,7 +18,6 @@ from rlinf_cli.runs.metric_comparison import (
     t_quantile,
     verdict,
 )
-from rlinf_cli.runs.provenance import Provenance
 from rlinf_cli.runs.run_comparison import result_text
 
 CONFIG = {

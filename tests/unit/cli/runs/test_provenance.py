@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_cli.runs.provenance import ENVIRONMENT, Provenance, collect, read_provenance, write_provenance
+from rlinf_cli.runs.documents import ENVIRONMENT, Provenance, collect, read_provenance, write_provenance
 from rlinf_core.errors import RunError
 
 

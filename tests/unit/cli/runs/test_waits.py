@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from rlinf_cli.runs.metric_columns import MetricColumn
-from rlinf_cli.runs.waits import Units, tail_of, waits_of
+from rlinf_cli.runs.metric_columns import MetricColumn, Units, tail_of, waits_of
 from rlinf_core.runners.storage.profile import CallsOfSize
 
 

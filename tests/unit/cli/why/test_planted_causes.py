@@ -18,10 +18,9 @@ from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.training.arrays import NonFiniteError
 from recipes.training.updater import UntrainedError
 from rlinf_cli.runs.metric_columns import MetricColumn, series_of
-from rlinf_cli.why.diagnosis import diagnose
+from rlinf_cli.why.diagnosis import diagnose, why_text
 from rlinf_cli.why.facts import RunFacts, read_facts
 from rlinf_cli.why.finding import FindingKind
-from rlinf_cli.why.why_page import why_text
 from rlinf_core.errors import (
     CheckpointError,
     CommunicationTimeoutError,

@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 from rlinf_cli.importing import foreign_names
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.job.json_schema import json_schema
-from rlinf_cli.job.load import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.model import ConfigModel

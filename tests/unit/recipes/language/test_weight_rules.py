@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 from recipes.language.models.load_model import load_model
 from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import ConfigError
 from tests.unit.recipes.language.weights.written_cases import save
 

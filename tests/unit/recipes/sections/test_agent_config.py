@@ -9,7 +9,7 @@ import pytest
 
 from recipes.agent.harbor.checking import write_checks
 from recipes.agent.harbor.task_folder import read_task
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.agent.harbor.made_tasks import double_task, fit, greeting_task

@@ -15,7 +15,7 @@ from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
 from recipes.training.huggingface import load_tokenizer
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.errors import ConfigError
 from tests.unit.recipes.weights_file import WEIGHTS
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from recipes.embodied.config.env_types import ENV_TYPES
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Severity, render_text
 from rlinf_core.config.model import ConfigModel, IgnoredKeys

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.job.no_effect import NO_EFFECT
 
 TABLES = sorted((Path(__file__).parent / "rows").glob("*.txt"))

@@ -18,7 +18,7 @@ from recipes.sections.actor import OptimConfig
 from recipes.sections.checks import near_divisors, near_multiples
 from recipes.sections.values import KnownOrOwn
 from rlinf_cli.importing.foreign_names import names_at
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.sections.runner import RolloutRunnerConfig, RunnerConfig
 from rlinf_core.config.sections.values import StepsOrNever

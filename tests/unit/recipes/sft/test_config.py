@@ -10,7 +10,7 @@ import pytest
 
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import CheckpointError, RunError

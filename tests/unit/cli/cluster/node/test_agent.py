@@ -228,13 +228,13 @@ def test_what_was_written_is_private_and_whole(tmp_path: Path) -> None:
 
 
 def test_shipped_code_comes_first_and_replaces_older_code(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
-    from rlinf_cli.cluster.transports import sync
+    from rlinf_cli.cluster.transports import agent
 
     code = tmp_path / "code"
     (code / "own" / "__pycache__").mkdir(parents=True)
     (code / "own" / "__init__.py").write_text("x = 1\n")
     (code / "own" / "__pycache__" / "x.pyc").write_text("")
-    packed = sync.archive(code)
+    packed = agent.archive(code)
     cluster = f"t{tmp_path.stat().st_ino}"
     folder = Path(node_probe.code_folder(cluster))
     try:
@@ -268,15 +268,15 @@ def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.AgentReply], tm
 
 
 def test_what_is_no_code_is_not_shipped(tmp_path: Path) -> None:
-    from rlinf_cli.cluster.transports import sync
+    from rlinf_cli.cluster.transports import agent
     from rlinf_core.errors import ConfigError
 
     with pytest.raises(ConfigError, match="is not a folder"):
-        sync.archive(tmp_path / "none")
+        agent.archive(tmp_path / "none")
     with (tmp_path / "weights.bin").open("wb") as file:
         file.truncate(65 << 20)
     with pytest.raises(ConfigError, match="too large to be copied"):
-        sync.archive(tmp_path)
+        agent.archive(tmp_path)
 
 
 def test_robot_address_comes_from_its_nodes_variable(ask: Callable[..., agent.AgentReply]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster.node import node_holdings, node_members
+from rlinf_cli.cluster.node import node_agent, node_holdings
 from rlinf_core.node import node_facts
 from tests.waiting import until
 
@@ -33,7 +33,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subproce
 
 def end(driver: subprocess.Popen[bytes], **changes: Any) -> dict[str, Any]:
     job = {"address": ADDRESS, "pid": driver.pid, "command": node_holdings.command_of(driver.pid), **changes}
-    return node_members.end_jobs({"cluster": "c", "jobs": [job], "deadline": 20.0})
+    return node_agent.end_jobs({"cluster": "c", "jobs": [job], "deadline": 20.0})
 
 
 def test_a_driver_is_told_to_end(driver: subprocess.Popen[bytes]) -> None:

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from recipes.language.loop.arrivals import write_samples
-from rlinf_cli.console.outfile import write_whole
-from rlinf_cli.live.driver_log import driver_log
+from rlinf_cli.console.console import write_whole
+from rlinf_cli.live import driver_log
 from rlinf_cli.report.curves import draw_curve
-from rlinf_cli.run import detach
-from rlinf_cli.runs.provenance import Provenance, write_provenance
+from rlinf_cli.runs.documents import Provenance, write_provenance
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.errors import RLinfError
 from rlinf_core.runners.metrics import MetricsWriter
@@ -31,7 +30,7 @@ Cli = Callable[..., Any]
 
 
 def log_a_line(run: RunFolder) -> None:
-    with driver_log(run.log_file("driver", 0), on_screen=False) as log:
+    with driver_log.driver_log(run.log_file("driver", 0), on_screen=False) as log:
         log.warning("x")
 
 
@@ -54,7 +53,7 @@ WRITERS: dict[str, Callable[[RunFolder], object]] = {
     "logs/driver/rank_0.log": log_a_line,
     "logs/driver": log_a_line,
     "logs": log_a_line,
-    "logs/output/rank_0.log": lambda run: detach._redirect(run.log_file("output", 0)),  # pyright: ignore[reportPrivateUsage]
+    "logs/output/rank_0.log": lambda run: driver_log._redirect(run.log_file("output", 0)),  # pyright: ignore[reportPrivateUsage]
 }
 
 

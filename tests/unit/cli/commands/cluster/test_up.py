@@ -16,8 +16,7 @@ import pytest
 
 from rlinf_cli.cluster import block
 from rlinf_cli.cluster.node import node_probe
-from rlinf_cli.cluster.transports.commands import CommandOutcome
-from rlinf_cli.cluster.transports.transport import Transport
+from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.process import proc
 from tests.unit.cli.cluster.conftest import CODE, FakeCluster

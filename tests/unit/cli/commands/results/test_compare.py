@@ -11,9 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from rlinf_cli.report.curves import mean_and_range
+from rlinf_cli.runs.documents import Provenance, write_provenance
 from rlinf_cli.runs.metric_columns import MetricColumn
 from rlinf_cli.runs.metric_comparison import differences
-from rlinf_cli.runs.provenance import Provenance, write_provenance
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from rlinf_cli.report import curves, report_writing
-from rlinf_cli.runs.provenance import read_provenance
+from rlinf_cli.runs.documents import read_provenance
 from rlinf_core.errors import RunError
 from rlinf_core.process.proc import identity
 from rlinf_core.runners.storage import durable

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from recipes.embodied.models.folder_facts import require_model_folder
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import ConfigError
 from tests.unit.recipes.weights_file import WEIGHTS, weights_of
 

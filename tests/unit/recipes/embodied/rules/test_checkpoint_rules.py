@@ -10,7 +10,7 @@ import pytest
 
 from recipes.embodied.rules.data_rules import check_given
 from recipes.training.state.shard_files import shard_name
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import CheckpointError, load_job
 
 MODEL = {"model_type": "mlp_policy", "num_action_chunks": 1, "hidden_dim": 128}

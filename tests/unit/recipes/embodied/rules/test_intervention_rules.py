@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recipes.embodied.config import EmbodiedConfig
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 
 SAC = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac", "env.train.total_num_envs=1")
 BROWSER = "env.train.intervention={source: browser, options: {token_file: /tmp/token}}"

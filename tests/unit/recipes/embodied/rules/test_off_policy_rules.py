@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 
 SAC = ("actor.model.model_type=squashed_policy", "algorithm.loss_type=sac")
 REPLAY = "algorithm.replay"

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from recipes.training.tensor_files import stored_tensors
-from rlinf_cli.job.load import load_with_lint
+from rlinf_cli.job.job_file import load_with_lint
 from tests.mistakes import HOSTILE, garbled, mutated
 from tests.unit.recipes.agent.conversation.byte_level import write_byte_level
 

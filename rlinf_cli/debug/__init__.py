@@ -1,1 +1,0 @@
-"""Debugging of active runs: the stacks of their processes, and breakpoints."""
