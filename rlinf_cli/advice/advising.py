@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlinf_cli.advice.job_devices import FreeDevices, JobDevices, devices_of
-from rlinf_cli.advice.recorded_runs import RecordedRun, flow_of
+from rlinf_cli.advice.recorded_runs import RecordedRun, fitted, flow_of
 from rlinf_cli.runs.memory_record import node_memory, node_needs
 from rlinf_core.advice.arrangements import Arrangement, DeviceGroup, DeviceSpan, candidates
 from rlinf_core.advice.durations import Durations
@@ -121,17 +121,10 @@ def advise(
     """
     flow = flow_of(job)
     devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
-    rows = [row for run, its_flow in recorded for row in its_flow.calls(run)]
-    calls = Durations.of(rows)
-    constants = [row for run, its_flow in recorded for row in its_flow.constants(run, calls)]
-    durations = Durations.of([*rows, *constants])
+    durations, sizes = fitted(recorded)
     config: Any = job.config
     choices, refused = _choices(flow, devices, durations)
     limit = config.runner.staleness if staleness is None else staleness
-    sizes: dict[str, list[tuple[float, int]]] = {}
-    for run, _ in recorded:
-        for phase, listed in run.sizes.items():
-            sizes.setdefault(phase, []).extend(listed)
     timed = flow.flow(durations, devices.models, sizes)
     today = devices.now(flow.components, flow.stages_now, config.runner.staleness)
     fits = _fitting(job, parts, layout, devices)

@@ -24,7 +24,7 @@ from rlinf_core import env_vars
 from rlinf_core.advice.arrangements import DeviceSpan
 from rlinf_core.advice.durations import CallRow, Durations
 from rlinf_core.config.machines.cluster import RESERVED_LABELS
-from rlinf_core.errors import ConfigError, RLinfError, RunError
+from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import write_fault
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_status import RunStatus
@@ -67,7 +67,7 @@ def measured(file: str, overrides: Sequence[str]) -> Result:
     from rlinf_cli.job.job_file import load, sound
     from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.run.policies import config_of
-    from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
+    from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
     from rlinf_cli.run.starting import check_installed
 
     if file == "-":
@@ -81,12 +81,7 @@ def measured(file: str, overrides: Sequence[str]) -> Result:
     devices = devices_of(parts.cluster, parts.topology, layout.placements, flow.components)
     config: Any = job.config
     trials = _trials(flow, devices, parts, config.runner.staleness, sizes)
-    if cluster_elsewhere(parts, name) is not None:
-        raise ConfigError(
-            "the head of this file's cluster is another machine, and the trials would be written there",
-            where=parts.name,
-            help="log in to the head, and measure there",
-        )
+    refuse_elsewhere(parts, name, "and the trials would be written there", "measure")
     check_installed()
     choose_cluster(parts, name, already_shown=False)
     shared = [word for word in kept if not any(word.partition("=")[0].lstrip("+~") in trial.values for trial in trials)]

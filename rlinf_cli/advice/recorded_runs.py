@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 from pydantic import Field
 
 from rlinf_cli.advice.job_devices import UNNAMED, JobDevices, devices_of
-from rlinf_core.advice.durations import CallRow, steady_or_spread
+from rlinf_core.advice.durations import CallRow, Durations, steady_or_spread
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import FileModel, Name, read_model
 from rlinf_core.runners.metrics import read_metrics
@@ -172,6 +172,20 @@ def _read_run(name: str, assume: Sequence[str]) -> tuple[RecordedRun, JobFlow]:
         folder.state.recipe,
     )
     return recorded, flow
+
+
+def fitted(
+    recorded: Sequence[tuple[RecordedRun, JobFlow]],
+) -> tuple[Durations, dict[str, list[tuple[float, int]]]]:
+    """Return how long the calls of runs took, and the sizes and numbers of what has no duration, by phase."""
+    rows = [row for run, flow in recorded for row in flow.calls(run)]
+    calls = Durations.of(rows)
+    constants = [row for run, flow in recorded for row in flow.constants(run, calls)]
+    sizes: dict[str, list[tuple[float, int]]] = {}
+    for run, _ in recorded:
+        for phase, listed in run.sizes.items():
+            sizes.setdefault(phase, []).extend(listed)
+    return Durations.of([*rows, *constants]), sizes
 
 
 def flow_of(job: Job) -> JobFlow:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from rlinf_cli.advice.job_devices import devices_of
-from rlinf_cli.advice.recorded_runs import flow_of, read_runs
+from rlinf_cli.advice.recorded_runs import fitted, flow_of, read_runs
 from rlinf_cli.command import Result
 from rlinf_cli.live.run_summary import shown
 from rlinf_core.advice.durations import Durations
@@ -49,7 +49,7 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
     """
     from rlinf_cli.job.job_file import load, sound
     from rlinf_cli.placement.job_layout import lay_out
-    from rlinf_cli.run.remote_driver import cluster_elsewhere
+    from rlinf_cli.run.remote_driver import refuse_elsewhere
     from rlinf_cli.run.starting import start
     from rlinf_cli.sweep.plan import several
 
@@ -60,12 +60,7 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
     job = load(file, overrides)
     parts = sound(job)
     flow = flow_of(job)
-    if cluster_elsewhere(parts, file) is not None:
-        raise ConfigError(
-            "the head of this file's cluster is another machine, where the record is not",
-            where=parts.name,
-            help="log in to the head, and rehearse there",
-        )
+    refuse_elsewhere(parts, file, "where the record is not", "rehearse")
     config: Any = job.config
     if config.runner.only_eval:
         raise ConfigError(
@@ -84,14 +79,7 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
                 f"run `{run.name}` is one of recipe `{run.recipe}`, and the file is of `{recipe}`",
                 help="give runs of the same recipe",
             )
-    rows = [row for run, its_flow in recorded for row in its_flow.calls(run)]
-    calls = Durations.of(rows)
-    constants = [row for run, its_flow in recorded for row in its_flow.constants(run, calls)]
-    durations = Durations.of([*rows, *constants])
-    sizes: dict[str, list[tuple[float, int]]] = {}
-    for run, _ in recorded:
-        for phase, listed in run.sizes.items():
-            sizes.setdefault(phase, []).extend(listed)
+    durations, sizes = fitted(recorded)
     paced = _pacing(flow, devices, recorded, durations, sizes)
     now = devices.now(flow.components, flow.stages_now, config.runner.staleness)
     predicted = flow.flow(durations, devices.models, sizes).simulate(now).seconds

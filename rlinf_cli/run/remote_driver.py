@@ -47,6 +47,19 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
     )
 
 
+def refuse_elsewhere(job: SoundJob, file: str, why: str, do: str) -> None:
+    """Refuse what can be done on the head of a job's cluster only, where that is another machine.
+
+    Raises:
+        ConfigError: it is, `why` that matters, and that one may `do` it there.
+    """
+    from rlinf_core.errors import ConfigError
+
+    if cluster_elsewhere(job, file) is not None:
+        what = f"the head of this file's cluster is another machine, {why}"
+        raise ConfigError(what, where=job.name, help=f"log in to the head, and {do} there")
+
+
 def train_there(record: ClusterRecord, job: SoundJob, *, detached: bool) -> int:
     """Run the job's driver on the head, forward its output, and return its exit code.
 

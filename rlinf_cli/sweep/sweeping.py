@@ -17,12 +17,11 @@ from rlinf_cli.console.interrupts import command_signals
 from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.live import labels
 from rlinf_cli.live.run_summary import shown
-from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
+from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
 from rlinf_cli.run.starting import check_installed
 from rlinf_cli.runs.run_table import RunRow, rows_of
 from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, plan_of, short_keys
 from rlinf_cli.sweep.queue import SCHEMA, WAITING, PointState, RunQueue, check_visible, new_folder, opened, states
-from rlinf_core.errors import ConfigError
 from rlinf_core.runners.storage.run_status import RunStatus
 
 
@@ -73,12 +72,7 @@ def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) 
     Raises:
         ConfigError: the head of the cluster is another machine, where the runs would be written.
     """
-    if cluster_elsewhere(plan.parts, plan.file) is not None:
-        raise ConfigError(
-            "the head of this file's cluster is another machine, and the runs would be written there",
-            where=plan.parts.name,
-            help="log in to the head, and start the sweep there",
-        )
+    refuse_elsewhere(plan.parts, plan.file, "and the runs would be written there", "start the sweep")
     check_installed()
     choose_cluster(plan.parts, plan.file, already_shown=False)
     with opened(place, plan, ids) as there:

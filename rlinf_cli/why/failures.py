@@ -91,7 +91,7 @@ FAILURES: Final = (
     FailureCause(
         "driver-vanished",
         "the driver of the run was killed (SIGKILL, or a crash): it wrote no last word",
-        "look at the kernel's log of its machine (`dmesg`, `journalctl -k`) for a kill_lines at that time; {go_on}",
+        "look at the kernel's log of its machine (`dmesg`, `journalctl -k`) for a kill at that time; {go_on}",
         when=driver_gone(),
         shown=vanished_lines,
     ),
@@ -151,7 +151,7 @@ FAILURES: Final = (
         "the machine of {named} cannot be reached any more",
         "`rlinf status` and `rlinf doctor` show which machines answer; check that it is up and that its network works\n"
         "`rlinf up FILE` starts its Ray again",
-        # Ray may name the node only after the run was notified of a death_lines of a process there.
+        # Ray may name the node only after the run was notified of a death of a process there.
         when=lambda it: it.nodes or re.search("its node left the cluster|no sign of life", it.text),
         shown=node_lines,
     ),

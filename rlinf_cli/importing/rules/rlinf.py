@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, Final, cast
 
-from rlinf_cli.importing.rules.shared import Added, Leaf, LeftOut, Result, Rule, Values, new, precision, same
+from rlinf_cli.importing.rules.shared import Added, Leaf, LeftOut, Result, Values, new, precision, same
 from rlinf_core.config.tree import Path
 from rlinf_core.errors import ConfigError
 
@@ -42,26 +42,18 @@ def _kind(values: Values) -> str:
     return str(_of_model(values, "model_type"))
 
 
-def flow_option(to: str) -> Rule:
-    """Return the rule for an option of a policy by flow matching; other policies have none of it."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        kind = _kind(values)
-        if _POLICIES.get(kind, (kind,))[0] not in ("pi0", "flow_policy"):
-            return LeftOut("it belongs to policies by flow matching", quiet=True)
-        return same(to, leaf)
-
-    return rule
+def flow_option(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert an option of a policy by flow matching; other policies have none of it."""
+    kind = _kind(values)
+    if _POLICIES.get(kind, (kind,))[0] not in ("pi0", "flow_policy"):
+        return LeftOut("it belongs to policies by flow matching", quiet=True)
+    return same(to, leaf)
 
 
-def lr_scheduler(to: str) -> Rule:
-    """Return the rule for a schedule, which the original also names as torch does."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        written = str(values.of(leaf))
-        return new(to, written.removeprefix("torch_")) if written.startswith("torch_") else same(to, leaf)
-
-    return rule
+def lr_scheduler(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert a schedule, which the original also names as torch does."""
+    written = str(values.of(leaf))
+    return new(to, written.removeprefix("torch_")) if written.startswith("torch_") else same(to, leaf)
 
 
 def model_type(leaf: Leaf, values: Values) -> Result:
@@ -116,19 +108,15 @@ def _env_type_of(section: str, values: Values) -> str:
     return str(written or values.get("env.train.env_type", values.get("env.train.simulator_type", "")))
 
 
-def task(simulators: list[str]) -> Rule:
-    """Return the rule for the name of a task, which other simulators than these have under another key."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        section = str(leaf.path[1])
-        kind = _env_type_of(section, values)
-        if kind in simulators:
-            return same(f"env.{section}.task", leaf)
-        if kind in _ENVIRONMENTS:
-            return LeftOut(f"`{kind}` {_ENVIRONMENTS[kind][1]}")
-        return LeftOut(f"`task` has another meaning for `env_type: {kind}`")
-
-    return rule
+def task(leaf: Leaf, values: Values, simulators: list[str]) -> Result:
+    """Convert the name of a task, which other simulators than these have under another key."""
+    section = str(leaf.path[1])
+    kind = _env_type_of(section, values)
+    if kind in simulators:
+        return same(f"env.{section}.task", leaf)
+    if kind in _ENVIRONMENTS:
+        return LeftOut(f"`{kind}` {_ENVIRONMENTS[kind][1]}")
+    return LeftOut(f"`task` has another meaning for `env_type: {kind}`")
 
 
 def task_of_arm(leaf: Leaf, values: Values) -> Result:
@@ -167,15 +155,11 @@ def both_clips(leaf: Leaf, values: Values) -> Result:
     )
 
 
-def of_training(to: str) -> Rule:
-    """Return the rule for a key that an evaluation does not need."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        if values.get("runner.only_eval", False):
-            return LeftOut("an evaluation trains nothing", quiet=True)
-        return same(to, leaf)
-
-    return rule
+def of_training(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert a key that an evaluation does not need."""
+    if values.get("runner.only_eval", False):
+        return LeftOut("an evaluation trains nothing", quiet=True)
+    return same(to, leaf)
 
 
 def pictures_of_rlinf(leaf: Leaf, values: Values) -> Result:
@@ -291,7 +275,7 @@ def subsample(leaf: Leaf, values: Values) -> Result:
 
 
 def computes_in_fp32(leaf: Leaf, values: Values) -> Result:
-    plain = precision("actor.model.precision")(leaf, values)
+    plain = precision(leaf, values, "actor.model.precision")
     written = getattr(plain, "value", None)
     if getattr(written, "raw", written) == "fp32":
         return plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Collection, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from inspect import isfunction
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,7 @@ from rlinf_cli.importing.rules.shared import Added, LeftOut, ReferenceText, Rule
 from rlinf_cli.importing.rules.verl import distills, engine, kl_in_loss, kl_in_reward, needs_values
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path, name_pieces
 
-# What the rows name: a rule, or a function that returns one for the words of the row.
+# What the rows name: rules, which take the words of the row, too.
 FUNCTIONS: Final[Mapping[str, Any]] = {
     name: function
     for module in (shared, rlinf, verl)
@@ -40,12 +40,12 @@ def _expanded(keys: str) -> Iterator[str]:
 
 def _rule(row: str | dict[str, Any]) -> Rule:
     if isinstance(row, str):
-        return to(row)
+        return partial(to, to=row)
     if "why" in row:
-        return drop(row["why"], quiet=row.get("quiet", False))
+        return partial(drop, reason=row["why"], quiet=row.get("quiet", False))
     words = {key: value for key, value in row.items() if key != "by"}
     function = FUNCTIONS[row.get("by", "to")]
-    return function(**words) if words else function
+    return partial(function, **words) if words else function
 
 
 @cache

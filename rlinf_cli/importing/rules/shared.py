@@ -151,48 +151,36 @@ def same(path: str, leaf: Leaf, note: str | None = None) -> NewValue:
     return NewValue(to_path(parse_path(path)[0]), leaf.node, note, same=True)
 
 
-def to(to: str, note: str | None = None) -> Rule:
-    """Return the rule that moves a value to another path."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        return LeftOut("it is empty", quiet=True) if isinstance(leaf.node, MappingNode) else same(to, leaf, note)
-
-    return rule
+def to(leaf: Leaf, values: Values, to: str, note: str | None = None) -> Result:
+    """Move a value to another path."""
+    return LeftOut("it is empty", quiet=True) if isinstance(leaf.node, MappingNode) else same(to, leaf, note)
 
 
-def drop(reason: str, *, quiet: bool = False) -> Rule:
-    """Return the rule that drops a key, quietly if nothing is lost by it."""
-    return lambda leaf, values: LeftOut(reason, quiet=quiet)
+def drop(leaf: Leaf, values: Values, reason: str, *, quiet: bool = False) -> Result:
+    """Drop a key, quietly if nothing is lost by it."""
+    return LeftOut(reason, quiet=quiet)
 
 
-def cases(to: str, cases: Mapping[str, str], note: str | None = None) -> Rule:
-    """Return the rule for a choice with other names here for some values; `{}` in `note` stands for the old one."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        written = str(values.of(leaf))
-        return new(to, cases[written], note and note.format(written)) if written in cases else same(to, leaf)
-
-    return rule
+def cases(leaf: Leaf, values: Values, to: str, cases: Mapping[str, str], note: str | None = None) -> Result:
+    """Convert a choice with other names here for some values; `{}` in `note` stands for the old one."""
+    written = str(values.of(leaf))
+    return new(to, cases[written], note and note.format(written)) if written in cases else same(to, leaf)
 
 
-def constant(to: str, value: Any, note: str) -> Rule:
-    """Return the rule for a key that means one value here, whatever it is."""
-    return lambda leaf, values: new(to, value, note)
+def constant(leaf: Leaf, values: Values, to: str, value: Any, note: str) -> Result:
+    """Convert a key that means one value here, whatever it is."""
+    return new(to, value, note)
 
 
-def switch(to: str, off: str) -> Rule:
-    """Return the rule for a switch that stays where it is on: the result is wrong until somebody decides."""
-    return lambda leaf, values: same(to, leaf) if values.of(leaf) else LeftOut(off, quiet=True)
+def switch(leaf: Leaf, values: Values, to: str, off: str) -> Result:
+    """Convert a switch that stays where it is on: the result is wrong until somebody decides."""
+    return same(to, leaf) if values.of(leaf) else LeftOut(off, quiet=True)
 
 
-def only_false(instead: str) -> Rule:
-    """Return the rule for a switch that is always off here."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        is_on = values.of(leaf)
-        return LeftOut(instead if is_on else f"`{leaf.path[-1]}: false` is the only option", quiet=not is_on)
-
-    return rule
+def only_false(leaf: Leaf, values: Values, instead: str) -> Result:
+    """Convert a switch that is always off here."""
+    is_on = values.of(leaf)
+    return LeftOut(instead if is_on else f"`{leaf.path[-1]}: false` is the only option", quiet=not is_on)
 
 
 def new(path: str, value: Any, note: str | None = None) -> NewValue:
@@ -200,70 +188,50 @@ def new(path: str, value: Any, note: str | None = None) -> NewValue:
     return NewValue(to_path(parse_path(path)[0]), value, note)
 
 
-def precision(to: str) -> Rule:
-    """Return the rule for the name of a dtype."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        written = str(values.of(leaf)).lower()
-        return new(to, _PRECISIONS[written]) if written in _PRECISIONS else same(to, leaf)
-
-    return rule
+def precision(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert the name of a dtype."""
+    written = str(values.of(leaf)).lower()
+    return new(to, _PRECISIONS[written]) if written in _PRECISIONS else same(to, leaf)
 
 
-def steps_or_never(to: str, note: str | None = None) -> Rule:
-    """Return the rule for a number of steps, where 0 and null mean never."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        value = values.of(leaf)
-        if value in (0, None) and "${" not in getattr(leaf.node, "raw", ""):
-            return new(to, -1)
-        return same(to, leaf, None if value == -1 else note)
-
-    return rule
+def steps_or_never(leaf: Leaf, values: Values, to: str, note: str | None = None) -> Result:
+    """Convert a number of steps, where 0 and null mean never."""
+    value = values.of(leaf)
+    if value in (0, None) and "${" not in getattr(leaf.node, "raw", ""):
+        return new(to, -1)
+    return same(to, leaf, None if value == -1 else note)
 
 
-def loggers(to: str) -> Rule:
-    """Return the rule for logger backends."""
+def loggers(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert logger backends."""
     known = ("tensorboard", "wandb", "swanlab", "trackio", "mlflow")
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        written = values.of(leaf)
-        names = [str(item) for item in cast("list[Any]", written if isinstance(written, list) else [written])]
-        kept = [name for name in names if name in known]
-        others = [name for name in names if name not in known and name not in ("console", "None")]
-        note = f"{', '.join(others)}: not among {', '.join(known)}" if others else None
-        if kept == names and isinstance(leaf.node, SequenceNode):
-            return same(to, leaf)
-        if kept:
-            return new(to, kept, note)
-        always = "metrics are always shown and written to `metrics.jsonl`"
-        return LeftOut(f"{note}; {always}" if note else always)
-
-    return rule
+    written = values.of(leaf)
+    names = [str(item) for item in cast("list[Any]", written if isinstance(written, list) else [written])]
+    kept = [name for name in names if name in known]
+    others = [name for name in names if name not in known and name not in ("console", "None")]
+    note = f"{', '.join(others)}: not among {', '.join(known)}" if others else None
+    if kept == names and isinstance(leaf.node, SequenceNode):
+        return same(to, leaf)
+    if kept:
+        return new(to, kept, note)
+    always = "metrics are always shown and written to `metrics.jsonl`"
+    return LeftOut(f"{note}; {always}" if note else always)
 
 
-def top_k(to: str) -> Rule:
-    """Return the rule for top-k sampling; all tokens is -1 here."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        value = values.of(leaf)
-        takes_all = isinstance(value, int) and (value <= 0 or value >= 100_000)
-        return new(to, -1) if takes_all and value != -1 else same(to, leaf)
-
-    return rule
+def top_k(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert top-k sampling; all tokens is -1 here."""
+    value = values.of(leaf)
+    takes_all = isinstance(value, int) and (value <= 0 or value >= 100_000)
+    return new(to, -1) if takes_all and value != -1 else same(to, leaf)
 
 
-def betas(to: str) -> Rule:
-    """Return the rule for AdamW's two betas in one list."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        written = values.of(leaf)
-        pair = cast("list[Any]", written) if isinstance(written, list) else []
-        if len(pair) != 2:
-            return LeftOut("write `adam_beta1` and `adam_beta2`")
-        return (new(f"{to}.adam_beta1", pair[0]), new(f"{to}.adam_beta2", pair[1]))
-
-    return rule
+def betas(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert AdamW's two betas in one list."""
+    written = values.of(leaf)
+    pair = cast("list[Any]", written) if isinstance(written, list) else []
+    if len(pair) != 2:
+        return LeftOut("write `adam_beta1` and `adam_beta2`")
+    return (new(f"{to}.adam_beta1", pair[0]), new(f"{to}.adam_beta2", pair[1]))
 
 
 def training_backend(leaf: Leaf, values: Values) -> Result:
@@ -274,15 +242,11 @@ def training_backend(leaf: Leaf, values: Values) -> Result:
     return LeftOut(f"`{written}` becomes FSDP2: tensor and pipeline parallelism of the trainer are not available")
 
 
-def offload(to: str) -> Rule:
-    """Return the rule for offloading weights and optimizer states to host memory."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        if not values.of(leaf):
-            return LeftOut("false is the default of `cpu_offload`, the only such setting", quiet=True)
-        return new(to, True, "weight and optimizer shards are both offloaded to host memory")
-
-    return rule
+def offload(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert offloading weights and optimizer states to host memory."""
+    if not values.of(leaf):
+        return LeftOut("false is the default of `cpu_offload`, the only such setting", quiet=True)
+    return new(to, True, "weight and optimizer shards are both offloaded to host memory")
 
 
 Table: TypeAlias = Mapping[str, Rule]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any, Final, cast
 
 from rlinf_cli.importing.rules.shared import (
     Leaf,
     LeftOut,
     Result,
-    Rule,
     Table,
     Values,
     drop,
@@ -48,24 +48,18 @@ def engine(values: Values) -> str:
     return "vllm" if name == "sglang" else name
 
 
-def divergence_in_loss(to: str) -> Rule:
-    """Return the rule for a setting of the divergence in the loss."""
-    return lambda leaf, values: (
-        same(to, leaf) if kl_in_loss(values) else LeftOut("without `use_kl_loss` it has no effect", quiet=True)
-    )
+def divergence_in_loss(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert a setting of the divergence in the loss."""
+    return same(to, leaf) if kl_in_loss(values) else LeftOut("without `use_kl_loss` it has no effect", quiet=True)
 
 
-def divergence_in_reward(to: str) -> Rule:
-    """Return the rule for a setting of the divergence in the rewards."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        if kl_in_loss(values):
-            return LeftOut("`use_kl_loss` sets weight and estimator: there is one KL divergence")
-        if kl_in_reward(values):
-            return same(to, leaf)
-        return LeftOut("without `use_kl_in_reward` it has no effect", quiet=True)
-
-    return rule
+def divergence_in_reward(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert a setting of the divergence in the rewards."""
+    if kl_in_loss(values):
+        return LeftOut("`use_kl_loss` sets weight and estimator: there is one KL divergence")
+    if kl_in_reward(values):
+        return same(to, leaf)
+    return LeftOut("without `use_kl_in_reward` it has no effect", quiet=True)
 
 
 def use_kl_loss(leaf: Leaf, values: Values) -> Result:
@@ -112,17 +106,13 @@ def refills(leaf: Leaf, values: Values) -> Result:
     return new("algorithm.max_refills", batches - 1, "counts the batches after the first")
 
 
-def lora(to: str) -> Rule:
-    """Return the rule for a setting of adapters, which are off with rank 0."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        if not values.get(f"{format_path(leaf.path[:-1])}.lora_rank", 0):
-            return LeftOut("`lora_rank: 0` trains all weights", quiet=True)
-        if values.of(leaf) == "all-linear":
-            return LeftOut("all linear layers are the default of `actor.model.lora.target_modules`", quiet=True)
-        return same(to, leaf)
-
-    return rule
+def lora(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert a setting of adapters, which are off with rank 0."""
+    if not values.get(f"{format_path(leaf.path[:-1])}.lora_rank", 0):
+        return LeftOut("`lora_rank: 0` trains all weights", quiet=True)
+    if values.of(leaf) == "all-linear":
+        return LeftOut("all linear layers are the default of `actor.model.lora.target_modules`", quiet=True)
+    return same(to, leaf)
 
 
 def nested_lora(leaf: Leaf, values: Values) -> Result:
@@ -134,13 +124,10 @@ def nested_lora(leaf: Leaf, values: Values) -> Result:
     return same(f"actor.model.lora.{leaf.path[-1]}", leaf)
 
 
-def of_gpu_engines(to: str) -> Rule:
-    def rule(leaf: Leaf, values: Values) -> Result:
-        if engine(values) != "vllm":
-            return LeftOut("the torch engine has no such setting", quiet=True)
-        return same(to, leaf)
-
-    return rule
+def of_gpu_engines(leaf: Leaf, values: Values, to: str) -> Result:
+    if engine(values) != "vllm":
+        return LeftOut("the torch engine has no such setting", quiet=True)
+    return same(to, leaf)
 
 
 def vllm_option(leaf: Leaf, values: Values) -> Result:
@@ -199,16 +186,12 @@ def ppo_micro_batch(leaf: Leaf, values: Values) -> Result:
     return LeftOut("`actor.micro_batch_size` counts the answers of a pass on one rank, not on all ranks")
 
 
-def steps_of(to: str, otherwise: str) -> Rule:
-    """Return the rule for a number of steps that may be negative, which means `otherwise`."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        steps = values.of(leaf)
-        if steps is None or (isinstance(steps, int) and steps < 0):
-            return LeftOut(otherwise, quiet=True)
-        return same(to, leaf)
-
-    return rule
+def steps_of(leaf: Leaf, values: Values, to: str, otherwise: str) -> Result:
+    """Convert a number of steps that may be negative, which means `otherwise`."""
+    steps = values.of(leaf)
+    if steps is None or (isinstance(steps, int) and steps < 0):
+        return LeftOut(otherwise, quiet=True)
+    return same(to, leaf)
 
 
 def pictures_of_verl(leaf: Leaf, values: Values) -> Result:
@@ -219,16 +202,12 @@ def pictures_of_verl(leaf: Leaf, values: Values) -> Result:
     return LeftOut("models of text alone are trained", quiet=True)
 
 
-def epochs_or_steps(to: str) -> Rule:
-    """Return the rule for an interval in steps, which verl may also give as `after_each_epoch`."""
-
-    def rule(leaf: Leaf, values: Values) -> Result:
-        written = values.of(leaf)
-        if isinstance(written, str):
-            return LeftOut(f"`{written}` is not a number of steps: `{to}` counts training steps")
-        return steps_or_never(to)(leaf, values)
-
-    return rule
+def epochs_or_steps(leaf: Leaf, values: Values, to: str) -> Result:
+    """Convert an interval in steps, which verl may also give as `after_each_epoch`."""
+    written = values.of(leaf)
+    if isinstance(written, str):
+        return LeftOut(f"`{written}` is not a number of steps: `{to}` counts training steps")
+    return steps_or_never(leaf, values, to)
 
 
 def truncation(leaf: Leaf, values: Values) -> Result:
@@ -281,11 +260,11 @@ def teacher_rules(values: Values) -> Table:
     if not distills(values):
         return {}
     return {
-        f"{_TEACHERS}.{teachers(values)[0]}.model_path": to(
-            "teacher.model_path", "a folder here, with the tokens of the actor's tokenizer"
+        f"{_TEACHERS}.{teachers(values)[0]}.model_path": partial(
+            to, to="teacher.model_path", note="a folder here, with the tokens of the actor's tokenizer"
         ),
-        f"{_DISTILLATION}.loss_max_clamp": drop("the divergence of a token is not bounded"),
-        f"{_DISTILLATION}.log_prob_min_clamp": drop("the log-probability of a token is not bounded"),
+        f"{_DISTILLATION}.loss_max_clamp": partial(drop, reason="the divergence of a token is not bounded"),
+        f"{_DISTILLATION}.log_prob_min_clamp": partial(drop, reason="the log-probability of a token is not bounded"),
     }
 
 
