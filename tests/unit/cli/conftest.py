@@ -7,26 +7,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.unit.cli.typed import Cli, Ended
+
 RLINF = Path(sys.executable).with_name("rlinf")
 # Typer and CI systems force colours through these.
 _NOISE = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "NO_COLOR", "COLUMNS", "LINES", "TERMINAL_WIDTH")
-
-Cli = Callable[..., "Ended"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A run that is over."""
-
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
@@ -45,7 +35,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         out, err = capsys.readouterr()
         return Ended(int(code), out, err)
 
-    return run
+    return Cli(run)
 
 
 @pytest.fixture
@@ -67,7 +57,7 @@ def rlinf() -> Cli:
         )
         return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    return run
+    return Cli(run)
 
 
 @pytest.fixture

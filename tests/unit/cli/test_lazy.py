@@ -48,13 +48,10 @@ def test_package_offers_a_command(cli: Callable[..., Any], offered: Callable[...
 
 def test_broken_command_does_not_hide_the_others(cli: Callable[..., Any], offered: Callable[..., None]) -> None:
     offered(broken="tests.unit.cli.own_command:gone")
-    listed = cli("--help")
-    assert listed.code == 0
-    assert "\nOthers:\n  broken " in listed.out
-    ended = cli("broken")
-    assert ended.code == 2
-    assert "command `broken` cannot be loaded: AttributeError" in ended.err
-    assert "tests.unit.cli.own_command:gone" in ended.err
+    assert "\nOthers:\n  broken " in cli.out("--help")
+    err = cli.fails(2, "broken")
+    assert "command `broken` cannot be loaded: AttributeError" in err
+    assert "tests.unit.cli.own_command:gone" in err
 
 
 def test_what_is_no_app_is_a_broken_command(cli: Callable[..., Any], offered: Callable[..., None]) -> None:

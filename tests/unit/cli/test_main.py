@@ -123,9 +123,7 @@ def test_errors_have_their_codes(error: RLinfError, code: ExitCode) -> None:
 
 def test_an_error_of_ours_is_one_block(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, RLinfError("it broke", where="node 3", why="no route", help="plug it in"))
-    ended = cli("train")
-    assert ended.code == 1
-    assert ended.err == "error: it broke\n  where: node 3\n    why: no route\n     do: plug it in\n"
+    assert cli.fails(1, "train") == "error: it broke\n  where: node 3\n    why: no route\n     do: plug it in\n"
 
 
 def test_an_error_of_ours_has_its_traceback_under_verbose(
@@ -139,12 +137,11 @@ def test_an_error_of_ours_has_its_traceback_under_verbose(
 
 def test_a_bug_is_said_in_words_without_its_locals(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, KeyError("surprise"))
-    ended = cli("train")
-    assert ended.code == 1
-    assert "this is a bug in rlinf" in ended.err
-    assert "KeyError: 'surprise'" in ended.err
-    assert "--verbose" in ended.err
-    assert "Traceback" not in ended.err
+    err = cli.fails(1, "train")
+    assert "this is a bug in rlinf" in err
+    assert "KeyError: 'surprise'" in err
+    assert "--verbose" in err
+    assert "Traceback" not in err
     assert "Traceback" in cli("train", "--verbose").err
 
 
@@ -235,7 +232,6 @@ def test_as_a_module(tmp_path: Path) -> None:
 
 
 def test_removed_command_names_what_does_its_work(cli: Callable[..., Any]) -> None:
-    ended = cli("chaos", "laptop")
-    assert ended.code == 2
-    assert "rlinf no longer has the command `chaos`" in ended.err
-    assert "make chaos JOB=FILE" in ended.err
+    err = cli.fails(2, "chaos", "laptop")
+    assert "rlinf no longer has the command `chaos`" in err
+    assert "make chaos JOB=FILE" in err

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlinf_cli.lazy import COMMANDS
 from rlinf_core.process import import_path
-
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
 
 
 @pytest.mark.parametrize(

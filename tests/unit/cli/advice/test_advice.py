@@ -332,10 +332,9 @@ def test_advice_on_free_accelerators_leaves_held_ones(
 
 def test_nothing_free_is_an_error_that_names_the_holder(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold(monkeypatch, *(f"NVIDIA:{number}" for number in range(4)))
-    ended = cli("inspect", "placement", job, "--advise", both(job), "--free")
-    assert ended.code == 2
-    assert "no accelerator of the file is free" in ended.err
-    assert "NVIDIA 3 of node 0: /runs/other, step 12 of 30" in ended.err
+    err = cli.fails(2, "inspect", "placement", job, "--advise", both(job), "--free")
+    assert "no accelerator of the file is free" in err
+    assert "NVIDIA 3 of node 0: /runs/other, step 12 of 30" in err
 
 
 def test_what_is_free_is_in_the_text(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

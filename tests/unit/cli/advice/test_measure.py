@@ -180,10 +180,9 @@ def test_robots_are_not_moved(cli: Cli, job: Path) -> None:
 
 def test_a_trial_that_fails_is_named_and_the_others_count(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorded, "fails", ("03-now-64",))
-    ended = cli("inspect", "placement", job, "--measure")
-    assert ended.code == 1
-    assert "03-now-64 failed: out of memory" in ended.out
-    assert "16, 32" in ended.out
+    out = cli.printed(1, "inspect", "placement", job, "--measure")
+    assert "03-now-64 failed: out of memory" in out
+    assert "16, 32" in out
     monkeypatch.setattr("rlinf_cli.advice.measuring.time.strftime", another)
     monkeypatch.setattr(Recorded, "fails", ("01-now-16", "02-now-32", "03-now-64", "04-fast-32", "05-slow-32"))
     ended = cli("inspect", "placement", job, "--measure")
@@ -274,7 +273,6 @@ def test_after_ctrl_c_the_folder_is_named(cli: Cli, job: Path, monkeypatch: pyte
         return work(self)
 
     monkeypatch.setattr(Recorded, "work", ended_early)
-    ended = cli("inspect", "placement", job, "--measure")
-    assert ended.code == 130
-    assert "5 of 5 trials are in runs/measurement-" in ended.err
-    assert "--advise runs/measurement-" in ended.err
+    err = cli.fails(130, "inspect", "placement", job, "--measure")
+    assert "5 of 5 trials are in runs/measurement-" in err
+    assert "--advise runs/measurement-" in err

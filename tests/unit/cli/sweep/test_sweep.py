@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,9 +16,9 @@ import pytest
 from rlinf_cli.runs.run_lookup import all_runs
 from rlinf_cli.sweep.plan import plan_of, several
 from rlinf_cli.sweep.queue import RunQueue
+from tests.unit.cli.typed import Cli
 from tests.waiting import until
 
-Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")
 SWEEP = ("train", "recipe=fake", "--folder", "swept")
 
@@ -96,8 +95,7 @@ def test_a_killed_sweep_waits_for_its_runs(cli: Cli) -> None:
     with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
         until(lambda: "running" in statuses().values(), "the start of a run", 120)
         sweep.kill()
-    ended = cli(*SWEEP, "fake.seconds=0.3,0.31")
-    assert ended.code == 0
+    cli.out(*SWEEP, "fake.seconds=0.3,0.31")
     assert list(statuses().values()) == ["finished", "finished"]
     assert len(all_runs(Path("swept"))) == 2
 
@@ -191,9 +189,14 @@ def test_a_comma_makes_a_sweep_except_where_a_key_takes_it(override: str, swept:
 
 
 def test_a_dry_run_writes_nothing(cli: Cli) -> None:
-    ended = cli("train", "recipe=fake", "fake.seconds=0,1", "--dry-run")
-    assert ended.code == 0
-    assert ended.out.split() == ["run", "seconds", "01-seconds-0", "0", "02-seconds-1", "1"]
+    assert cli.out("train", "recipe=fake", "fake.seconds=0,1", "--dry-run").split() == [
+        "run",
+        "seconds",
+        "01-seconds-0",
+        "0",
+        "02-seconds-1",
+        "1",
+    ]
     assert os.listdir() == []
 
 

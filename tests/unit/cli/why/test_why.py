@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +14,8 @@ from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER
 from rlinf_core.runners.storage.run_status import RunStatus
+from tests.unit.cli.typed import Cli
 from tests.unit.cli.why.made_runs import Metric, add_failure, dead, made_run, raised
-
-Cli = Callable[..., Any]
 
 
 def test_page_has_cause_consequence_evidence_and_remedy(cli: Cli, tmp_path: Path) -> None:
@@ -25,9 +23,8 @@ def test_page_has_cause_consequence_evidence_and_remedy(cli: Cli, tmp_path: Path
     closed = raised("rlinf_core.errors.ChannelClosed", "closed", consequence=True)
     first = add_failure(run, "`EnvGroup:0` died", dead(signal="SIGKILL"), closed, ended=False, at=1.0e9)
     add_failure(run, "no room", raised("builtins.OSError", "No space left on device"), step=9, at=1.1e9)
-    ended = cli("why", run.path)
-    assert ended.code == 1
-    page = ended.out
+    out = cli.printed(1, "why", run.path)
+    page = out
     parts = (
         *(
             "what failed first",
@@ -63,9 +60,7 @@ def test_record_has_the_same_findings(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_run_without_a_cause_ends_with_zero(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("why", made_run(tmp_path).path)
-    assert ended.code == 0
-    assert "No problem found." in ended.out
+    assert "No problem found." in cli.out("why", made_run(tmp_path).path)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +117,7 @@ def test_a_run_goes_on_only_from_a_checkpoint(cli: Cli, tmp_path: Path, has_chec
 
 
 def test_run_that_is_not_there_is_an_error(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("why", "nosuch", "--runs-dir", tmp_path)
-    assert (ended.code, ended.out) == (1, "")
-    assert "there is no run `nosuch`" in ended.err
+    assert "there is no run `nosuch`" in cli.refuses(1, "why", "nosuch", "--runs-dir", tmp_path)
 
 
 def test_report_shows_the_same_findings(cli: Cli, tmp_path: Path) -> None:
@@ -166,9 +159,7 @@ def test_evidence_of_a_stranger_is_skipped_and_named(cli: Cli, tmp_path: Path) -
     folder = run.path / FOLDER / "20260101-000000"
     folder.mkdir(parents=True)
     (folder / FAILURE).write_text('{"schema": "rlinf.evidence/1", "time": -1}')
-    ended = cli("why", run.path)
-    assert ended.code == 0
-    assert "20260101-000000/failure.json is skipped: it has an invalid value: `time`" in ended.out
+    assert "20260101-000000/failure.json is skipped: it has an invalid value: `time`" in cli.out("why", run.path)
 
 
 def test_long_metrics_are_read_from_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +179,7 @@ def test_aliases_of_yaml_do_not_multiply(cli: Cli, tmp_path: Path) -> None:
     run = made_run(tmp_path)
     levels = [f"l{number}: &l{number} [{', '.join([f'*l{number - 1}'] * 9)}]" for number in range(1, 9)]
     (run.path / "config.yaml").write_text("l0: &l0 [a, a, a]\n" + "\n".join(levels) + "\n")
-    ended = cli("why", run.path)
-    assert ended.code == 0
-    assert "config.yaml cannot be read" in ended.out
+    assert "config.yaml cannot be read" in cli.out("why", run.path)
 
 
 def test_idle_hardware_and_long_answers_are_no_fault_and_named(cli: Cli, tmp_path: Path) -> None:
@@ -203,9 +192,8 @@ def test_idle_hardware_and_long_answers_are_no_fault_and_named(cli: Cli, tmp_pat
         {**row, "phase": "answer", "rows": 7.0, "calls": 1000, "seconds": 0.0},
     ]
     run.profile_file.write_text(json.dumps({"rows": rows}))
-    ended = cli("why", run.path)
-    assert ended.code == 0
-    page = ended.out
+    out = cli.out("why", run.path)
+    page = out
     assert "No problem found." in page
     advice = f"rlinf inspect placement {run.path} --advise {run.path}"
     parts = (

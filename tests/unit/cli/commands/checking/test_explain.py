@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from rlinf_cli.codes import Code, Example, all_codes, codes_by_stage
 from rlinf_cli.job.explained import code_text
 from rlinf_core.config.diagnostics import Severity
-
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
 
 
 def test_a_code_has_meaning_a_wrong_and_a_right_example(cli: Cli) -> None:
@@ -40,11 +37,10 @@ def test_the_caret_is_under_what_the_markers_enclose(capsys: pytest.CaptureFixtu
 
 def test_every_code_is_shown_and_stays_in_its_width(cli: Cli) -> None:
     for name, code in all_codes().items():
-        ended = cli("explain", name)
-        assert ended.code == 0
-        assert f"{code.severity}[{name}]" in ended.out
-        assert "«" not in ended.out
-        prose = ended.out.partition("\n\nWrong\n")[0].splitlines()[1:]
+        out = cli.out("explain", name)
+        assert f"{code.severity}[{name}]" in out
+        assert "«" not in out
+        prose = out.partition("\n\nWrong\n")[0].splitlines()[1:]
         assert max(map(len, prose)) <= 100
 
 
@@ -61,10 +57,9 @@ def test_without_a_topic_all_codes_by_stage(cli: Cli) -> None:
 
 
 def test_a_field_with_its_type_default_and_meaning(cli: Cli) -> None:
-    ended = cli("explain", "cluster.node_groups.label")
-    assert ended.code == 0
-    assert ended.out.startswith("cluster.node_groups[].label: text\nrequired\n\nUnique, case-sensitive name")
-    assert cli("explain", "cluster.node_groups[0].label").out == ended.out
+    out = cli.out("explain", "cluster.node_groups.label")
+    assert out.startswith("cluster.node_groups[].label: text\nrequired\n\nUnique, case-sensitive name")
+    assert cli("explain", "cluster.node_groups[0].label").out == out
 
 
 def test_a_section_lists_its_keys(cli: Cli) -> None:
@@ -92,22 +87,17 @@ def test_recipes_that_differ_are_told_apart(cli: Cli) -> None:
     ],
 )
 def test_an_unknown_topic_is_2_and_gets_a_suggestion(cli: Cli, topic: str, hint: str) -> None:
-    ended = cli("explain", topic)
-    assert (ended.code, ended.out) == (2, "")
-    assert hint in ended.err
+    assert hint in cli.refuses(2, "explain", topic)
 
 
 def test_a_key_of_one_recipe_is_told_without_those_of_others(cli: Cli) -> None:
-    ended = cli("explain", "algorithm.off_policy")
-    assert ended.code == 2
-    assert "do: its keys are now in `algorithm`" in ended.err
-    assert "known keys" not in ended.err
+    err = cli.fails(2, "explain", "algorithm.off_policy")
+    assert "do: its keys are now in `algorithm`" in err
+    assert "known keys" not in err
 
 
 def test_an_unknown_recipe_is_2(cli: Cli) -> None:
-    ended = cli("explain", "actor", "--recipe", "embodid")
-    assert ended.code == 2
-    assert "did you mean `embodied`?" in ended.err
+    assert "did you mean `embodied`?" in cli.fails(2, "explain", "actor", "--recipe", "embodid")
 
 
 def test_json(cli: Cli) -> None:
@@ -127,19 +117,17 @@ def test_a_word_is_not_taken_for_a_code(cli: Cli) -> None:
 
 
 def test_unknown_word_is_told_once_for_all_recipes(cli: Cli) -> None:
-    ended = cli("explain", "nope")
-    assert ended.code == 2
-    assert "`nope` is neither a code nor a key at the top of a file" in ended.err
-    assert ended.err.count("known keys") == ended.err.count("`cluster`") == 1
-    assert "`rlinf explain` lists the codes" in ended.err
+    err = cli.fails(2, "explain", "nope")
+    assert "`nope` is neither a code nor a key at the top of a file" in err
+    assert err.count("known keys") == err.count("`cluster`") == 1
+    assert "`rlinf explain` lists the codes" in err
     near = cli("explain", "actr").err
     assert "did you mean `actor`?" in near
     assert "lists the codes" not in near
 
 
 def test_unknown_key_is_explained_by_recipes_with_its_section(cli: Cli) -> None:
-    ended = cli("explain", "env.enable_offload")
-    assert ended.code == 2
-    assert "there is no `enable_offload` in `env`" in ended.err
-    assert "our environments use no accelerator" in ended.err
-    assert "known keys" not in ended.err
+    err = cli.fails(2, "explain", "env.enable_offload")
+    assert "there is no `enable_offload` in `env`" in err
+    assert "our environments use no accelerator" in err
+    assert "known keys" not in err

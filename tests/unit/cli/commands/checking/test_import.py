@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.unit.cli.typed import Cli
+
 DATA = Path(__file__).parents[4] / "data" / "import"
-Cli = Callable[..., Any]
 
 
 @pytest.fixture
@@ -41,9 +42,7 @@ def test_a_file_is_written_beside_with_a_summary(cli: Cli, job: Path) -> None:
 def test_nothing_is_overwritten_unasked(cli: Cli, job: Path) -> None:
     written = job.with_name("frankasim_async.rlinf.yaml")
     written.write_text("mine")
-    ended = cli("import", str(job))
-    assert ended.code == 2
-    assert "already exists" in ended.err
+    assert "already exists" in cli.fails(2, "import", str(job))
     assert written.read_text() == "mine"
     assert cli("import", str(job), "--replace").code == 0
     assert written.read_text() != "mine"
@@ -83,16 +82,14 @@ def test_overrides_choose_groups_and_values(cli: Cli) -> None:
     ],
 )
 def test_override_that_hydra_refuses_is_shown(cli: Cli, job: Path, override: str, says: str) -> None:
-    ended = cli("import", str(job), "runner.save_interval=3", override)
-    assert ended.code == 2
-    assert says in ended.err
-    assert f"2 | {override}" in ended.err
+    err = cli.fails(2, "import", str(job), "runner.save_interval=3", override)
+    assert says in err
+    assert f"2 | {override}" in err
 
 
 def test_json_lists_every_key(cli: Cli, contract: Callable[[str, str], Any], job: Path) -> None:
-    ended = cli("import", str(job), "--json")
-    assert ended.code == 0
-    output = contract("import", ended.out)
+    out = cli.out("import", str(job), "--json")
+    output = contract("import", out)
     assert (output["schema"], output["ok"]) == ("rlinf.import/1", True)
     (file,) = output["files"]
     assert file["counts"] == {"carried": 22, "renamed": 2, "not_needed": 2, "left_out": 2}
@@ -105,10 +102,9 @@ def test_json_lists_every_key(cli: Cli, contract: Callable[[str, str], Any], job
 
 def test_json_tells_of_a_file_that_is_none(cli: Cli, contract: Callable[[str, str], Any]) -> None:
     for name, message in (("ours.yaml", "an rlinf file already"), ("empty.yaml", "the file is empty")):
-        ended = cli("import", str(DATA / "bad" / name), "--json")
-        assert ended.code == 2
-        assert not contract("import", ended.out)["ok"]
-        assert message in ended.out
+        out = cli.printed(2, "import", str(DATA / "bad" / name), "--json")
+        assert not contract("import", out)["ok"]
+        assert message in out
 
 
 def test_a_folder_is_a_table_of_its_jobs(cli: Cli, tmp_path: Path) -> None:
@@ -125,9 +121,7 @@ def test_a_folder_is_a_table_of_its_jobs(cli: Cli, tmp_path: Path) -> None:
 
 def test_a_folder_goes_on_after_a_bad_file(cli: Cli, tmp_path: Path, job: Path) -> None:
     (tmp_path / "broken.yaml").write_text("runner: [")
-    ended = cli("import", str(tmp_path))
-    assert ended.code == 2
-    assert "frankasim_async.yaml" in ended.out
+    assert "frankasim_async.yaml" in cli.printed(2, "import", str(tmp_path))
     assert job.with_name("frankasim_async.rlinf.yaml").exists()
     # What was converted is no job file of another project when the folder is converted again.
     again = cli("import", str(tmp_path), "--replace")
@@ -197,9 +191,7 @@ def test_import_without_hydra_names_the_package(cli: Cli, job: Path, monkeypatch
 def test_what_no_recipe_does_is_refused(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("runner: {task_type: sft}\nactor: {model: {model_type: qwen2.5_vl}}\n")
-    ended = cli("import", str(file), "-o", str(tmp_path / "out.yaml"))
-    assert ended.code == 2
-    assert "not converted" in ended.err
+    assert "not converted" in cli.fails(2, "import", str(file), "-o", str(tmp_path / "out.yaml"))
     assert not (tmp_path / "out.yaml").exists()
 
 
@@ -243,8 +235,8 @@ def test_script_is_answered_with_the_command_that_writes_its_job(
 ) -> None:
     (tmp_path / name).write_text(text)
     for target in (tmp_path / name, *([tmp_path] if name.endswith(".sh") else [])):
-        ended = cli("import", str(target))
-        assert ended.code == 2
-        assert f"`bash {tmp_path / name} --cfg job > job.yaml`" in ended.err.replace("\n", " ")
+        assert f"`bash {tmp_path / name} --cfg job > job.yaml`" in cli.fails(2, "import", str(target)).replace(
+            "\n", " "
+        )
     assert cli("import", str(tmp_path / name), "--json").code == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]

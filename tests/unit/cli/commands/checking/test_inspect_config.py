@@ -18,8 +18,8 @@ from recipes.embodied.rules.env_rules import sizes_of
 from recipes.embodied.using.recording import features_of
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.load import load_job
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 Contract = Callable[[str, str], Any]
 
 
@@ -29,11 +29,10 @@ def origin(out: str, key: str) -> str:
 
 
 def test_each_value_with_its_line_its_override_or_default(cli: Cli, mixed: Path) -> None:
-    ended = cli("inspect", "config", mixed, "cluster.head_address=10.0.0.9")
-    assert ended.code == 0
-    assert origin(ended.out, "num_nodes") == f"{mixed}:2"
-    assert origin(ended.out, "head_address") == "override cluster.head_address=10.0.0.9"
-    assert origin(ended.out, "ports") == "default"
+    out = cli.out("inspect", "config", mixed, "cluster.head_address=10.0.0.9")
+    assert origin(out, "num_nodes") == f"{mixed}:2"
+    assert origin(out, "head_address") == "override cluster.head_address=10.0.0.9"
+    assert origin(out, "ports") == "default"
 
 
 def test_a_base_shows_as_itself(cli: Cli, tmp_path: Path) -> None:
@@ -145,6 +144,4 @@ def test_json_keeps_text_that_looks_like_a_number(cli: Cli, tmp_path: Path) -> N
 def test_an_invalid_file_is_2(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("cluster: {}\n")
-    ended = cli("inspect", "config", path)
-    assert (ended.code, ended.out) == (2, "")
-    assert "error[" in ended.err
+    assert "error[" in cli.refuses(2, "inspect", "config", path)

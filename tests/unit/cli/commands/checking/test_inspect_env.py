@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
+
 Contract = Callable[[str, str], Any]
 
 
 def test_the_interpreter_and_each_variable_with_its_layer(cli: Cli, mixed: Path) -> None:
-    ended = cli("inspect", "env", mixed, "--component", "actor", "--rank", "3")
-    assert ended.code == 0
-    lines = ended.out.splitlines()
+    out = cli.out("inspect", "env", mixed, "--component", "actor", "--rank", "3")
+    lines = out.splitlines()
     assert lines[0].startswith("actor:3 on node 0 (trainer00), ")
     assert lines[3].split() == ["/opt/train/bin/python", "env_configs", "of", "a800,", f"{mixed}:10"]
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[5:]}
@@ -24,17 +24,16 @@ def test_the_interpreter_and_each_variable_with_its_layer(cli: Cli, mixed: Path)
     assert rows["WANDB_API_KEY"].startswith("******** env_configs of a800")
     assert rows["PYTHONPATH"] == f"/opt/lib:<node's own> path merge of a800, {mixed}:14"
     assert rows["RANK"] == "3 runtime"
-    assert "hunter2" not in ended.out
+    assert "hunter2" not in out
 
 
 def test_only_what_the_process_needs_must_be_known(cli: Cli, mixed: Path) -> None:
     """The accelerators of `sim` are unknown, which is no matter for a robot."""
-    ended = cli("inspect", "env", mixed, "-c", "env", "-r", "1")
-    assert ended.code == 0
-    assert "the node's own  Ray's; with `rlinf up`: the path of rlinf itself\n" in ended.out
-    ended = cli("inspect", "env", mixed, "-c", "sim", "-r", "0")
-    assert ended.code == 2
-    suggested = ended.err.partition("`rlinf ")[2].partition("`")[0].split()
+    assert "the node's own  Ray's; with `rlinf up`: the path of rlinf itself\n" in cli.out(
+        "inspect", "env", mixed, "-c", "env", "-r", "1"
+    )
+    err = cli.fails(2, "inspect", "env", mixed, "-c", "sim", "-r", "0")
+    suggested = err.partition("`rlinf ")[2].partition("`")[0].split()
     assert suggested[-2:] == ["--assume", "sim=8"]
     assert cli(*suggested).code == 0
 
@@ -93,6 +92,5 @@ def test_json_is_the_contract(cli: Cli, mixed: Path, contract: Contract) -> None
     ],
 )
 def test_who_does_not_exist_is_2(cli: Cli, mixed: Path, component: str, rank: str, words: str) -> None:
-    ended = cli("inspect", "env", mixed, "--component", component, "--rank", rank)
-    assert (ended.code, ended.out) == (2, "")
-    assert words in ended.err
+    err = cli.refuses(2, "inspect", "env", mixed, "--component", component, "--rank", rank)
+    assert words in err

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
+
 Contract = Callable[[str, str], Any]
 
 ASSUMED = ("--assume", "sim=2")
 
 
 def test_a_row_a_component(cli: Cli, mixed: Path) -> None:
-    ended = cli("inspect", "placement", mixed, *ASSUMED)
-    assert ended.code == 0
-    title, subtitle, _, header, *rows = ended.out.splitlines()
+    out = cli.out("inspect", "placement", mixed, *ASSUMED)
+    title, subtitle, _, header, *rows = out.splitlines()
     assert title == "mixed.yaml"
     assert (
         subtitle == "4 nodes · 10 accelerators · 2 robots · accelerators not declared (node 3) · 114 processes · hybrid"
@@ -68,10 +68,9 @@ def test_hundreds_of_processes_stay_a_few_rows(cli: Cli) -> None:
 
 
 def test_unknown_accelerators_exit_2_with_a_working_command(cli: Cli, mixed: Path) -> None:
-    ended = cli("inspect", "placement", mixed)
-    assert (ended.code, ended.out) == (2, "")
-    assert "the accelerators of `sim` are unknown, so `sim` cannot be laid out" in ended.err
-    suggested = ended.err.partition("`rlinf ")[2].partition("`")[0].split()
+    err = cli.refuses(2, "inspect", "placement", mixed)
+    assert "the accelerators of `sim` are unknown, so `sim` cannot be laid out" in err
+    suggested = err.partition("`rlinf ")[2].partition("`")[0].split()
     assert suggested == ["inspect", "placement", str(mixed), "--assume", "sim=8"]
     assert cli(*suggested).code == 0
 
@@ -99,9 +98,9 @@ def test_without_groups_the_number_alone_is_suggested(cli: Cli, tmp_path: Path) 
 def test_an_invalid_file_shows_its_errors_and_no_result(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-9}\n")
-    ended = cli("inspect", "placement", path, "--assume", "8")
-    assert (ended.code, ended.out) == (2, "")
-    assert f"{path}:3:32: error[placement-out-of-range]" in ended.err
+    assert f"{path}:3:32: error[placement-out-of-range]" in cli.refuses(
+        2, "inspect", "placement", path, "--assume", "8"
+    )
 
 
 def test_overrides_move_processes(cli: Cli, mixed: Path) -> None:
@@ -156,10 +155,9 @@ def test_a_secret_that_a_reference_brings_is_masked(cli: Cli, tmp_path: Path, mo
         "      accelerators: {per_node: 0}\n"
         "  component_placement: {actor: {node_group: a, placement: 0}}\n"
     )
-    ended = cli("inspect", "placement", path, "--json")
-    assert ended.code == 0
-    assert '"INNOCENT": "********"' in ended.out
-    assert "hunter2" not in ended.out
+    out = cli.out("inspect", "placement", path, "--json")
+    assert '"INNOCENT": "********"' in out
+    assert "hunter2" not in out
     assert "hunter2" not in cli("inspect", "env", path, "--component", "actor", "--rank", "0").out
     assert "hunter2" not in cli("inspect", "config", path).out
 
@@ -189,9 +187,9 @@ def test_the_picture_may_go_to_standard_output(cli: Cli, mixed: Path) -> None:
 
 def test_a_picture_that_cannot_be_written_is_1(cli: Cli, mixed: Path, tmp_path: Path) -> None:
     for target in (tmp_path / "no" / "folder.html", tmp_path):
-        ended = cli("inspect", "placement", mixed, *ASSUMED, "-o", target)
-        assert ended.code == 1
-        assert ended.err.startswith(f"error: cannot write `{target}`\n")
+        assert cli.fails(1, "inspect", "placement", mixed, *ASSUMED, "-o", target).startswith(
+            f"error: cannot write `{target}`\n"
+        )
 
 
 def test_variables_are_told_with_their_nodes_and_what_sets_them(cli: Cli, tmp_path: Path, contract: Contract) -> None:
@@ -227,9 +225,8 @@ def test_the_picture_never_replaces_what_it_is_made_of(cli: Cli, tmp_path: Path,
     (tmp_path / "base.yaml").write_text(text)
     (tmp_path / "job.yaml").write_text("extends: base.yaml\n")
     before = (tmp_path / named).read_text()
-    ended = cli("inspect", "placement", tmp_path / "job.yaml", "-o", tmp_path / named)
-    assert ended.code == 2
-    assert named in ended.err
+    err = cli.fails(2, "inspect", "placement", tmp_path / "job.yaml", "-o", tmp_path / named)
+    assert named in err
     assert (tmp_path / named).read_text() == before
 
 
@@ -289,6 +286,4 @@ def test_arms_have_the_numbers_of_rank_maps_everywhere(cli: Cli, tmp_path: Path)
     ],
 )
 def test_shipped_simulators_are_placed_without_their_packages(cli: Cli, name: str) -> None:
-    ended = cli("inspect", "placement", name)
-    assert ended.code == 0
-    assert "on node" in ended.out
+    assert "on node" in cli.out("inspect", "placement", name)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any
 
 import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
 from rlinf_core.config.shipped import shipped_configs
-
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
 
 
 @pytest.fixture
@@ -35,15 +32,12 @@ def test_a_mistyped_key_does_not(validator: jsonschema.Draft202012Validator) -> 
 
 
 def test_one_recipe(cli: Cli) -> None:
-    ended = cli("explain", "--schema", "--recipe", "math")
-    assert ended.code == 0
-    schema = jsonschema.Draft202012Validator(json.loads(ended.out))
+    out = cli.out("explain", "--schema", "--recipe", "math")
+    schema = jsonschema.Draft202012Validator(json.loads(out))
     config = {"recipe": "math", "cluster": {"num_nodes": 1}}
     assert schema.is_valid(config)
     assert not schema.is_valid(config | {"env": {}})
 
 
 def test_an_unknown_recipe_is_2(cli: Cli) -> None:
-    ended = cli("explain", "--schema", "--recipe", "maths")
-    assert (ended.code, ended.out) == (2, "")
-    assert "did you mean `math`?" in ended.err
+    assert "did you mean `math`?" in cli.refuses(2, "explain", "--schema", "--recipe", "maths")

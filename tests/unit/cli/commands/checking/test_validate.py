@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rlinf_core.config.validating import key_findings
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 Contract = Callable[[str, str], Any]
 RLINF = Path(sys.executable).with_name("rlinf")
 
@@ -61,10 +61,9 @@ def test_findings_are_not_wrapped_in_a_pipe(cli: Cli, tmp_path: Path) -> None:
 def test_warnings_do_not_fail(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "pasted.yaml"
     path.write_text("\tcluster:\n\t  num_nodes: 1\n", encoding="utf-8")
-    ended = cli("validate", path)
-    assert ended.code == 0
-    assert "warning[indented-file]" in ended.out
-    assert ended.out.endswith(f"\n\n{path}: valid, with 1 warning\n")
+    out = cli.out("validate", path)
+    assert "warning[indented-file]" in out
+    assert out.endswith(f"\n\n{path}: valid, with 1 warning\n")
 
 
 def test_quiet_leaves_the_findings(cli: Cli, bad: Path, good: Path) -> None:
@@ -74,9 +73,7 @@ def test_quiet_leaves_the_findings(cli: Cli, bad: Path, good: Path) -> None:
 
 
 def test_several_files(cli: Cli, good: Path, bad: Path, contract: Contract) -> None:
-    ended = cli("validate", good, bad)
-    assert ended.code == 2
-    assert ended.out.endswith(f"\n\n{good}: valid\n{bad}: 2 errors\n")
+    assert cli.printed(2, "validate", good, bad).endswith(f"\n\n{good}: valid\n{bad}: 2 errors\n")
     data = contract("validate", cli("validate", good, bad, "--json").out)
     assert {diagnostic["file"] for diagnostic in data["diagnostics"]} == {str(bad)}
     assert data["files"] == [str(good), str(bad)]
@@ -85,9 +82,7 @@ def test_several_files(cli: Cli, good: Path, bad: Path, contract: Contract) -> N
 
 def test_overrides_go_to_every_file(cli: Cli, good: Path, bad: Path) -> None:
     assert cli("validate", bad, "cluster.num_nodes=1", "~cluster.nodegroups").code == 0
-    ended = cli("validate", good, "cluster.num_nodes=zero")
-    assert ended.code == 2
-    assert "<overrides>:1:19: error[" in ended.out
+    assert "<overrides>:1:19: error[" in cli.printed(2, "validate", good, "cluster.num_nodes=zero")
 
 
 def test_name_with_an_equals_sign_is_a_file_in_a_folder(cli: Cli, tmp_path: Path) -> None:
@@ -99,18 +94,14 @@ def test_name_with_an_equals_sign_is_a_file_in_a_folder(cli: Cli, tmp_path: Path
 def test_control_characters_of_names_are_escaped(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "a\n\x1b[31mb.yaml"
     path.write_text(GOOD, encoding="utf-8")
-    ended = cli("validate", path)
-    assert ended.code == 0
-    assert ended.out.endswith("a\\x0a\\x1b[31mb.yaml: valid\n")
+    assert cli.out("validate", path).endswith("a\\x0a\\x1b[31mb.yaml: valid\n")
 
 
 def test_assumptions_are_checked_against_the_ranges(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "ranges.yaml"
     path.write_text("cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-8}\n", encoding="utf-8")
     assert cli("validate", path).code == 0
-    ended = cli("validate", path, "--assume", "8")
-    assert ended.code == 2
-    assert "error[placement-out-of-range]" in ended.out
+    assert "error[placement-out-of-range]" in cli.printed(2, "validate", path, "--assume", "8")
     assert cli("validate", path, "--assume", "9").code == 0
     assert "error[bad-assumption]" in cli("validate", path, "--assume", "nothing=8").out
 
@@ -118,9 +109,7 @@ def test_assumptions_are_checked_against_the_ranges(cli: Cli, tmp_path: Path) ->
 def test_shipped_configs_go_by_name(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli("validate", "hetero18").code == 0
-    ended = cli("validate", "hetero81")
-    assert ended.code == 2
-    assert "did you mean `hetero18`?" in ended.out
+    assert "did you mean `hetero18`?" in cli.printed(2, "validate", "hetero81")
 
 
 def test_a_recipe_stands_for_the_config_that_it_starts_from(cli: Cli) -> None:
@@ -128,9 +117,7 @@ def test_a_recipe_stands_for_the_config_that_it_starts_from(cli: Cli) -> None:
     ended = cli("validate", "recipe=math", "runner.max_stepz=1")
     assert (ended.code, "did you mean `max_steps`?" in ended.out) == (2, True)
     assert "math_laptop.yaml" in cli("inspect", "placement", "recipe=math").out
-    ended = cli("validate", "recipe=maths")
-    assert ended.code == 2
-    assert "did you mean `math`?" in ended.err
+    assert "did you mean `math`?" in cli.fails(2, "validate", "recipe=maths")
 
 
 def test_standard_input(rlinf: Cli) -> None:
@@ -160,20 +147,14 @@ def test_what_cannot_be_read_is_2_in_every_form(
     path = tmp_path / "file.yaml"
     if data is not None:
         path.write_bytes(data)
-    ended = cli("validate", path)
-    assert ended.code == 2
-    assert f"error[{code}]" in ended.out
+    assert f"error[{code}]" in cli.printed(2, "validate", path)
     result = contract("validate", cli("validate", path, "--json").out)
     assert code in [diagnostic["code"] for diagnostic in result["diagnostics"]]
-    annotated = cli("validate", path, "--github")
-    assert annotated.code == 2
-    assert f"::error title=rlinf ({code}),file={path}" in annotated.out
+    assert f"::error title=rlinf ({code}),file={path}" in cli.printed(2, "validate", path, "--github")
 
 
 def test_a_folder_is_no_file(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("validate", tmp_path)
-    assert ended.code == 2
-    assert "error[is-directory]" in ended.out
+    assert "error[is-directory]" in cli.printed(2, "validate", tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
+
 Contract = Callable[[str, str], Any]
 
 DECLARED = """\
@@ -52,18 +53,15 @@ def test_what_is_declared_must_be_found(cli: Cli, contract: Contract, file: Call
 def test_resource_ranks_are_checked_against_what_is_found(cli: Cli, file: Callable[[str], Path]) -> None:
     path = file(UNDECLARED % "0-7")
     assert "note[accelerators-unknown]" in cli("validate", path).out
-    ended = cli("validate", path, "--live")
-    assert ended.code == 2
-    assert "asks for resources 1-7, but `cluster` has only resource 0" in ended.out
-    assert "accelerators-unknown" not in ended.out
+    out = cli.printed(2, "validate", path, "--live")
+    assert "asks for resources 1-7, but `cluster` has only resource 0" in out
+    assert "accelerators-unknown" not in out
 
 
 def test_the_layout_is_that_on_what_is_found(cli: Cli, file: Callable[[str], Path]) -> None:
     path = file(UNDECLARED % "all")
     assert cli("inspect", "placement", path).code == 2
-    ended = cli("inspect", "placement", path, "--live")
-    assert ended.code == 0
-    assert "1 node · 1 process" in ended.out
+    assert "1 node · 1 process" in cli.out("inspect", "placement", path, "--live")
     assert cli("inspect", "env", path, "--live", "-c", "actor", "-r", "0").code == 0
 
 
@@ -76,13 +74,11 @@ def test_nobody_is_asked_about_a_file_that_is_wrong(cli: Cli, file: Callable[[st
 
 def test_a_node_that_cannot_be_asked_is_3(cli: Cli, file: Callable[[str], Path]) -> None:
     path = file("cluster: {num_nodes: 2, hosts: 'nobody[0-1].invalid', ssh: {connect_timeout: 5}}\n")
-    ended = cli("validate", path, "--live")
-    assert ended.code == 3
-    assert "2 of 2 nodes could not be probed" in ended.err
-    assert "node 1 (nobody1.invalid)" in ended.err
+    err = cli.fails(3, "validate", path, "--live")
+    assert "2 of 2 nodes could not be probed" in err
+    assert "node 1 (nobody1.invalid)" in err
 
 
 def test_an_assumption_about_nodes_that_are_asked_is_refused(cli: Cli, file: Callable[[str], Path]) -> None:
-    ended = cli("validate", file(UNDECLARED % "all"), "--live", "--assume", "8")
-    assert ended.code == 2
-    assert "`--assume` and `--live` exclude each other" in ended.err
+    err = cli.fails(2, "validate", file(UNDECLARED % "all"), "--live", "--assume", "8")
+    assert "`--assume` and `--live` exclude each other" in err

@@ -16,8 +16,8 @@ from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 Contract = Callable[[str, str], Any]
 
 
@@ -92,9 +92,7 @@ def test_what_to_do_has_a_column_where_there_is_something(verdict: CheckVerdict,
 
 
 def test_hardware_is_shown_declared_against_found(cli: Cli, contract: Contract, file: Callable[[str], Path]) -> None:
-    ended = cli("inspect", "hardware", file(LAB % 0))
-    assert ended.code == 0
-    assert ended.out.splitlines()[1].split()[:3] == ["0", "arm", "this"]
+    assert cli.out("inspect", "hardware", file(LAB % 0)).splitlines()[1].split()[:3] == ["0", "arm", "this"]
     data = contract("hardware", cli("inspect", "hardware", file(LAB % 1), "--json").out)
     assert not data["ok"]
     (node,) = data["nodes"]
@@ -106,9 +104,7 @@ def test_hardware_is_shown_declared_against_found(cli: Cli, contract: Contract, 
 def test_nodes_that_nobody_can_reach_are_a_mistake_of_the_file(
     cli: Cli, file: Callable[[str], Path], command: tuple[str, ...]
 ) -> None:
-    ended = cli(*command, file("cluster: {num_nodes: 2}"))
-    assert ended.code == 2
-    assert "has 2 nodes and no hosts" in ended.err
+    assert "has 2 nodes and no hosts" in cli.fails(2, *command, file("cluster: {num_nodes: 2}"))
 
 
 def test_the_record_of_a_cluster_that_is_gone_is_told(cli: Cli, contract: Contract) -> None:

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,8 +24,7 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, read_state
 from rlinf_core.runners.trace import TraceWriter
 from tests.unit.cli.report_runs import full_run
-
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
 
 
 def log_a_line(run: RunFolder) -> None:

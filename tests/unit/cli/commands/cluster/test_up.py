@@ -20,9 +20,9 @@ from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
 from rlinf_core.node import attach, cluster_records
 from rlinf_core.process import proc
 from tests.unit.cli.cluster.conftest import CODE, FakeCluster
+from tests.unit.cli.typed import Cli
 from tests.waiting import until
 
-Cli = Callable[..., Any]
 FILE = """\
 cluster:
   num_nodes: 3
@@ -60,16 +60,13 @@ def test_up_tells_each_step_and_ends_with_one_line(cli: Cli, site: FakeCluster) 
 
 def test_json_keeps_its_contract(cli: Cli, site: FakeCluster, contract: Callable[[str, str], Any]) -> None:
     site.nodes[2].ssh = CommandOutcome.KEY_REFUSED
-    ended = cli("up", "lab.yaml", "--json")
-    assert ended.code == 3
-    report = contract("up", ended.out)
+    out = cli.printed(3, "up", "lab.yaml", "--json")
+    report = contract("up", out)
     assert (report["ok"], report["address"]) == (False, "10.0.0.1:20000")
     assert [node["up"] for node in report["nodes"]] == [True, True, False]
     assert report["failures"][0]["help"] == "what to do about ssh"
     site.nodes[2].ssh = None
-    ended = cli("down", "--json")
-    assert ended.code == 0
-    assert contract("down", ended.out)["ok"] is True
+    assert contract("down", cli.out("down", "--json"))["ok"] is True
 
 
 def test_a_failure_names_node_phase_cause_and_remedy(cli: Cli, site: FakeCluster) -> None:
@@ -101,14 +98,13 @@ def test_rollback_takes_down_what_was_started(cli: Cli, site: FakeCluster) -> No
 def test_the_plan_touches_nothing_and_hides_secrets(
     cli: Cli, site: FakeCluster, contract: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = cli("up", "lab.yaml", "--dry-run")
-    assert ended.code == 0
-    assert "node 1  ssh h1  joins node 0\n  interpreter  /opt/b/bin/python\n" in ended.out
+    out = cli.out("up", "lab.yaml", "--dry-run")
+    assert "node 1  ssh h1  joins node 0\n  interpreter  /opt/b/bin/python\n" in out
     # What the file gives to processes is nothing that Ray is started with.
-    assert "API_TOKEN" not in ended.out
-    assert "PLAIN" not in ended.out
-    assert "RLINF_NODE_RANK=1" in ended.out
-    assert os.environ["PATH"] not in ended.out
+    assert "API_TOKEN" not in out
+    assert "PLAIN" not in out
+    assert "RLINF_NODE_RANK=1" in out
+    assert os.environ["PATH"] not in out
     plan = contract("up-plan", cli("up", "lab.yaml", "--dry-run", "--json").out)
     assert [node["head"] for node in plan["nodes"]] == [True, False, False]
     assert site.log == []
@@ -144,9 +140,7 @@ def test_a_wrong_file_and_wrong_options_are_status_2(cli: Cli, site: FakeCluster
 def test_down_without_a_record_asks_the_nodes_of_the_file(cli: Cli, site: FakeCluster) -> None:
     assert cli("down").out == "no cluster is up\n"
     assert cli("down", "--name", "lab").out == "cluster lab is not up\n"
-    ended = cli("down", "lab.yaml")
-    assert ended.code == 0
-    assert ended.out.startswith("cluster lab: found nothing on 3 nodes, ")
+    assert cli.out("down", "lab.yaml").startswith("cluster lab: found nothing on 3 nodes, ")
     assert [rank for rank, verb in site.log if verb == "stop"] == [1, 2, 0]
 
 
@@ -161,23 +155,19 @@ def test_down_on_the_machine_of_a_node_that_started_itself(
     cli: Cli, site: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attach, "known", lambda: attach.Known("lab", "10.0.0.1:20000", None))
-    ended = cli("down")
-    assert (ended.code, ended.out) == (3, "")
-    assert "a node of cluster `lab` runs here" in ended.err
-    assert "rlinf down FILE --node-rank K" in ended.err
+    err = cli.refuses(3, "down")
+    assert "a node of cluster `lab` runs here" in err
+    assert "rlinf down FILE --node-rank K" in err
     assert cli("down", "--name", "other").out == "cluster other is not up\n"
-    ended = cli("down", "--node-rank", "1")
-    assert ended.code == 2
-    assert "it requires FILE" in ended.err
+    assert "it requires FILE" in cli.fails(2, "down", "--node-rank", "1")
 
 
 def test_down_asks_about_jobs(cli: Cli, site: FakeCluster) -> None:
     cli("up", "lab.yaml")
     site.jobs = [{"address": "10.0.0.1", "pid": 7, "command": "python train.py\nand more", "started": 1, "id": "1"}]
-    ended = cli("down")
-    assert ended.code == 1
-    assert "1 job running on cluster lab" in ended.err
-    assert "pid 7 on 10.0.0.1: python train.py ..." in ended.err
+    err = cli.fails(1, "down")
+    assert "1 job running on cluster lab" in err
+    assert "pid 7 on 10.0.0.1: python train.py ..." in err
     assert site.nodes[0].record is not None
     ended = cli("down", "--force")
     assert ended.code == 0
@@ -195,16 +185,12 @@ def test_of_several_clusters_one_is_named(cli: Cli, site: FakeCluster) -> None:
     for node in site.nodes.values():
         node.record = None
     cli("up", "lab.yaml", "--name", "two")
-    ended = cli("down")
-    assert ended.code == 3
-    assert "several clusters are up: `one`, `two`" in ended.err
+    assert "several clusters are up: `one`, `two`" in cli.fails(3, "down")
 
 
 @pytest.mark.parametrize("template", ["slurm", "kuberay"])
 def test_templates_are_printed(cli: Cli, site: FakeCluster, template: str) -> None:
-    ended = cli("up", "lab.yaml", "--print", template)
-    assert ended.code == 0
-    assert "lab" in ended.out
+    assert "lab" in cli.out("up", "lab.yaml", "--print", template)
     assert site.log == []
 
 
@@ -248,9 +234,7 @@ def test_block_takes_the_nodes_down_when_it_is_stopped(
 ) -> None:
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: os.kill(os.getpid(), signal.SIGTERM))
     monkeypatch.setattr(block, "time", clock)
-    ended = cli("up", "lab.yaml", "--block")
-    assert ended.code == 143
-    assert "lab: the nodes run until stopped" in ended.err
+    assert "lab: the nodes run until stopped" in cli.fails(143, "up", "lab.yaml", "--block")
     assert all(node.record is None for node in site.nodes.values())
     assert cluster_records.recorded() is None
 
@@ -287,6 +271,4 @@ def test_block_leaves_what_was_up_before_alone(cli: Cli, site: FakeCluster) -> N
 
 
 def test_with_requires_print(cli: Cli, site: FakeCluster) -> None:
-    ended = cli("up", "lab.yaml", "--with", "time=1")
-    assert ended.code == 2
-    assert "--print" in ended.err
+    assert "--print" in cli.fails(2, "up", "lab.yaml", "--with", "time=1")

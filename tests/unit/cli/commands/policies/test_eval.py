@@ -97,9 +97,7 @@ def test_a_key_that_would_change_nothing_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "one").mkdir(parents=True)
-    ended = cli(*arguments)
-    assert ended.code == 2
-    assert says in ended.err
+    assert says in cli.fails(2, *arguments)
 
 
 def test_a_file_that_resumes_training_needs_the_weights(

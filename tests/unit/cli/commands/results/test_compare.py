@@ -20,8 +20,7 @@ from rlinf_core.job.load import load_job
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
-
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
 
 CONFIG: dict[str, Any] = {
     "recipe": "embodied",
@@ -157,13 +156,11 @@ def test_the_one_thing_that_differs_is_named_first(cli: Cli, name: str, value: A
     ours = made("a", CONFIG, PROVENANCE, 0.9)
     theirs = made("b", *changed(name, value), 0.25)
 
-    ended = cli("compare", ours.path, theirs.path)
-
-    assert ended.code == 0
-    (first,) = (line for line in ended.out.splitlines() if line.startswith("first difference"))
+    out = cli.out("compare", ours.path, theirs.path)
+    (first,) = (line for line in out.splitlines() if line.startswith("first difference"))
     assert first.startswith(f"first difference: {name.rpartition(':')[2]} (")
-    assert "-0.65 [" in ended.out
-    assert "larger than noise" in ended.out
+    assert "-0.65 [" in out
+    assert "larger than noise" in out
 
 
 def test_two_seeds_of_the_same_are_within_noise(cli: Cli) -> None:
@@ -197,11 +194,9 @@ def test_runs_that_differ_in_seeds_are_a_set(cli: Cli, contract: Callable[[str, 
 def test_another_metric_and_a_picture(cli: Cli) -> None:
     ours, theirs = made("a", CONFIG, None, 0.9), made("b", CONFIG, PROVENANCE, 0.9)
 
-    ended = cli("compare", ours.path.name, theirs.path.name, "--metric", "env/return", "--plot", "both.svg")
-
-    assert ended.code == 0
-    assert "env/return" in ended.out.splitlines()[0]
-    assert "no recorded difference between the runs" in ended.out
+    out = cli.out("compare", ours.path.name, theirs.path.name, "--metric", "env/return", "--plot", "both.svg")
+    assert "env/return" in out.splitlines()[0]
+    assert "no recorded difference between the runs" in out
     assert "<svg" in Path("both.svg").read_text()
 
 
@@ -212,10 +207,8 @@ def test_the_runs_of_a_folder_are_compared(cli: Cli) -> None:
         made(name, config, PROVENANCE, lr * 100 + seed / 10, folder="runs/swept")
     (made("1-a", CONFIG, PROVENANCE, 0.5, folder="runs/swept").path / "run.json").unlink()
 
-    ended = cli("compare", "swept", "--plot", "mean.svg", "--metric", "eval/success_at_end", "--metric", "env/return")
-
-    assert ended.code == 0
-    assert [line.split()[0] for line in ended.out.splitlines()[1:5]] == ["A", "A", "B", "B"]
+    out = cli.out("compare", "swept", "--plot", "mean.svg", "--metric", "eval/success_at_end", "--metric", "env/return")
+    assert [line.split()[0] for line in out.splitlines()[1:5]] == ["A", "A", "B", "B"]
     picture = Path("mean.svg").read_text()
     assert picture.count("role-title-text") == 2
     Path("runs/empty").mkdir()
@@ -269,10 +262,8 @@ def test_runs_are_laid_over_what_they_counted(cli: Cli) -> None:
 def test_what_cannot_be_compared(cli: Cli, arguments: tuple[str, ...], code: int, message: str) -> None:
     names = {name: made(name, CONFIG, PROVENANCE, 0.9).path.name for name in ("a", "b")}
 
-    ended = cli("compare", *(names.get(argument, argument) for argument in arguments))
-
-    assert ended.code == code
-    assert message in ended.err
+    err = cli.fails(code, "compare", *(names.get(argument, argument) for argument in arguments))
+    assert message in err
 
 
 @pytest.mark.parametrize(
@@ -282,7 +273,4 @@ def test_a_configuration_that_cannot_be_read(cli: Cli, text: str) -> None:
     ours, theirs = made("a", CONFIG, PROVENANCE, 0.9), made("b", CONFIG, PROVENANCE, 0.9)
     theirs.config_file.write_text(text)
 
-    ended = cli("compare", ours.path, theirs.path)
-
-    assert ended.code == 1
-    assert "the configuration of a run cannot be read" in ended.err
+    assert "the configuration of a run cannot be read" in cli.fails(1, "compare", ours.path, theirs.path)

@@ -37,9 +37,8 @@ def test_an_earlier_run_names_the_command_and_is_used_after_it(
 ) -> None:
     with pytest.raises(CheckpointError, match="written by an earlier rlinf"):
         load_policy(run)
-    refused = cli("validate", run / "config.yaml", f"runner.resume_dir={run}")
-    assert refused.code == 2
-    assert "rlinf runs convert RUN" in refused.out
+    out = cli.printed(2, "validate", run / "config.yaml", f"runner.resume_dir={run}")
+    assert "rlinf runs convert RUN" in out
     before = load_manifest(run / STEP)
     done = cli("runs", "convert", "first", "--json")
     assert (done.code, contract("runs-convert", done.out)["converted"]) == (0, [2])

@@ -155,9 +155,8 @@ def test_why_and_validate_name_it(cli: Cli, run: Path) -> None:
     assert is_named(cli("why", run).out)
     checked = cli("validate", "laptop", "actor.model.hidden_dim=8", f"runner.resume_dir={run}")
     assert (checked.code, is_named(checked.out)) == (0, True)
-    refused = cli("validate", "laptop", f"runner.resume_dir={run / 'checkpoints' / 'global_step_2'}")
-    assert refused.code == 2
-    assert "error[unusable-path]" in refused.out
+    out = cli.printed(2, "validate", "laptop", f"runner.resume_dir={run / 'checkpoints' / 'global_step_2'}")
+    assert "error[unusable-path]" in out
 
 
 @pytest.mark.parametrize("run", ["altered"], indirect=True)

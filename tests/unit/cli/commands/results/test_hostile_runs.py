@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import MARK, STATE, RunState
 from tests.unit.cli.report_runs import full_run
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 COMMANDS = (["runs"], ["stop"], ["logs"], ["samples"], ["runs", "prune", "--keep", "0", "--status", "failed"])
 
 
@@ -96,9 +96,7 @@ class TestStop:
         self, cli: Cli, here: Path, stranger: subprocess.Popen[bytes]
     ) -> None:
         forged("x", pid=stranger.pid, start=process_identity.identity(stranger.pid))
-        ended = cli("stop", "x", "--force")
-        assert ended.code == 1
-        assert "no signal was sent: the process may not be" in ended.err
+        assert "no signal was sent: the process may not be" in cli.fails(1, "stop", "x", "--force")
         assert stranger.poll() is None
 
     def test_a_copy_does_not_stop_the_run_that_it_is_of(self, cli: Cli, here: Path, done: list[Any]) -> None:
@@ -245,9 +243,7 @@ class TestPrune:
         (here / "shared").mkdir()
         run.path.rename(here / "shared" / "run")
         (here / "runs" / "link").symlink_to(here / "shared" / "run")
-        ended = cli("runs", "prune", "--status", "finished", "--delete")
-        assert ended.code == 1
-        assert "it is a link" in ended.err
+        assert "it is a link" in cli.fails(1, "runs", "prune", "--status", "finished", "--delete")
         assert (here / "shared" / "run" / STATE).is_file()
 
     def test_two_runs_of_one_name_do_not_share_their_checkpoints(self, here: Path) -> None:

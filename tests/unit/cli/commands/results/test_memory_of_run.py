@@ -60,9 +60,7 @@ def test_places_are_read_from_the_run(tmp_path: Path) -> None:
 def test_a_run_needs_no_assumption(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(ON_UNKNOWN_GPUS)
-    asked = cli("inspect", "memory", file)
-    assert asked.code == 2
-    assert "--assume 8" in asked.err
+    assert "--assume 8" in cli.fails(2, "inspect", "memory", file)
     run = RunFolder.create(RunnerConfig.model_validate({"logger": {"log_path": str(tmp_path)}}), "math")
     run.write_config_text(ON_UNKNOWN_GPUS)
     (run.path / "placement.json").write_text(json.dumps({"components": COMPONENTS}))

@@ -23,17 +23,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_unknown_item_is_refused_with_those_there_are(cli: Run, folder: Path) -> None:
-    ended = cli("replay", "episode-1834-18", str(folder))
-    assert ended.code == 1
-    assert "there is no item `episode-1834-18`" in ended.err
-    assert "did you mean `episode-1834-17`?" in ended.err
+    err = cli.fails(1, "replay", "episode-1834-18", str(folder))
+    assert "there is no item `episode-1834-18`" in err
+    assert "did you mean `episode-1834-17`?" in err
 
 
 def test_item_that_needs_its_engine_is_refused(cli: Run, folder: Path) -> None:
-    ended = cli("replay", "quarantine/prompt-8.json", str(folder))
-    assert ended.code == 1
-    assert "a prompt cannot be replayed alone" in ended.err
-    assert "look up prompt 8 in the data" in ended.err
+    err = cli.fails(1, "replay", "quarantine/prompt-8.json", str(folder))
+    assert "a prompt cannot be replayed alone" in err
+    assert "look up prompt 8 in the data" in err
 
 
 def test_run_that_set_nothing_aside_says_so(cli: Run, tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +18,8 @@ from rlinf_cli.report import charts, report_writing
 from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.report_runs import NASTY, asset, empty_run, full_run, written
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 pytest.importorskip("vl_convert")
 pytest.importorskip("jinja2")
 
@@ -175,18 +173,15 @@ def test_out_json_and_a_missing_folder(cli: Cli, tmp_path: Path) -> None:
     assert record == {"schema": "rlinf.report/1", "run": str(run.path), "report": str(tmp_path / "page.html")}
     # Opening the page asks for no other file.
     assert f'preload="none" src="runs/{run.path.name}/videos/large%20one.mp4"' in written(tmp_path / "page.html")
-    ended = cli("report", run.path, "-o", "nowhere/page.html")
-    assert ended.code == 1
-    assert "cannot write" in ended.err
+    assert "cannot write" in cli.fails(1, "report", run.path, "-o", "nowhere/page.html")
 
 
 def test_a_missing_package_is_named(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     run = full_run("runs")
     monkeypatch.setattr(charts, "missing_modules", lambda _: ["vl_convert"])
-    ended = cli("report", run.path)
-    assert ended.code == 1
-    assert "does not have `vl_convert`" in ended.err
-    assert "vl-convert-python" in ended.err
+    err = cli.fails(1, "report", run.path)
+    assert "does not have `vl_convert`" in err
+    assert "vl-convert-python" in err
 
 
 def test_several_runs_are_side_by_side(cli: Cli, tmp_path: Path) -> None:
@@ -243,8 +238,7 @@ def test_options_of_the_server_name_what_there_is_now(cli: Cli) -> None:
 
 def test_a_comparison_is_a_page_too(cli: Cli, tmp_path: Path) -> None:
     first, second = full_run("runs"), full_run("runs")
-    ended = cli("compare", first.path, second.path, "--html", "page.html", "--metric", "env/return")
-    assert ended.code == 0
+    cli.out("compare", first.path, second.path, "--html", "page.html", "--metric", "env/return")
     page = written(tmp_path / "page.html")
     assert second.path.name in page
     assert "no recorded difference between the runs" in page

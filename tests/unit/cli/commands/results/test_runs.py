@@ -15,8 +15,8 @@ from rlinf_core.runners.metrics import MetricsWriter
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, mark
 from rlinf_core.runners.storage.run_status import RunStatus
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 DAY = 86400.0
 
 
@@ -104,10 +104,7 @@ def test_data_is_of_its_contract(cli: Cli, runs: dict[str, RunFolder], contract:
 
 
 def test_a_folder_without_runs(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("runs", "--runs-dir", tmp_path / "nowhere")
-
-    assert (ended.code, ended.out) == (0, "")
-    assert "no runs in" in ended.err
+    assert "no runs in" in cli.refuses(0, "runs", "--runs-dir", tmp_path / "nowhere")
 
 
 class TestPrune:
@@ -176,14 +173,8 @@ class TestPrune:
         ],
     )
     def test_usage(self, cli: Cli, runs: dict[str, RunFolder], arguments: tuple[str, ...], message: str) -> None:
-        ended = cli("runs", "prune", *arguments)
-
-        assert ended.code == 2
-        assert message in ended.err
+        assert message in cli.fails(2, "runs", "prune", *arguments)
 
     def test_a_run_that_is_not_there(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
-        ended = cli("runs", "prune", "goof", "--delete")
-
-        assert ended.code == 1
-        assert "there is no run `goof`" in ended.err
+        assert "there is no run `goof`" in cli.fails(1, "runs", "prune", "goof", "--delete")
         assert all(run.path.is_dir() for run in runs.values())

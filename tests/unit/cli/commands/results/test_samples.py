@@ -12,8 +12,7 @@ from recipes.language.loop.arrivals import write_samples
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
-
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
 
 
 def sample(number: int, reward: float, text: str, **options: Any) -> dict[str, Any]:
@@ -146,15 +145,11 @@ def test_unlikely_tokens_are_coloured(cli: Cli, run: RunFolder, monkeypatch: pyt
 
 
 def test_a_step_without_samples_and_a_run_without_any(cli: Cli, run: RunFolder) -> None:
-    ended = cli("samples", "--step", "7")
-    assert ended.code == 1
-    assert "steps with samples: 1, 10" in ended.err
+    assert "steps with samples: 1, 10" in cli.fails(1, "samples", "--step", "7")
 
     bare = RunFolder.create(RunnerConfig(), "embodied")
     bare.end(RunStatus.FINISHED)
-    ended = cli("samples", bare.path)
-    assert ended.code == 1
-    assert "the run has no samples" in ended.err
+    assert "the run has no samples" in cli.fails(1, "samples", bare.path)
 
 
 def test_rows_of_an_older_version_are_shown(rlinf: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +159,6 @@ def test_rows_of_an_older_version_are_shown(rlinf: Cli, tmp_path: Path, monkeypa
     write_samples(made.path, 1, [old, {"reward": 0.0}])
     made.end(RunStatus.FINISHED)
 
-    ended = rlinf("samples")
-
-    assert ended.code == 0
-    assert "prompt 0, answer 0: reward 1 ()" in ended.out
-    assert "prompt 0, answer 0: reward 0 ()" in ended.out
+    out = rlinf.out("samples")
+    assert "prompt 0, answer 0: reward 1 ()" in out
+    assert "prompt 0, answer 0: reward 0 ()" in out

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-Cli = Callable[..., Any]
+from tests.unit.cli.typed import Cli
+
 # Run by the interpreter of the tests: the check itself, of another simulator than LIBERO.
 STAND_IN = f"""
 import runpy, sys
@@ -55,30 +54,27 @@ def test_an_unknown_simulator_is_refused_before_anything_is_made(cli: Cli) -> No
 
 
 def test_each_task_is_tried_at_starts_spread_over_its_list(interpreter: Path, cli: Cli) -> None:
-    ended = cli("env", "check", "libero", "many", "--starts", "2", "--path", str(interpreter), "--json")
-    assert ended.code == 0
-    tasks = json.loads(ended.out)["tasks"]
+    out = cli.out("env", "check", "libero", "many", "--starts", "2", "--path", str(interpreter), "--json")
+    tasks = json.loads(out)["tasks"]
     assert [(task["set"], task["task"], task["starts"], task["faults"]) for task in tasks] == [
         ("many", name, [0, 2], []) for name in ("one", "two", "three")
     ]
 
 
 def test_a_start_that_does_not_hold_is_named_and_exits_with_1(interpreter: Path, cli: Cli) -> None:
-    ended = cli("env", "check", "libero", "one", "two", "--starts", "4", "--path", str(interpreter))
-    assert ended.code == 1
-    assert [line.split()[:4] for line in ended.out.splitlines()[-4:-2]] == [
+    out = cli.printed(1, "env", "check", "libero", "one", "two", "--starts", "4", "--path", str(interpreter))
+    assert [line.split()[:4] for line in out.splitlines()[-4:-2]] == [
         ["one", "1", "4", "4"],
         ["two", "1", "4", "2"],
     ]
-    assert ended.out.splitlines()[-2:] == [f"two, start {n}: `cup on plate` does not hold" for n in (1, 3)]
+    assert out.splitlines()[-2:] == [f"two, start {n}: `cup on plate` does not hold" for n in (1, 3)]
 
 
 @pytest.mark.parametrize("env_type", ["metaworld", "gymnasium", "franka_kin", "my_lab.envs:Own"])
 def test_a_simulator_that_draws_its_starts_has_none_to_check(env_type: str, cli: Cli) -> None:
-    ended = cli("env", "check", env_type)
-    assert ended.code == 2
-    assert f"`{env_type}` has no stored starts to check" in ended.err
-    assert "starts are stored for `libero`" in ended.err
+    err = cli.fails(2, "env", "check", env_type)
+    assert f"`{env_type}` has no stored starts to check" in err
+    assert "starts are stored for `libero`" in err
 
 
 def test_an_interpreter_without_the_simulator_is_an_error(tmp_path: Path, cli: Cli) -> None:

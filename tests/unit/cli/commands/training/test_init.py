@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import pytest
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_cli.projects.project_files import ProjectKind, next_commands, project_files
 from rlinf_core.errors import ConfigError
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 ALONE = [kind for kind in ProjectKind if kind is not ProjectKind.LAB]
 
 
@@ -122,9 +121,7 @@ def test_failed_write_leaves_nothing(cli: Cli, tmp_path: Path, monkeypatch: pyte
 
 def test_folder_below_a_file_is_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    ended = cli("init", "env", tmp_path / "file" / "new")
-    assert ended.code == 2
-    assert "the project cannot be written" in ended.err
+    assert "the project cannot be written" in cli.fails(2, "init", "env", tmp_path / "file" / "new")
 
 
 def test_folder_of_data_is_refused(cli: Cli, tmp_path: Path) -> None:
@@ -157,10 +154,9 @@ def test_module_of_the_working_folder_takes_no_name(tmp_path: Path, monkeypatch:
 
 
 def test_unknown_kind_is_a_usage_error(cli: Cli) -> None:
-    ended = cli("init", "robot")
-    assert ended.code == 2
-    assert ": 'robot' is not one of 'env', 'model', 'reward', 'recipe', 'lab'" in ended.err
-    assert "Value error" not in ended.err
+    err = cli.fails(2, "init", "robot")
+    assert ": 'robot' is not one of 'env', 'model', 'reward', 'recipe', 'lab'" in err
+    assert "Value error" not in err
 
 
 @pytest.mark.parametrize("kind", ProjectKind)

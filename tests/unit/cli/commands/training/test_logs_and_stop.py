@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,9 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.process.proc import identity, stat
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
+from tests.unit.cli.typed import Cli
 from tests.waiting import until
 
-Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")
 
 
@@ -102,16 +101,13 @@ class TestLogs:
         ],
     )
     def test_what_is_not_there(self, cli: Cli, run: RunFolder, arguments: tuple[str, ...], what: str, do: str) -> None:
-        ended = cli("logs", *arguments)
-        assert (ended.code, ended.out) == (1, "")
-        assert f"error: {what}" in ended.err
-        assert do in ended.err
+        err = cli.refuses(1, "logs", *arguments)
+        assert f"error: {what}" in err
+        assert do in err
 
     def test_where_nothing_ran(self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        ended = cli("logs")
-        assert ended.code == 1
-        assert ended.err.startswith("error: there is no run\n  where: runs\n")
+        assert cli.fails(1, "logs").startswith("error: there is no run\n  where: runs\n")
 
     def test_the_running_one_comes_before_the_last(self, cli: Cli, run: RunFolder) -> None:
         running = RunFolder.create(RunnerConfig(), "embodied")
@@ -204,22 +200,18 @@ class TestStop:
         return
 
     def detached(self, rlinf: Cli, *arguments: str) -> RunFolder:
-        ended = rlinf("train", "recipe=fake", "--detach", "fake.seconds=0.1", "runner.max_steps=10000", *arguments)
-        assert ended.code == 0
-        return RunFolder.open(ended.out.partition(",")[0])
+        out = rlinf.out("train", "recipe=fake", "--detach", "fake.seconds=0.1", "runner.max_steps=10000", *arguments)
+        return RunFolder.open(out.partition(",")[0])
 
     def test_it_ends_the_run(self, cli: Cli, rlinf: Cli) -> None:
         run = self.detached(rlinf)
         pid = run.state.pid
-        ended = cli("stop")
-        assert ended.code == 0
-        assert ended.out.startswith(f"runs/{run.path.name} has ended: process {pid}, after step ")
+        assert cli.out("stop").startswith(f"runs/{run.path.name} has ended: process {pid}, after step ")
         assert identity(pid) is None
         assert (run.refresh().status, run.state.reason) == ("interrupted", "terminated")
-        again = cli("stop")
-        assert again.code == 1
         assert (
-            f"error: no run is active\n  where: runs\n    why: the last, {run.path.name}, is interrupted" in again.err
+            f"error: no run is active\n  where: runs\n    why: the last, {run.path.name}, is interrupted"
+            in cli.fails(1, "stop")
         )
         named = cli("stop", run.path.name)
         assert (named.code, named.out) == (0, f"runs/{run.path.name} is already interrupted\n")
@@ -230,10 +222,9 @@ class TestStop:
         os.kill(pid, signal.SIGSTOP)
         try:
             until(lambda: stat(pid).is_stopped, "the driver's stop", 30)
-            ended = cli("stop")
-            assert ended.code == 1
-            assert "its driver is stopped, as by SIGSTOP or Ctrl-Z" in ended.err
-            assert f"`kill -CONT {pid}`" in ended.err
+            err = cli.fails(1, "stop")
+            assert "its driver is stopped, as by SIGSTOP or Ctrl-Z" in err
+            assert f"`kill -CONT {pid}`" in err
             killed = cli("stop", "--force")
             assert (killed.code, identity(pid)) == (0, None)
         finally:
@@ -244,34 +235,25 @@ class TestStop:
         run = self.detached(rlinf, "fake.end=600")
         # Before its first step it would end at once.
         until(lambda: run.refresh().step > 0, "the first step", 60)
-        ended = cli("stop", "--timeout", "0.3")
-        assert ended.code == 1
-        assert "error: the run did not end within 0.3 s" in ended.err
+        assert "error: the run did not end within 0.3 s" in cli.fails(1, "stop", "--timeout", "0.3")
         assert run.refresh().alive
-        ended = cli("stop", "--force")
-        assert ended.code == 0
+        cli.out("stop", "--force")
         assert (run.refresh().status, run.state.reason) == ("interrupted", "killed by `rlinf stop --force`")
 
     def test_one_that_is_driven_elsewhere(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")
         run.update(host="farm-7", boot="00000000-0000-0000-0000-000000000000")
-        ended = cli("stop")
-        assert ended.code == 1
-        assert f"process {run.state.pid} on farm-7" in ended.err
+        assert f"process {run.state.pid} on farm-7" in cli.fails(1, "stop")
         assert socket.gethostname() != "farm-7"
         assert (run.refresh().status, run.state.going_on) == ("running", True)
 
     def test_one_whose_machine_is_gone_is_given_up_by_force(self, cli: Cli) -> None:
         run = RunFolder.create(RunnerConfig(), "embodied")
         run.update(host="farm-7", boot="00000000-0000-0000-0000-000000000000")
-        unnamed = cli("stop", "--force")
-        assert unnamed.code == 1
-        assert f"`rlinf stop runs/{run.path.name} --force` releases the run" in unnamed.err
+        assert f"`rlinf stop runs/{run.path.name} --force` releases the run" in cli.fails(1, "stop", "--force")
         assert run.refresh().going_on
-        ended = cli("stop", run.path.name, "--force")
-        assert ended.code == 0
         # The pid is this process's own, on another machine it is another's.
-        assert ended.out.startswith(
+        assert cli.out("stop", run.path.name, "--force").startswith(
             f"runs/{run.path.name} is released after step 0; nothing was killed: its driver was "
         )
         assert (run.refresh().status, run.state.going_on) == ("interrupted", False)
@@ -299,9 +281,8 @@ class TestSeveralLiveRuns:
 
     @pytest.mark.parametrize("command", ["logs", "stop"])
     def test_elsewhere_than_on_a_terminal_both_are_named(self, cli: Cli, runs: list[RunFolder], command: str) -> None:
-        ended = cli(command)
-        assert (ended.code, ended.out) == (2, "")
-        said = " ".join(ended.err.split())
+        err = cli.refuses(2, command)
+        said = " ".join(err.split())
         names = ", ".join(f"runs/{item.path.name}" for item in runs)
         assert f"2 runs are active: name one of {names}" in said
         assert all(item.refresh().alive for item in runs)

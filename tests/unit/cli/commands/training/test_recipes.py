@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,14 @@ import pytest
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.errors import ConfigError
 from rlinf_core.job import find_recipe as registry
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 PACKAGES = Path(__file__).parents[2] / "packages"
 
 
 def test_each_with_the_config_it_starts_from(cli: Cli) -> None:
-    ended = cli("train")
-    assert ended.code == 0
-    table, _, _ = ended.out.partition("\n\n")
+    out = cli.out("train")
+    table, _, _ = out.partition("\n\n")
     header, *rows = table.splitlines()
     assert header.split() == ["recipe", "config", "what"]
     assert [row.split()[0] for row in rows] == ["agent", "embodied", "math", "serve", "sft", "sft_chat"]

@@ -24,8 +24,8 @@ from rlinf_core.process.proc import identity
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_events import story_with_faults
 from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 RLINF = Path(sys.executable).with_name("rlinf")
 
 
@@ -106,10 +106,9 @@ class TestARun:
             raise RunError("the learning curve cannot be drawn")
 
         monkeypatch.setattr(curves, "draw_curve", fail)
-        ended = cli("train", "recipe=fake", "fake.fail=bug")
-        assert ended.code == 1
-        assert "warning: the learning curve cannot be drawn" in ended.err
-        assert "surprise" in ended.err
+        err = cli.fails(1, "train", "recipe=fake", "fake.fail=bug")
+        assert "warning: the learning curve cannot be drawn" in err
+        assert "surprise" in err
 
     def test_the_summary_names_the_report(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         states: list[str] = []
@@ -123,9 +122,9 @@ class TestARun:
         ended = cli("train", "recipe=fake")
         run = last_run()
         assert f"  report      runs/{run.path.name}/report.html" in ended.out.splitlines()
-        ended = cli("train", "recipe=fake", "fake.fail=worker", "--json")
-        assert ended.code == 1
-        assert json.loads(ended.out)["report"] == str(last_run().path / "report.html")
+        assert json.loads(cli.printed(1, "train", "recipe=fake", "fake.fail=worker", "--json"))["report"] == str(
+            last_run().path / "report.html"
+        )
         assert states == ["finished", "failed"]
         kinds = [event.kind for event in story_with_faults(last_run().path)[0]]
         assert kinds == ["started", "failed"]
@@ -225,12 +224,8 @@ class TestADryRun:
 
     def test_accelerators_can_be_assumed(self, cli: Cli, folder: Path) -> None:
         (folder / "job.yaml").write_text("recipe: fake\ncluster: {num_nodes: 1, component_placement: {actor: 0-7}}\n")
-        ended = cli("train", "job.yaml", "--dry-run")
-        assert ended.code == 2
-        assert "the accelerators of the nodes are unknown" in ended.err
-        ended = cli("train", "job.yaml", "--dry-run", "--assume", "8")
-        assert ended.code == 0
-        assert "accelerators 0-7" in ended.out
+        assert "the accelerators of the nodes are unknown" in cli.fails(2, "train", "job.yaml", "--dry-run")
+        assert "accelerators 0-7" in cli.out("train", "job.yaml", "--dry-run", "--assume", "8")
 
     def test_run_without_known_accelerators_continues_without_a_plan(self, cli: Cli, folder: Path) -> None:
         (folder / "job.yaml").write_text("recipe: fake\ncluster: {num_nodes: 1, component_placement: {actor: 0-7}}\n")
@@ -239,16 +234,14 @@ class TestADryRun:
         assert "the placement depends on the nodes' accelerators, which the file does not declare" in ended.err
 
     def test_a_run_assumes_nothing(self, cli: Cli) -> None:
-        ended = cli("train", "recipe=fake", "--assume", "8")
-        assert ended.code == 2
-        assert "use it with --dry-run" in ended.err
+        assert "use it with --dry-run" in cli.fails(2, "train", "recipe=fake", "--assume", "8")
 
 
 class TestMistakes:
     def test_of_the_file_are_those_of_validate(self, cli: Cli, folder: Path) -> None:
-        ended = cli("train", "recipe=fake", "fake.secnds=3")
-        assert (ended.code, ended.out) == (2, "")
-        assert "error[unknown-key]: unknown key `secnds` in `fake`" in ended.err
+        assert "error[unknown-key]: unknown key `secnds` in `fake`" in cli.refuses(
+            2, "train", "recipe=fake", "fake.secnds=3"
+        )
         assert list(folder.iterdir()) == []
 
     @pytest.mark.parametrize(
@@ -263,50 +256,43 @@ class TestMistakes:
         ],
     )
     def test_of_the_command_line(self, cli: Cli, folder: Path, arguments: tuple[str, ...], said: str) -> None:
-        ended = cli("train", *arguments)
-        assert (ended.code, ended.out) == (2, "")
-        assert said in " ".join(ended.err.split())
+        assert said in " ".join(cli.refuses(2, "train", *arguments).split())
         assert list(folder.iterdir()) == []
 
     def test_a_recipe_without_a_program(self, cli: Cli, folder: Path) -> None:
-        ended = cli("train", "recipe=unprogrammed", "-q")
-        assert (ended.code, ended.out) == (1, "")
-        assert "recipe `unprogrammed` cannot be run yet" in ended.err
+        assert "recipe `unprogrammed` cannot be run yet" in cli.refuses(1, "train", "recipe=unprogrammed", "-q")
         assert list(folder.iterdir()) == []
 
     def test_a_recipe_without_a_program_before_anything_else(self, cli: Cli) -> None:
         """Whoever corrects the file, or reads where its processes go, would do it in vain."""
-        ended = cli("train", "recipe=unprogrammed", "no.such.key=1")
-        assert (ended.code, ended.out) == (1, "")
-        assert ended.err.startswith("error: recipe `unprogrammed` cannot be run yet\n")
+        assert cli.refuses(1, "train", "recipe=unprogrammed", "no.such.key=1").startswith(
+            "error: recipe `unprogrammed` cannot be run yet\n"
+        )
 
     def test_packages_that_are_missing(self, cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ray" else object())
-        ended = cli("train", "recipe=fake")
-        assert (ended.code, ended.out) == (1, "")
-        assert "error: training needs `ray`, not installed in this Python\n" in ended.err
-        assert f"run `{sys.executable} -m pip install 'ray>=2.54,<2.61'`" in ended.err
+        err = cli.refuses(1, "train", "recipe=fake")
+        assert "error: training needs `ray`, not installed in this Python\n" in err
+        assert f"run `{sys.executable} -m pip install 'ray>=2.54,<2.61'`" in err
         assert list(folder.iterdir()) == []
 
     def test_a_folder_that_cannot_be_written(self, cli: Cli, folder: Path) -> None:
         (folder / "runs").write_text("a file")
-        ended = cli("train", "recipe=fake", "-q")
-        assert ended.code == 1
-        assert "error: the run folder cannot be written" in ended.err
-        assert "a worker prints" not in ended.err
+        err = cli.fails(1, "train", "recipe=fake", "-q")
+        assert "error: the run folder cannot be written" in err
+        assert "a worker prints" not in err
 
 
 class TestAFailure:
     def test_of_a_worker(self, cli: Cli) -> None:
-        ended = cli("train", "recipe=fake", "fake.fail=workers", "-q")
-        assert (ended.code, ended.out) == (1, "")
+        err = cli.refuses(1, "train", "recipe=fake", "fake.fail=workers", "-q")
         run = last_run()
-        _, first, where, *rest = ended.err.splitlines()
+        _, first, where, *rest = err.splitlines()
         assert first == "error: `rollout:1` failed in `generate`: ValueError: bad action: nan"
         assert where.startswith("  where: node 0 (127.0.0.1), pid 4711; ")
         assert "         because of it also failed: rollout:0 (WorkerDiedError)" in rest
         assert "           2026-01-01 10:00:04,000 INFO [rollout:1] line 4" in rest
-        assert "Traceback" not in ended.err
+        assert "Traceback" not in err
         assert (run.state.status, run.state.step) == ("failed", 2)
         assert run.state.reason == "`rollout:1` failed in `generate`: ValueError: bad action: nan"
         assert "Traceback" in run.log_file("driver", 0).read_text()
@@ -315,9 +301,9 @@ class TestAFailure:
         assert "Traceback" in cli("train", "recipe=fake", "fake.fail=workers", "--verbose").err
 
     def test_of_the_cluster_is_3(self, cli: Cli) -> None:
-        ended = cli("train", "recipe=fake", "fake.fail=cluster", "-q")
-        assert ended.code == 3
-        assert "error: 2 of 3 nodes joined within 30 s\n  where: 10.0.0.1:6379\n" in ended.err
+        assert "error: 2 of 3 nodes joined within 30 s\n  where: 10.0.0.1:6379\n" in cli.fails(
+            3, "train", "recipe=fake", "fake.fail=cluster", "-q"
+        )
 
     def test_of_the_program(self, cli: Cli, contract: Callable[[str, str], Any]) -> None:
         ended = cli("train", "recipe=fake", "fake.fail=bug", "-q", "--json")
@@ -370,9 +356,7 @@ class TestAFailure:
 
     def test_an_end_that_cannot_be_written_is_no_success(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         broken_disk_for('"finished"', monkeypatch)
-        ended = cli("train", "recipe=fake", "-q")
-        assert (ended.code, ended.out) == (1, "")
-        assert "error: the run folder cannot be written" in ended.err
+        assert "error: the run folder cannot be written" in cli.refuses(1, "train", "recipe=fake", "-q")
         assert last_run().state.status == "failed"
 
 
@@ -402,9 +386,7 @@ class TestAnEndBeforeItsTime:
             return kept(run, text)
 
         monkeypatch.setattr(RunFolder, "write_config_text", write_config_text)
-        ended = cli("train", "recipe=fake")
-        assert ended.code == 143
-        assert "a worker prints" not in ended.err
+        assert "a worker prints" not in cli.fails(143, "train", "recipe=fake")
         assert (last_run().state.status, last_run().state.reason) == ("interrupted", "terminated")
 
     def test_by_two_signals_is_hard(self) -> None:
@@ -454,14 +436,12 @@ class TestDetached:
 
     def test_what_keeps_it_from_starting_is_said_here(self, rlinf: Cli, folder: Path) -> None:
         (folder / "runs").write_text("a file")
-        ended = rlinf("train", "recipe=fake", "--detach")
-        assert (ended.code, ended.out) == (1, "")
-        assert "error: the run folder cannot be written" in ended.err
+        assert "error: the run folder cannot be written" in rlinf.refuses(1, "train", "recipe=fake", "--detach")
 
 
 class TestSkippedChecks:
     @pytest.mark.parametrize("recipe", ["math", "embodied"])
     def test_the_key_is_set_where_the_recipe_has_it(self, rlinf: Cli, recipe: str) -> None:
-        ended = rlinf("train", f"recipe={recipe}", "--skip-checks", "--dry-run")
-        assert ended.code == 0
-        assert "skip_checks: true" in ended.out.replace("  ", " ")
+        assert "skip_checks: true" in rlinf.out("train", f"recipe={recipe}", "--skip-checks", "--dry-run").replace(
+            "  ", " "
+        )

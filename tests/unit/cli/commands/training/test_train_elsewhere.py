@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import pytest
 from rlinf_core.job.load import load_job
 from rlinf_core.node import attach, cluster_records, node_facts
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
+from tests.unit.cli.typed import Cli
 
-Cli = Callable[..., Any]
 FILE = """\
 recipe: fake
 cluster:
@@ -70,9 +69,8 @@ def record(name: str, machine: str = "another") -> None:
 
 def test_the_driver_goes_to_the_head(cli: Cli, head: Head, fake_recipe: Path) -> None:
     record("farm")
-    ended = cli("train", "farm.yaml", "runner.max_steps=7", "--json", "--verbose")
-    assert (ended.code, ended.out) == (143, "")
-    assert "the driver and the run folder are on trainer" in ended.err
+    err = cli.refuses(143, "train", "farm.yaml", "runner.max_steps=7", "--json", "--verbose")
+    assert "the driver and the run folder are on trainer" in err
     ((name, arguments, text),) = head.asked
     assert name == "farm"
     assert arguments == ["-P", "-m", "rlinf_cli", "train", "-", "--remote-driver", "--verbose", "--json"]
@@ -152,10 +150,9 @@ def test_a_cluster_with_an_equal_section_is_joined(cli: Cli, laptop: list[attach
 
 def test_several_clusters_with_an_equal_section_are_named(cli: Cli, laptop: list[attach.Known]) -> None:
     laptop.append(laptop[0]._replace(name="desktop"))
-    ended = cli(*ONE_NODE)
-    assert ended.code == 3
-    assert "several clusters of the file's machines run here: `laptop`, `desktop`" in ended.err
-    assert "`RLINF_CLUSTER`" in ended.err
+    err = cli.fails(3, *ONE_NODE)
+    assert "several clusters of the file's machines run here: `laptop`, `desktop`" in err
+    assert "`RLINF_CLUSTER`" in err
 
 
 def test_a_cluster_of_a_base_is_joined(cli: Cli, laptop: list[attach.Known], fake_recipe: Path) -> None:
@@ -195,11 +192,10 @@ def test_a_named_cluster_is_joined_as_it_is(
 
 
 def test_a_job_of_several_nodes_names_both(cli: Cli, laptop: list[attach.Known]) -> None:
-    ended = cli(*ONE_NODE, "cluster.num_nodes=2")
-    assert ended.code == 3
-    assert "cluster `laptop` is up, but not for this file" in ended.err
-    assert "it was brought up from /x.yaml" in ended.err
-    assert "`RLINF_CLUSTER=laptop` runs the job on it; `rlinf up farm.yaml` brings up" in ended.err
+    err = cli.fails(3, *ONE_NODE, "cluster.num_nodes=2")
+    assert "cluster `laptop` is up, but not for this file" in err
+    assert "it was brought up from /x.yaml" in err
+    assert "`RLINF_CLUSTER=laptop` runs the job on it; `rlinf up farm.yaml` brings up" in err
 
 
 def test_the_record_of_another_file_of_that_name_is_not_followed(cli: Cli, head: Head) -> None:
@@ -217,7 +213,5 @@ def test_an_address_is_joined_from_here(cli: Cli, head: Head, monkeypatch: pytes
 
 
 def test_hosts_that_nobody_brought_up(cli: Cli, head: Head, fake_recipe: Path) -> None:
-    ended = cli("train", "farm.yaml", "-q")
-    assert (ended.code, ended.out) == (3, "")
-    assert "error: the file's machines are not up\n  where: farm.yaml\n" in ended.err
+    assert "error: the file's machines are not up\n  where: farm.yaml\n" in cli.refuses(3, "train", "farm.yaml", "-q")
     assert not (fake_recipe / "runs").exists()
