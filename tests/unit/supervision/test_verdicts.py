@@ -21,7 +21,7 @@ from rlinf_core.supervision.lives import Life, WorkerRecord
 from rlinf_core.supervision.verdicts import Standing, held_up
 from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
-from tests.unit.cli.debug.test_job_stacks import hello
+from tests.unit.cli.test_job_processes import hello
 from tests.waiting import until
 
 CALLED = 'thread MainThread:\n  File "/rlinf_core/worker/calls.py", line 5, in call'

@@ -1,6 +1,6 @@
 """A program in every file of a checkpoint, one at a time, and the commands that start Ray over it: nothing runs.
 
-Commands without Ray are tried in tests/unit/cli/codes/test_planted_payloads.py, with every kind of payload in every
+Commands without Ray are tried in tests/unit/cli/codes/test_planted.py, with every kind of payload in every
 file.
 """
 

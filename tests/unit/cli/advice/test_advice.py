@@ -16,7 +16,7 @@ from rlinf_core.config.rules.groups import Site
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.run_folder import RunFolder
-from tests.unit.cli.conftest import Cli
+from tests.unit.cli.typed import Cli
 
 JOB = """
 recipe: embodied

@@ -1,13 +1,28 @@
-"""Documentation of the file's fields, from the models."""
+"""Fields of files as documentation and as JSON Schema."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
+from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
+from ruamel.yaml import YAML
 
+from recipes.agent.config.agent_config import AgentConfig
+from recipes.embodied.config import EmbodiedConfig
+from recipes.math.config import MathConfig
+from recipes.serve.config import ServeConfig
+from recipes.sft.config import SftConfig
+from recipes.sft_chat.config import ChatConfig
 from rlinf_cli.job.field_docs import UnknownFieldError, describe, fields_below
+from rlinf_cli.job.json_schema import DIALECT, file_schema, json_schema
+from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.scalars import Float, Int, Text
@@ -125,3 +140,167 @@ def test_every_field_of_the_cluster_section_is_documented() -> None:
 def test_losses_of_ones_own_are_among_the_kinds_that_have_a_key() -> None:
     text = describe(find_recipe("embodied").config_model(), "algorithm.gae_lambda").description
     assert text.endswith("Only with `loss_type`: `actor_critic`, `package.module:name`.")
+
+
+CLUSTER = "cluster:\n  num_nodes: 18\n"
+GROUP = CLUSTER + "  node_groups:\n    - label: 4090\n      node_ranks: 0\n"
+FRANKA = CLUSTER + "  node_groups:\n    - label: arm\n      node_ranks: 0\n      hardware:\n        type: Franka\n"
+EMBODIED = "recipe: embodied\n" + CLUSTER
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    models = {"agent": AgentConfig, "embodied": EmbodiedConfig, "math": MathConfig, "sft": SftConfig}
+    return file_schema({**models, "serve": ServeConfig, "sft_chat": ChatConfig}, {"sft": find_recipe("sft").variants})
+
+
+@pytest.fixture(scope="module")
+def mistakes(schema: dict[str, Any]) -> Any:
+    validator = Draft202012Validator(schema)
+
+    def find(text: str) -> list[str]:
+        return [error.message for error in validator.iter_errors(YAML(typ="safe", pure=True).load(text))]
+
+    return find
+
+
+def test_the_schema_is_one(schema: dict[str, Any]) -> None:
+    assert schema["$schema"] == DIALECT
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator.check_schema(json_schema(MathConfig))
+    assert json.loads(json.dumps(schema)) == schema
+
+
+def test_making_it_warns_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert json_schema(EmbodiedConfig)
+
+
+def test_check_jsonschema_accepts_every_shipped_file(schema: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(schema))
+    files = [str(file) for file in shipped_configs().values()]
+    assert files
+    done = subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--schemafile", str(path), *files], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CLUSTER,
+        CLUSTER + "runner: {anything: 1}\n",  # without a recipe nobody knows the other sections
+        EMBODIED,
+        GROUP,
+        CLUSTER + "  component_placement: {a: ' 0 - 3 : 0 - 1 , 5', c: ['${env:A}', 'all:0-3'], d: 007}\n",
+        CLUSTER + "  component_placement: {b: '${env:MAP:-0-3}', c: {placement: '0-${env:LAST}'}}\n",
+        CLUSTER + "  node_groups: [{label: '${env:L}', node_ranks: '0-${cluster.num_nodes}'}]\n",
+        GROUP + "      env_configs: [{node_ranks: '${env:R}', python_interpreter_path: '${env:VENV}/python'}]\n",
+        *(
+            CLUSTER + f"  node_groups: [{{label: a, node_ranks: {ranks}}}]\n"
+            for ranks in ("3", "0-7", "'0-3,5'", "[0, 4-5]", "all")
+        ),
+        CLUSTER + "  component_placement: {'a,b': 0-3, env: 4, agent: [0, 2-3], b: {placement: all, node_group: 1}}\n",
+        CLUSTER + "  component_placement: {a: {placement: 0, node_group: [4090, b]}}\n",
+        GROUP + "      env_configs: [{node_ranks: 0, env_vars: [{A: 1}, {B: 2.50}, {C: true}, {D: text}]}]\n",
+        GROUP + "      env_configs: [{node_ranks: 0, env_vars: {A: 1, B: text}, python_interpreter_path: null}]\n",
+        GROUP + "      accelerators: {model: 4090, per_node: 8}\n",
+        FRANKA + "        configs: [{node_rank: 0, robot_ip: 10.0.0.1, camera_serials: [322142001230]}]\n",
+        CLUSTER + "  hosts: trainer[00-17]\n  ports: 30000-30100\n  ssh: {port: 2222, options: {ForwardAgent: true}}\n",
+        "recipe: math\ncluster: {num_nodes: '${env:NODES}'}\nrunner: {max_steps: '${env:N:-5}', trace: '${env:T}'}\n",
+        EMBODIED + "env: {train: {env_type: 'my.envs:Stack', options: {a: [1, {b: null}]}}}\n",
+        EMBODIED
+        + "algorithm: {adv_type: '${env:ADV}', value_clip: null}\nrunner: {max_steps: -1, task_type: embodied}\n",
+        "extends: base.yaml\n",
+        "extends: gymnasium_sac\nalgorithm: {update_to_data: 3, replay: {capacity: 1000}}\n",
+        EMBODIED + "algorithm: {loss_type: sac, update_to_data: 3}\n",
+        "extends: [a.yaml, b.yaml]\nrecipe: math\nactor: {optim: {lr: 1}}\n",
+        "extends: base.yaml\ncluster: {component_placement: {env: {node_group: b}}}\nenv: {train: {seed: 3}}\n",
+        "recipe: math\ncluster: {num_nodes: 1}\ndata: {train_data_paths: a.jsonl}\nrollout: {backend: vllm}\n",
+        "recipe: math\ncluster: {num_nodes: 1}\ndata: {train_data_paths: [1.5, true], val_data_paths: 3}\n",
+        CLUSTER + "  hosts: [10, 3]\n",
+        EMBODIED + "runner: {max_steps: 10.0}\n",
+        EMBODIED + "env: {enable_offload: false}\nrollout: {model_dir: /m, backend: huggingface}\n",
+        EMBODIED + "algorithm: {kl_beta: 0.0, kl_penalty: low_var_kl}\nactor: {tokenizer: {tokenizer_model: /m}}\n",
+    ],
+)
+def test_what_we_accept_it_accepts(mistakes: Any, text: str) -> None:
+    assert mistakes(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("{}", "cluster"),
+        ("recipe: embodied\n", "cluster"),
+        ("recipe: embodyed\n" + CLUSTER, "embodyed"),
+        ("cluster: {}\n", "num_nodes"),
+        ("cluster: {num_nodes: 0}\n", "0 is"),
+        ("cluster: {num_nodes: eight}\n", "eight"),
+        ("cluster: {num_nodes: 1, nodes: 2}\n", "nodes"),
+        (EMBODIED + "runer: {}\n", "runer"),
+        (EMBODIED + "runner: {max_step: 3}\n", "max_step"),
+        (EMBODIED + "runner: {max_steps: many}\n", "many"),
+        (EMBODIED + "runner: {max_steps: 0}\n", "0"),
+        (EMBODIED + "runner: {only_eval: yes}\n", "yes"),
+        (EMBODIED + "runner: {seq_length: 3}\n", "seq_length"),  # that key is the math recipe's
+        (EMBODIED + "algorithm: {gamma: 1.5}\n", "1.5"),
+        (EMBODIED + "algorithm: {adv_type: gea}\n", "gea"),
+        (EMBODIED + "extends: a.yaml\nalgorithm: {update_to_date: 3}\n", "update_to_date"),
+        (EMBODIED + "algorithm: {loss_type: actor_critic, update_to_data: 3}\n", "update_to_data"),
+        (EMBODIED + "reward: {}\n", "reward"),
+        (EMBODIED + "env: {enable_offload: true}\n", "True"),
+        (EMBODIED + "algorithm: {kl_beta: 0.1}\n", "0.1"),
+        (EMBODIED.replace("embodied", "sft") + "algorithm: {gamma: 0.9}\n", "algorithm"),
+        (CLUSTER + "  component_placement: {a: {node_group: b}}\n", "placement"),
+        (CLUSTER + "  component_placement: {a: {placement: 0, on: b}}\n", "on"),
+        (CLUSTER + "  node_groups: [{node_ranks: 0}]\n", "label"),
+        (CLUSTER + "  node_groups: [{label: a, node_ranks: {}}]\n", "{}"),
+        (GROUP + "      env_configs: [{node_ranks: 0, env_vars: [{A: 1, B: 2}]}]\n", "too many"),
+        (GROUP + "      env_configs: [{node_ranks: 0, env_vars: [{A: null}]}]\n", "None"),
+        (FRANKA.replace("Franka", "franka") + "        configs: []\n", "franka"),
+        (FRANKA + "        configs: [{node_rank: 0}]\n", "not valid"),  # no robot_ip
+        (FRANKA + "        configs: [{node_rank: 0, robot_ip: 10.0.0.1, robot_pi: 1}]\n", "robot_pi"),
+        (CLUSTER + "  component_placement: {a: 0-6x}\n", "0-6x"),
+        (CLUSTER + "  component_placement: {a: -1}\n", "-1"),
+        (CLUSTER + "  component_placement: {a: 5000000000}\n", "5000000000"),
+        (CLUSTER + "  component_placement: {a: {placement: 0, node_group: ''}}\n", "''"),
+        (CLUSTER + "  component_placement: {a: {placement: '0:all'}}\n", "0:all"),
+        (CLUSTER + "  component_placement: {a: [0, 1-]}\n", "1-"),
+        (CLUSTER + "  node_groups: [{label: a, node_ranks: '7-'}]\n", "7-"),
+        (CLUSTER + "  node_groups: [{label: a, node_ranks: '0:1'}]\n", "0:1"),
+        (CLUSTER + "  node_groups: [{label: cluster, node_ranks: 0}]\n", "cluster"),
+        (CLUSTER + "  node_groups: [{label: a b, node_ranks: 0}]\n", "a b"),
+        (GROUP + "      env_configs: [{node_ranks: 0, python_interpreter_path: venv/bin/python}]\n", "venv/bin/python"),
+        ("extends: base.yaml\nrunner: {max_step: 3}\n", "max_step"),
+        ("extends: 3\n", "3"),
+    ],
+)
+def test_what_is_a_mistake_it_refuses(mistakes: Any, text: str, what: str) -> None:
+    diagnostics = mistakes(text)
+    assert diagnostics
+    assert what in " ".join(diagnostics)
+
+
+def test_what_kinds_have_alike_is_described_once(schema: dict[str, Any]) -> None:
+    kinds = [section for name, section in schema["$defs"].items() if name.endswith("TrainEnvironmentConfig")]
+    intervention = {json.dumps(kind["properties"]["intervention"]) for kind in kinds}
+    assert len(kinds) > 10
+    (reference,) = intervention
+    assert "$ref" in json.loads(reference)
+    text = json.dumps(json_schema(EmbodiedConfig))
+    assert text.count("Judge of episodes: source, options.") == 1
+
+
+def test_every_key_tells_what_it_means(schema: dict[str, Any]) -> None:
+    silent = [
+        f"{name}.{key}"
+        for name, definition in schema["$defs"].items()
+        if "." not in name  # a section, and not what a key holds
+        for key, value in definition.get("properties", {}).items()
+        if "description" not in value and "$ref" not in value
+    ]
+    assert silent == []

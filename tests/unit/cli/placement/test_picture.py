@@ -1,4 +1,4 @@
-"""The picture of a placement: complete, safe to show, and no larger for a large cluster."""
+"""Pictures of placements, and the environment of a process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.placement.picture import ACCELERATOR, Card, Cell, Picture, Section, User, picture_record, summarised
+from rlinf_cli.placement.job_layout import Layer, masked, process_interpreter, process_variables
+from rlinf_cli.placement.picture import (
+    ACCELERATOR,
+    Card,
+    Cell,
+    Picture,
+    Section,
+    UnitUse,
+    User,
+    labels_of,
+    picture_record,
+    summarised,
+    unit_uses,
+)
 from rlinf_cli.report.page import placement_page
 from rlinf_cli.runs.documents import DrawnPlacement
+from rlinf_core.config.diagnostics import Diagnostics
+from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.reading import decode, read
+from rlinf_core.config.secrets import MASK
+from rlinf_core.config.tree import MappingNode, find, to_data
+from rlinf_core.placement.component import ComponentPlacement
+from rlinf_core.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
+from rlinf_core.topology import ClusterTopology
+from tests.unit.test_topology import FRANKA
+from tests.unit.test_topology import cluster as cluster_of
 
 
 class _Page(HTMLParser):
@@ -147,3 +170,155 @@ def test_every_rank_is_on_exactly_one_card(shapes: list[tuple[int, int]]) -> Non
         range(len(shapes))
     )
     drawn(picture(cards, (("actor", 1), ("agent", 1))))
+
+
+CLUSTER = ClusterConfig.model_validate(
+    {
+        "num_nodes": 3,
+        "node_groups": [{"label": "a", "node_ranks": "all", "accelerators": {"per_node": 2}}],
+        "component_placement": {
+            "actor": {"node_group": "a", "placement": "0-3"},
+            "env": {"node_group": "a", "placement": "1-2"},
+            "agent": {"node_group": "node", "placement": "2:0-1"},
+        },
+    }
+)
+
+
+def test_every_unit_is_listed_with_its_users() -> None:
+    topology = ClusterTopology.from_config(CLUSTER)
+    components = ComponentPlacement(CLUSTER, topology)
+    placements = {name: components.get_strategy(name).get_placement(topology) for name in components.components}
+    uses = unit_uses(topology, placements)
+    assert uses == [
+        UnitUse(0, "NVIDIA", 0, (("actor", 0),)),
+        UnitUse(0, "NVIDIA", 1, (("actor", 1), ("env", 0))),
+        UnitUse(1, "NVIDIA", 0, (("actor", 2), ("env", 1))),
+        UnitUse(1, "NVIDIA", 1, (("actor", 3),)),
+        UnitUse(2, "NVIDIA", 0, ()),
+        UnitUse(2, "NVIDIA", 1, ()),
+        UnitUse(2, "node", 0, (("agent", 0), ("agent", 1))),
+    ]
+
+
+def test_robots_and_bare_nodes_are_units_too() -> None:
+    arms = {"type": "Franka", "configs": [{"robot_ip": f"10.0.0.{node}", "node_rank": node} for node in (1, 2)]}
+    with_arms = {"num_nodes": 3, "node_groups": [{"label": "arms", "node_ranks": "1-2", "hardware": arms}]}
+    topology = ClusterTopology.from_config(ClusterConfig.model_validate(with_arms))
+    robots = [use for use in unit_uses(topology, {}) if use.hardware_type == "Franka"]
+    assert robots == [UnitUse(node, "Franka", 0, ()) for node in (1, 2)]
+    groups = [{"label": "bare", "node_ranks": "all", "accelerators": {"per_node": 0}}]
+    bare = ClusterTopology.from_config(ClusterConfig.model_validate({"num_nodes": 2, "node_groups": groups}))
+    assert [(use.node_rank, use.hardware_type) for use in unit_uses(bare, {})] == [(0, "node"), (1, "node")]
+
+
+def test_labels_of_a_node_are_the_users_own() -> None:
+    topology = ClusterTopology.from_config(cluster_of(3, FRANKA, {"label": "second", "node_ranks": "2"}))
+    assert [labels_of(topology, rank) for rank in range(3)] == [(), ("arms",), ("arms", "second")]
+
+
+def test_masking_an_environment() -> None:
+    inputs = {"HF_TOKEN": "x", "EMPTY_KEY": "", "PATH": "/bin"}
+    assert {name: masked(name, value, ()) for name, value in inputs.items()} == {
+        "HF_TOKEN": MASK,
+        "EMPTY_KEY": "",
+        "PATH": "/bin",
+    }
+
+
+TEXT = """
+cluster:
+  num_nodes: 3
+  forward_env: [WANDB_MODE, PATH, NCCL_DEBUG]
+  component_placement:
+    actor: {node_group: a, placement: 0-3}
+    env: {node_group: a, placement: 1-2}
+    agent: {node_group: node, placement: 2:0-1}
+  node_groups:
+    - label: a
+      node_ranks: 0-1
+      accelerators: {per_node: 2}
+      env_configs:
+        - node_ranks: 0
+          python_interpreter_path: /opt/a/bin/python3
+          env_vars:
+            - NCCL_DEBUG: INFO
+            - LD_LIBRARY_PATH: /opt/a/lib
+    - label: everywhere
+      node_ranks: all
+      accelerators: {per_node: 2}
+      env_configs:
+        - node_ranks: all
+          env_vars: {LEVEL: 2.50, CUDA_VISIBLE_DEVICES: "7"}
+"""
+
+
+@pytest.fixture
+def tree() -> MappingNode:
+    diagnostics = Diagnostics()
+    source = decode("file.yaml", TEXT.encode(), diagnostics)
+    assert source is not None
+    tree = read(source, diagnostics)
+    assert tree is not None
+    return tree
+
+
+@pytest.fixture
+def cluster(tree: MappingNode) -> ClusterConfig:
+    section = find(tree, ("cluster",))
+    assert section is not None
+    return ClusterConfig.model_validate(to_data(section))
+
+
+def test_each_variable_says_what_set_it_and_where(cluster: ClusterConfig, tree: MappingNode) -> None:
+    topology = ClusterTopology.from_config(cluster)
+    placement = ComponentPlacement(cluster, topology).get_strategy("actor").get_placement(topology)[1]
+    diagnostics = process_variables(cluster, placement, tree)
+    assert [diagnostic.name for diagnostic in diagnostics] == sorted(diagnostic.name for diagnostic in diagnostics)
+    values = {
+        diagnostic.name: (diagnostic.value, diagnostic.layer, diagnostic.span.text if diagnostic.span else None)
+        for diagnostic in diagnostics
+    }
+    assert values == {
+        "CUDA_VISIBLE_DEVICES": ("1", Layer.RUNTIME, None),
+        "LD_LIBRARY_PATH": ("/opt/a/lib:<node's own>", Layer.PATH_MERGE, "/opt/a/lib"),
+        "LOCAL_RANK": ("0", Layer.RUNTIME, None),
+        "LOCAL_WORLD_SIZE": ("1", Layer.RUNTIME, None),
+        "MASTER_ADDR": ("<at launch>", Layer.RUNTIME, None),
+        "MASTER_PORT": ("<at launch>", Layer.RUNTIME, None),
+        "NCCL_DEBUG": ("INFO", Layer.ENV_CONFIGS, "INFO"),
+        "NODE_LOCAL_RANK": ("1", Layer.RUNTIME, None),
+        "NODE_RANK": ("0", Layer.RUNTIME, None),
+        "PATH": ("<from the driver>:<node's own>", Layer.PATH_MERGE, "PATH"),
+        "RANK": ("1", Layer.RUNTIME, None),
+        "WANDB_MODE": ("<from the driver>", Layer.FORWARD_ENV, "WANDB_MODE"),
+        "WORLD_SIZE": ("4", Layer.RUNTIME, None),
+    }
+    groups = {diagnostic.name: diagnostic.group for diagnostic in diagnostics if diagnostic.group}
+    assert groups == {"LD_LIBRARY_PATH": "a", "NCCL_DEBUG": "a"}
+
+
+def test_what_a_group_gives_wins_over_the_runtime(cluster: ClusterConfig, tree: MappingNode) -> None:
+    topology = ClusterTopology.from_config(cluster)
+    placement = FlexiblePlacementStrategy([[2]], "everywhere").get_placement(topology)[0]
+    values = {
+        process_variable.name: (process_variable.value, process_variable.layer, process_variable.group)
+        for process_variable in process_variables(cluster, placement, tree)
+    }
+    assert values["CUDA_VISIBLE_DEVICES"] == ("7", Layer.ENV_CONFIGS, "everywhere")
+    assert values["LEVEL"] == ("2.50", Layer.ENV_CONFIGS, "everywhere")
+    assert "LD_LIBRARY_PATH" not in values
+
+
+def test_without_the_file_there_are_values_but_no_places(cluster: ClusterConfig) -> None:
+    topology = ClusterTopology.from_config(cluster)
+    placement = ComponentPlacement(cluster, topology).get_strategy("actor").get_placement(topology)[0]
+    diagnostics = process_variables(cluster, placement)
+    assert not any(diagnostic.span for diagnostic in diagnostics)
+    assert {diagnostic.name: diagnostic.value for diagnostic in diagnostics}["NCCL_DEBUG"] == "INFO"
+
+
+def test_a_default_interpreter_is_named_as_the_layer() -> None:
+    cluster = ClusterConfig.model_validate({"num_nodes": 1, "python_interpreter_path": "/opt/bin/python"})
+    (placement,) = NodePlacementStrategy([0]).get_placement(ClusterTopology.from_config(cluster))
+    assert process_interpreter(cluster, placement).layer == "cluster.python_interpreter_path"

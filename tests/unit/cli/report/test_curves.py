@@ -1,4 +1,4 @@
-"""The learning curve: drawn from whatever a run has, small, and the same each time."""
+"""Curves and the content of reports."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
+from recipes.language.loop.arrivals import write_samples
 from rlinf_cli.report import curves
+from rlinf_cli.report.content import gather
 from rlinf_cli.report.curves import draw_curve, result_curves
 from rlinf_cli.runs.metric_columns import Band, series_of
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, read_metrics
+from tests.unit.cli.report_runs import empty_run
 
 pytest.importorskip("vl_convert")
 
@@ -100,3 +103,17 @@ def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch
         draw_curve(file, tmp_path, "run")
     assert "vl-convert-python" in str(raised.value)
     assert len(read_metrics(file)) == 3
+
+
+def test_the_best_and_worst_samples_are_of_different_prompts(tmp_path: Path) -> None:
+    run = empty_run(str(tmp_path))
+    answers = [(prompt, 1.0) for prompt in "abcdefghij" for _ in range(4)]
+    answers += [(prompt, 0.0) for prompt in "klmnopqrst" for _ in range(4)]
+    write_samples(
+        run.path,
+        1,
+        [{"prompt": prompt, "text": "", "answer": "", "reward": reward, "reason": ""} for prompt, reward in answers],
+    )
+    shown = gather(run).samples
+    assert [item.reward for item in shown] == [1.0] * 8 + [0.0] * 8
+    assert len({item.prompt for item in shown}) == 16

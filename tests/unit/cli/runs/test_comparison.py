@@ -1,14 +1,29 @@
-"""What differs between runs, and whether results differ by more than noise."""
+"""Metrics and provenance of runs, compared."""
 
 from __future__ import annotations
 
 import math
+import subprocess
+from array import array
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_cli.runs.documents import Provenance
+from rlinf_cli.runs.documents import ENVIRONMENT, Provenance, collect, read_provenance, write_provenance
+from rlinf_cli.runs.metric_columns import (
+    MOST_POINTS,
+    Band,
+    MetricColumn,
+    Units,
+    evaluated,
+    series_of,
+    tail_of,
+    waits_of,
+)
 from rlinf_cli.runs.metric_comparison import (
     ConfigDifference,
     Kind,
@@ -19,6 +34,10 @@ from rlinf_cli.runs.metric_comparison import (
     verdict,
 )
 from rlinf_cli.runs.run_comparison import result_text
+from rlinf_cli.runs.x_axis import XAxis
+from rlinf_core.errors import RunError
+from rlinf_core.runners.metrics import Metrics, MetricsWriter, metrics_in
+from rlinf_core.runners.storage.profile import CallsOfSize
 
 CONFIG = {
     "recipe": "embodied",
@@ -126,3 +145,257 @@ def test_single_runs_are_judged_by_their_own_intervals() -> None:
 )
 def test_quantiles_of_student(freedom: float, quantile: float) -> None:
     assert t_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 7, 2600, 100_000])
+def test_column_of_any_length_is_a_few_bands_with_its_peaks(count: int) -> None:
+    values = [math.sin(step / 50) for step in range(count)]
+    values[count // 2], values[count // 3] = 9.0, -9.0
+    column = MetricColumn(list(range(count)), values)
+    bands = column.bands()
+    assert len(bands) == min(count, MOST_POINTS)
+    assert (max(band.high or 0 for band in bands), min(band.low or 0 for band in bands)) == (max(values), min(values))
+    assert [band.step for band in bands] == sorted(band.step for band in bands)
+    assert math.isclose(column.mean(), sum(values) / count, abs_tol=1e-12)
+
+
+def test_short_column_is_kept() -> None:
+    assert MetricColumn([1, 2], [0.5, 1.5]).bands() == [Band(1, 0.5, 0.5, 0.5), Band(2, 1.5, 1.5, 1.5)]
+    assert MetricColumn().bands() == []
+
+
+def test_metrics_become_columns_and_evaluations(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsWriter(path) as metrics:
+        metrics.log(1, {"env/return": 1.0, "train/loss": math.nan, "time/step": 2.0})
+        metrics.log(2, {"env/return": 3.0, "time/step": 1.0, "eval/success_once": 0.5, "eval/episodes": 64.0})
+    path.write_text(path.read_text() + '{"torn')
+    series = series_of(metrics_in(path))
+    assert list(series.steps) == [1, 2]
+    assert [(band.step, band.mean) for band in series.finite()["env/return"].bands()] == [(1, 1.0), (2, 3.0)]
+    # What is not finite is kept, and left out of charts.
+    assert "train/loss" not in series.finite()
+    assert math.isnan(series.columns["train/loss"].values[0])
+    (point,) = evaluated("eval/success_once", series.evaluations)
+    assert point.low is not None
+    assert point.high is not None
+    assert point.step == 2
+    assert 0.37 < point.low < 0.39
+    assert point.low + point.high == 1.0
+
+
+def test_values_at_the_end_lie_within_bounds_since_a_step() -> None:
+    column = MetricColumn([1, 2, 4, 5], [0.0, 3.0, 1.0, 0.5])
+    assert (column.since(0.0, 1.0), column.since(0.0, 3.0), column.since(2.0, 3.0)) == (4, 1, None)
+    assert MetricColumn([1, 2], [1.0, math.nan]).since(0.0, 2.0) is None
+    assert list(column.last(2).values) == [1.0, 0.5]
+    chosen = column.where(lambda step, value: step > 1 and value > 0.5)
+    assert (list(chosen.steps), list(chosen.values)) == ([2, 4], [3.0, 1.0])
+
+
+def test_pace_is_that_between_the_first_and_the_last_step() -> None:
+    lines = [Metrics(step, 10.0 * step, {"a": 0.0}) for step in (1, 2, 5)]
+    assert series_of(lines).pace == pytest.approx(0.1)
+    assert series_of(lines[:1]).pace is None
+
+
+def test_intervals_that_were_written_are_used() -> None:
+    metrics = {"eval/pass@1": 0.5, "eval/pass@1_low": 0.4, "eval/pass@1_high": 0.7}
+    assert evaluated("eval/pass@1", [(3, metrics), (4, {})]) == [(3, 0.5, 0.4, 0.7)]
+
+
+def test_places_on_an_axis_add_up_what_steps_counted() -> None:
+    lines = [Metrics(1, 0.0, {"env/steps": 512.0}), Metrics(2, 0.0, {"a": 1.0}), Metrics(3, 0.0, {"env/steps": 256.0})]
+    series = series_of(lines)
+    assert XAxis.ENV_STEPS.of(series) == {1: 512.0, 2: 512.0, 3: 768.0}
+    assert XAxis.STEP.of(series) == {1: 1.0, 2: 2.0, 3: 3.0}
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    versions = collect(packages=["rlinf_core"]).versions
+
+    assert {name: versions[name] for name in ("torch", "ray", "pydantic")} == {
+        name: version(name) for name in ("torch", "ray", "pydantic")
+    }
+    assert versions["python"].count(".") == 2
+
+
+def test_code_and_inputs_are_told_apart_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "my_lab"
+    package.mkdir()
+    (package / "__init__.py").write_text("x = 1\n")
+    data = tmp_path / "sums.jsonl"
+    data.write_text("1+1=\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def taken() -> Provenance:
+        return collect(packages=["my_lab"], inputs=[data, package, tmp_path / "nothing"])
+
+    before = taken()
+    assert taken() == before
+    assert set(before.inputs) == {str(data), str(package)}
+    data.write_text("2+2=\n")
+    assert taken().inputs[str(data)] != before.inputs[str(data)]
+    (package / "__init__.py").write_text("x = 2\n")
+    after = taken()
+    assert after.code["my_lab"] != before.code["my_lab"]
+    assert after.inputs[str(package)] != before.inputs[str(package)]
+
+
+def test_a_large_file_is_told_apart_by_its_size_and_its_ends(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    content = bytearray(3 << 20)
+    digests: set[str] = set()
+    for place in (None, 0, len(content) - 1):
+        if place is not None:
+            content[place] = 1
+        file.write_bytes(content)
+        digests.add(collect(packages=[], inputs=[file]).inputs[str(file)])
+    file.write_bytes(content + b"x")
+    digests.add(collect(packages=[], inputs=[file]).inputs[str(file)])
+    assert len(digests) == 4
+
+
+def test_the_working_folders_commit_and_its_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert "commit" not in collect(packages=[]).code
+
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
+
+    git("init")
+    Path("train.py").write_text("1\n")
+    git("add", ".")
+    git("commit", "-m", "Begin")
+    clean = collect(packages=[]).code
+    assert (len(clean["commit"]), clean["uncommitted"]) == (40, "")
+    Path("train.py").write_text("2\n")
+    assert collect(packages=[]).code["uncommitted"]
+
+
+def test_it_is_kept_and_read_again(tmp_path: Path) -> None:
+    assert read_provenance(tmp_path) is None
+    result = Provenance({"python": "3.11.7"}, {"recipes": "aa"}, {}, {"host": "one"})
+    write_provenance(tmp_path, result)
+    assert read_provenance(tmp_path) == result
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": "rlinf.environment/9"}', '{"schema": "rlinf.environment/1"}'])
+def test_a_broken_one_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / ENVIRONMENT).write_text(text)
+    with pytest.raises(RunError, match="the provenance of a run cannot be read"):
+        read_provenance(tmp_path)
+
+
+def columns(**values: float) -> Mapping[str, MetricColumn]:
+    """Ten steps, each with these values; `__` stands for a slash."""
+    steps = array("q", range(10))
+    return {name.replace("__", "/"): MetricColumn(steps, array("d", [value] * 10)) for name, value in values.items()}
+
+
+def calls(phase: str, sizes: Mapping[float, tuple[int, float]], processes: int = 1) -> list[CallsOfSize]:
+    """Calls of a phase by rows: their number and seconds."""
+    return [
+        CallsOfSize(
+            component="x", phase=phase, processes=processes, rows=rows, calls=number, seconds=seconds, quantiles=[]
+        )
+        for rows, (number, seconds) in sizes.items()
+    ]
+
+
+def shares(
+    metrics: Mapping[str, MetricColumn], timed: Sequence[CallsOfSize] = (), units: Units | None = None
+) -> list[tuple[str, str, float, bool]]:
+    """Who waits for whom, how long, and whether that matters."""
+    return [(one.who, one.whom, round(one.share, 3), one.matters) for one in waits_of(metrics, timed, units or {})]
+
+
+EMBODIED = columns(
+    time__step=10.0, time__env__wait=2.0, time__rollout__wait=0.5, speed__env_idle=0.6, speed__learner_idle=0.4
+)
+APART: Units = {"env": {(0, None)}, "rollout": {(0, 0)}, "actor": {(0, 1)}}
+TOGETHER: Units = {"env": {(0, 0)}, "rollout": {(0, 0)}, "actor": {(0, 0), (0, 1)}}
+
+
+def test_each_component_is_named_with_whom_it_waits_for() -> None:
+    assert shares(EMBODIED, units=APART) == [
+        ("env", "actor", 0.6, True),
+        ("rollout", "actor", 0.6, True),
+        ("actor", "rollout", 0.4, True),
+        ("env", "rollout", 0.2, True),
+        ("rollout", "env", 0.05, False),
+    ]
+
+
+def test_who_takes_turns_on_the_same_hardware_is_not_idle() -> None:
+    waits = waits_of(EMBODIED, [], TOGETHER)
+    # The actor has an accelerator of its own.
+    assert [(one.who, one.whom) for one in waits if one.matters] == [("actor", "rollout")]
+    assert waits[-1].words == "rollout waits for env for 5 % of a step, in turns on the same hardware"
+
+
+@pytest.mark.parametrize(
+    ("further", "expected"),
+    [
+        ({}, [("rollout", "actor", 0.6, True), ("actor", "rollout", 0.4, True)]),
+        # Nobody knows how long an engine has nothing to do while it is never asked to stop.
+        ({"rollout__in_flight": 3.0}, [("actor", "rollout", 0.4, True)]),
+    ],
+)
+def test_engines_wait_for_training_unless_they_run_ahead(
+    further: Mapping[str, float], expected: list[tuple[str, str, float, bool]]
+) -> None:
+    assert shares(columns(time__step=10.0, time__generate_rollouts=4.0, **further)) == expected
+
+
+@pytest.mark.parametrize(
+    ("further", "whom"), [({}, "scores and messages"), ({"agent__turns": 3.0}, "tools, scores and messages")]
+)
+def test_engines_that_do_nothing_while_answers_are_due_wait(further: Mapping[str, float], whom: str) -> None:
+    metrics = columns(time__step=10.0, time__generate_rollouts=4.0, **further)
+    # Two engines, 40 s together in ten steps.
+    timed = calls("engine/step", {8: (100, 30.0), 4: (50, 10.0)}, processes=2)
+    assert ("rollout", whom, 0.2, True) in shares(metrics, timed, APART)
+    # Without accelerators it leaves its processors to others meanwhile.
+    assert ("rollout", whom, 0.2, False) in shares(metrics, timed, {"rollout": {(0, None)}})
+
+
+def test_a_run_without_steps_waits_for_nothing() -> None:
+    assert waits_of({}, [], {}) == []
+
+
+ENGINE = {200.0: (10, 20.0), 100.0: (10, 10.0), 2.0: (40, 8.0), 1.0: (10, 2.0), 0.0: (500, 99.0)}
+GENERATING = columns(time__step=10.0, time__generate_rollouts=5.0)
+
+
+def test_the_longest_answers_are_named_with_what_they_cost() -> None:
+    timed = [
+        *calls("answer", {10: (50, 0.0), 20: (48, 0.0), 300: (1, 0.0), 900: (1, 0.0)}),
+        *calls("engine/step", ENGINE),
+    ]
+    tail = tail_of(GENERATING, timed)
+    assert tail is not None
+    assert tail.lengths == "tokens of an answer: median 10, p99 300, longest 900"
+    assert tail.cost == "the longest 1 % of answers take 25 % of generation, 12 % of a step"
+    assert tail.matters
+
+
+def test_a_tail_that_a_step_hardly_waits_for_does_not_matter() -> None:
+    timed = [*calls("answer", {10: (100, 0.0)}), *calls("engine/step", ENGINE)]
+    tail = tail_of(columns(time__step=10.0, time__generate_rollouts=2.0), timed)
+    assert tail is not None
+    assert not tail.matters
+
+
+def test_an_evaluation_of_more_answers_does_not_set_the_number() -> None:
+    timed = [*calls("answer", {10: (100, 0.0)}), *calls("engine/step", {**ENGINE, 900.0: (1, 5.0)})]
+    tail = tail_of(GENERATING, timed)
+    assert tail is not None
+    assert (tail.last, tail.of) == (2, 200)
+
+
+def test_few_answers_have_no_percentile() -> None:
+    timed = [*calls("answer", {10: (99, 0.0)}), *calls("engine/step", ENGINE)]
+    assert tail_of(GENERATING, timed) is None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_cli.why.incidents import REACHED, limit_reached
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.checkpoint import Manifest
 from rlinf_core.runners.storage.evidence import FAILURE, FOLDER
@@ -218,3 +219,18 @@ def test_a_profile_that_cannot_be_read_is_a_note(cli: Cli, tmp_path: Path, field
     row = {"component": "rollout", "processes": 1, "quantiles": [], "phase": "answer", "rows": 7.0, "calls": 1000}
     run.profile_file.write_text(json.dumps({"rows": [{**row, "seconds": 1.0, field: -1}]}))
     assert "profile.json cannot be read: it has an invalid value" in cli("why", run.path).out
+
+
+END = 1_795_680_000
+
+
+@pytest.mark.parametrize(("before", "near"), [(30, True), (-5, True), (599, True), (3600, False), (-3600, False)])
+def test_limit_is_told_near_its_moment(before: int, near: bool) -> None:
+    words = limit_reached({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": str(END)}, END - before)
+    assert (words is not None) == near
+    assert words is None or words.startswith(f"Slurm job 17 {REACHED} at 20")
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_END_TIME": "soon"}, {"SLURM_JOB_END_TIME": "\u0663"}])
+def test_no_limit_is_told_without_one(environ: dict[str, str]) -> None:
+    assert limit_reached(environ, END) is None

@@ -1,4 +1,4 @@
-"""The agent that travels: it runs on any Python from 3.8 on, tells no secret, and its answers are understood."""
+"""The agent on a node: requests and replies, Ray there, what its head lists, and a home that nodes share."""
 
 from __future__ import annotations
 
@@ -13,18 +13,24 @@ import socket
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.node import node_holdings, node_probe
+from rlinf_cli.cluster import identity
+from rlinf_cli.cluster.down import take_down
+from rlinf_cli.cluster.inventory import NodeTarget, here
+from rlinf_cli.cluster.node import node_agent, node_holdings, node_probe, node_ray
 from rlinf_cli.cluster.transports import agent
 from rlinf_cli.cluster.transports.transport import Transport
-from rlinf_core.node import node_facts
+from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
+from rlinf_core.node import cluster_records, node_facts
+from rlinf_core.process import proc
+from tests.unit.cli.cluster.conftest import CODE, FakeCluster
+from tests.waiting import until
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
 
@@ -287,3 +293,129 @@ def test_robot_address_comes_from_its_nodes_variable(ask: Callable[..., agent.Ag
         reply = ask({**request, "addresses": [["$ARM", port], ["$LEG", port]]}).data or {}
     fault = "the node's environment has no variable `LEG`"
     assert reply["robots"] == [["$ARM", port, None], ["$LEG", port, fault]]
+
+
+ADDRESS = "10.0.0.1"
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """A process on a node of this cluster."""
+    monkeypatch.setattr(node_facts, "folder_of", lambda cluster: str(tmp_path))
+    node_facts.write_private(str(tmp_path / "node.json"), f'{{"address": "{ADDRESS}"}}')
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    # For a moment in which it is executed it has no command line.
+    until(lambda: "sleep" in node_holdings.command_of(process.pid), "its command")
+    yield process
+    process.kill()
+    process.wait()
+
+
+def end(driver: subprocess.Popen[bytes], **changes: Any) -> dict[str, Any]:
+    job = {"address": ADDRESS, "pid": driver.pid, "command": node_holdings.command_of(driver.pid), **changes}
+    return node_agent.end_jobs({"cluster": "c", "jobs": [job], "deadline": 20.0})
+
+
+def test_a_driver_is_told_to_end(driver: subprocess.Popen[bytes]) -> None:
+    assert end(driver) == {"told": 1, "left": 0}
+    assert driver.wait() == -15
+
+
+@pytest.mark.parametrize("change", [{"address": "10.0.0.2"}, {"command": "python train.py"}, {"pid": os.getpid()}])
+def test_another_process_is_left_alone(driver: subprocess.Popen[bytes], change: dict[str, Any]) -> None:
+    assert end(driver, **change) == {"told": 0, "left": 0}
+    assert driver.poll() is None
+
+
+GIVES_UP = "sys.exit('Exception: The current node timed out during startup. This could happen because of anything.')"
+LISTENS = "open_port = socket.create_server(('127.0.0.1', {port}))"
+# At its first start it gives up, at the second it listens.
+STAND_IN = """
+import pathlib, socket, sys, time
+mark = pathlib.Path({mark!r})
+if not mark.exists():
+    mark.touch()
+    {first}
+with socket.create_server(("127.0.0.1", {port})):
+    print("Ray runtime started.", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def request_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`request_for(first)`: a request to start a head whose Ray is a stand-in that does `first` at first."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+    cluster = f"test-{port}"
+    folder = tmp_path / "up"
+
+    def folder_of(_: str) -> str:
+        return str(folder / cluster)
+
+    monkeypatch.setattr(node_facts, "folder_of", folder_of)
+    ports = dict.fromkeys(("gcs", "node_manager"), port)
+
+    def make(first: str, deadline: float = 60.0) -> dict[str, Any]:
+        first = first.replace(LISTENS, LISTENS.format(port=port))
+        code = STAND_IN.format(mark=str(tmp_path / "started"), first=first, port=port)
+        command = [sys.executable, "-c", code]
+
+        def stand_in(*_: object) -> list[str]:
+            return command
+
+        monkeypatch.setattr(node_ray, "_command", stand_in)
+        who = {"cluster": cluster, "name": "c", "rank": 0, "head": True, "address": "127.0.0.1", "head_address": None}
+        return {**who, "ports": ports, "fixed": [], "spec": {}, "deadline": deadline}
+
+    yield make
+    proc.kill_all(cluster, str(folder / cluster))
+
+
+def test_ray_that_gives_up_for_being_slow_is_started_again(request_for: Any) -> None:
+    record = node_ray.start(request_for(GIVES_UP))
+    assert record["started"]
+    assert proc.alive(record["process"])
+
+
+def test_ray_that_gives_up_after_it_listens_is_started_again(request_for: Any, tmp_path: Path) -> None:
+    gives_up_late = f"{LISTENS}; open_port.accept(); {GIVES_UP}"
+    record = node_ray.start(request_for(gives_up_late))
+    assert record["started"]
+    assert proc.alive(record["process"])
+    assert "Ray runtime started." in (tmp_path / "up" / record["cluster"] / "up.log").read_text()
+
+
+def test_there_is_an_end_to_it(request_for: Any, tmp_path: Path) -> None:
+    # Which of the two is seen first is the machine's choice.
+    with pytest.raises(node_ray.NodeError, match=r"timed out during startup|did not come up within 1 s"):
+        node_ray.start(request_for(f"mark.unlink(); {GIVES_UP}", deadline=1.0))
+    assert not list((tmp_path / "up").glob("*"))
+
+
+def test_ray_that_ends_for_another_reason_is_not_started_again(request_for: Any, tmp_path: Path) -> None:
+    with pytest.raises(node_ray.NodeError, match="Ray ended during startup") as caught:
+        node_ray.start(request_for("sys.exit('no such option')"))
+    assert "exit code 1: no such option" in str(caught.value.answer["why"])
+    assert not list((tmp_path / "up").glob("*"))
+
+
+def test_nodes_come_up_and_end_while_the_head_is_at_work(make_nodes: Nodes) -> None:
+    nodes = here(make_nodes(3))
+    fake = FakeCluster(3)
+
+    def up(rank: int) -> UpReport:
+        request = UpRequest("c", "c.yaml", nodes, "10.0.0.1", only=rank, token="t" * 64, fingerprint=CODE)
+        return asyncio.run(bring_up(request, fake, lambda _: None))
+
+    assert up(0).ok
+    # As while `up` or `down` of the head is at work on another machine, whose locks reach as far as the home.
+    with identity.locked("c"):
+        assert up(1).ok
+        assert up(2).ok
+        before = cluster_records.load("c")
+        ended = asyncio.run(take_down("c", nodes[1:2], fake, lambda _: None))
+    assert ended.ok
+    assert cluster_records.load("c") == before
+    asyncio.run(take_down("c", nodes[:1], fake, lambda _: None))
+    assert cluster_records.load("c") is None

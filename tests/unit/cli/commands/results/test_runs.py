@@ -1,4 +1,4 @@
-"""`rlinf runs` and `rlinf runs prune`."""
+"""`rlinf runs`, the memory of a run, and `rlinf why --replay`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from rlinf_cli.runs.documents import RecordedPlace, recorded_places
 from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import MetricsWriter
+from rlinf_core.runners.storage.evidence import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, mark
 from rlinf_core.runners.storage.run_status import RunStatus
 from tests.unit.cli.typed import Cli
+from tests.unit.cli.why.made_runs import made_run
 
 DAY = 86400.0
 
@@ -178,3 +182,93 @@ class TestPrune:
     def test_a_run_that_is_not_there(self, cli: Cli, runs: dict[str, RunFolder]) -> None:
         assert "there is no run `goof`" in cli.fails(1, "runs", "prune", "goof", "--delete")
         assert all(run.path.is_dir() for run in runs.values())
+
+
+# Of accelerators that the file does not declare.
+ON_UNKNOWN_GPUS = """
+extends: math_laptop
+cluster:
+  num_nodes: 2
+  component_placement:
+    actor,rollout,reward: {node_group: cluster, placement: 0-3}
+"""
+
+
+def placed(kind: str, places: list[tuple[int, int | None]]) -> dict[str, Any]:
+    return {
+        "processes": [
+            {
+                "rank": rank,
+                "node_rank": node,
+                "node_group": "cluster",
+                "hardware_type": kind,
+                "local_hardware_ranks": [] if unit is None else [unit],
+            }
+            for rank, (node, unit) in enumerate(places)
+        ]
+    }
+
+
+COMPONENTS = {
+    "actor": placed("NVIDIA", [(0, 0), (0, 1), (1, 0), (1, 1)]),
+    "rollout": placed("NVIDIA", [(0, 2), (1, 2)]),
+    "reward": placed("node", [(0, None)]),
+}
+
+
+def test_places_are_read_from_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "placement.json"
+    assert recorded_places(file) == {}
+    file.write_text(json.dumps({"components": COMPONENTS}))
+    assert recorded_places(file)["rollout"] == [RecordedPlace(0, (2,)), RecordedPlace(1, (2,))]
+    assert recorded_places(file)["reward"] == [RecordedPlace(0)]
+    file.write_text('{"components": {"actor": {"processes": [{"rank": "0"}]}}}')
+    with pytest.raises(RunError, match="has an invalid value"):
+        recorded_places(file)
+
+
+def test_a_run_needs_no_assumption(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(ON_UNKNOWN_GPUS)
+    assert "--assume 8" in cli.fails(2, "inspect", "memory", file)
+    run = RunFolder.create(RunnerConfig.model_validate({"logger": {"log_path": str(tmp_path)}}), "math")
+    run.write_config_text(ON_UNKNOWN_GPUS)
+    (run.path / "placement.json").write_text(json.dumps({"components": COMPONENTS}))
+    ended = cli("inspect", "memory", run.path, "--available", "64", "--json")
+    assert ended.code == 0, ended.err
+    record = json.loads(ended.out)
+    assert {name: part["processes"] for name, part in record["components"].items()} == {
+        "actor": 4,
+        "rollout": 2,
+        "reward": 1,
+    }
+    assert [node["node_rank"] for node in record["nodes"]] == [0, 1]
+    assert record["components"]["actor"]["accelerator"] > 0
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = made_run(tmp_path).path
+    quarantine(path, "episode", "1834-17", 5, ["died"], {"seed": 1})
+    quarantine(path, "prompt", "8", 5, ["died"])
+    return path
+
+
+def test_unknown_item_is_refused_with_those_there_are(cli: Run, folder: Path) -> None:
+    err = cli.fails(1, "replay", "episode-1834-18", str(folder))
+    assert "there is no item `episode-1834-18`" in err
+    assert "did you mean `episode-1834-17`?" in err
+
+
+def test_item_that_needs_its_engine_is_refused(cli: Run, folder: Path) -> None:
+    err = cli.fails(1, "replay", "quarantine/prompt-8.json", str(folder))
+    assert "a prompt cannot be replayed alone" in err
+    assert "look up prompt 8 in the data" in err
+
+
+def test_run_that_set_nothing_aside_says_so(cli: Run, tmp_path: Path) -> None:
+    ended = cli("replay", "x", str(made_run(tmp_path).path))
+    assert (ended.code, "the run has no quarantined items" in ended.err) == (1, True)

@@ -1,16 +1,29 @@
-"""How a failed job is told: what failed first comes first, what followed from it is one line."""
+"""What a driver writes: its step, its end and the first failure; and where it runs."""
 
 from __future__ import annotations
 
+import errno
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from rlinf_cli.run.run_documents import failure_block
-from rlinf_core.errors import ChannelClosed, ClusterError, WorkerDiedError
+from rlinf_cli.cluster.transports import head_driver
+from rlinf_cli.live.progress import RunProgress
+from rlinf_cli.run import run_documents
+from rlinf_cli.run.remote_driver import train_there
+from rlinf_cli.run.run_documents import StateWriter, failure_block
+from rlinf_cli.sweep.queue import _environment as environment
+from rlinf_core.config.composing import origins
+from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
+from rlinf_core.errors import ChannelClosed, ClusterError, RunError, WorkerDiedError
 from rlinf_core.failures import PackedError, WorkerGroupError
+from rlinf_core.runners import events
 from rlinf_core.runners.recovery import failures_of, reason_of
+from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 def raised(error: Exception, where: str) -> Exception:
@@ -147,3 +160,143 @@ def test_unlisted_death_comes_first_of_its_consequences() -> None:
     assert (first.name, first.consequence) == ("trajectories:0", False)
     assert [(failure.name, failure.consequence) for failure in others] == [("rollout:0", True), ("rollout:1", True)]
     assert reason_of(error) == "`trajectories:0` on node 0 died"
+
+
+class FullFolder:
+    """A run folder that has no room for the first tries."""
+
+    def __init__(self, full: int, number: int = errno.ENOSPC) -> None:
+        self.full, self.number = full, number
+        self.ended: list[tuple[str, str]] = []
+
+    def update(self, *, step: int) -> None:
+        assert step == 3
+
+    def end(self, status: str, reason: str) -> None:
+        if self.full:
+            self.full -= 1
+            raise RunError("the run folder cannot be written") from OSError(self.number, "")
+        self.ended.append((status, reason))
+
+
+def test_end_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_documents, "_ROOM_PAUSE", 0.0)
+    folder: Any = FullFolder(2)
+    assert run_documents.record_end(folder, 3, "failed", "why") is None
+    assert folder.ended == [("failed", "why")]
+
+
+@pytest.mark.parametrize(("number", "at_once"), [(errno.ENOSPC, True), (errno.EIO, False)])
+def test_end_does_not_wait_in_vain(number: int, at_once: bool) -> None:
+    folder: Any = FullFolder(2, number)
+    assert isinstance(run_documents.record_end(folder, 3, "failed", at_once=at_once), RunError)
+    assert (folder.full, folder.ended) == (1, [])
+
+
+class Disk:
+    """A run that is written to a disk of known speed, on a clock of ours."""
+
+    def __init__(self, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.now = 0.0
+        self.seconds = 0.0
+        self.writes = 0
+        self.progress = RunProgress(lambda: self.now)
+        self.view = StateWriter(self.progress, folder)
+        update = folder.update
+
+        def slow(**changes: Any) -> None:
+            self.now += self.seconds
+            self.writes += 1
+            update(**changes)
+
+        monkeypatch.setattr(folder, "update", slow)
+
+    def tell(self, event: events.Event) -> int:
+        """Return the step that the state has after `event`."""
+        self.progress.take(event)
+        self.view.show(event)
+        return RunFolder.open(self.folder.path).state.step
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    runner = RunnerConfig(logger=LoggerConfig(log_path=str(tmp_path)))
+    return Disk(RunFolder.create(runner, "fake"), monkeypatch)
+
+
+def test_each_step_where_steps_are_slow_for_the_disk(disk: Disk) -> None:
+    disk.seconds = 0.002
+    for step in range(1, 20):
+        disk.now += 0.15
+        assert disk.tell(events.StepFinished(step, {})) == step
+
+
+def test_slow_disk_bounds_cost_and_delay_of_records(disk: Disk) -> None:
+    disk.seconds = 0.01
+    for step in range(1, 1001):
+        disk.now += 0.01
+        assert step - disk.tell(events.StepFinished(step, {})) <= 50
+    assert disk.writes * disk.seconds <= 0.022 * disk.now
+    disk.seconds = 5.0
+    disk.now += 10
+    assert disk.tell(events.StepFinished(1001, {})) == 1001
+    disk.now += 2
+    assert disk.tell(events.StepFinished(1002, {})) == 1002
+
+
+def test_what_lasts_is_written_at_once(disk: Disk) -> None:
+    disk.seconds = 1.0
+    disk.tell(events.StepFinished(1, {}))
+    assert disk.tell(events.StepFinished(2, {})) == 1
+    assert disk.tell(events.CheckpointSaved(2, disk.folder.path)) == 2
+    disk.tell(events.StepFinished(3, {}))
+    assert disk.tell(events.RunRestarted(2, 1, 3, "rollout:0 died")) == 2
+    disk.tell(events.StepFinished(3, {}))
+    assert disk.tell(events.RunFinished(3, {}, 1.0)) == 3
+
+
+def test_full_disk_ends_no_run(disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    update = disk.folder.update
+
+    def full(**changes: Any) -> None:
+        raise RunError("the run folder cannot be written", where="runs/x", why="No space left on device")
+
+    monkeypatch.setattr(disk.folder, "update", full)
+    disk.tell(events.CheckpointSaved(2, disk.folder.path))
+    assert disk.tell(events.RunRestarted(2, 1, 3, "rollout:0 died")) == 0
+    assert [line for line in caplog.messages if "No space left" in line] == [
+        "the current step cannot be written to runs/x: No space left on device"
+    ]
+
+    monkeypatch.setattr(disk.folder, "update", update)
+    disk.now += 3
+    assert disk.tell(events.StepFinished(3, {})) == 3
+
+
+@pytest.mark.parametrize("claims", ["wait", "no-wait", "share"])
+def test_a_point_of_a_sweep_is_of_its_group_on_the_head(
+    claims: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Mapping[str, str]] = []
+
+    def run(*_: object, env: Mapping[str, str], **__: object) -> int:
+        sent.append(env)
+        return 0
+
+    monkeypatch.setattr(head_driver, "run_on_head", run)
+    monkeypatch.setattr(origins, "resolved_text", repr)
+    record: Any = SimpleNamespace(nodes=[SimpleNamespace(host="head")])
+    job: Any = SimpleNamespace(cluster=SimpleNamespace(forward_env=()), tree=None)
+    for folder in (tmp_path / "a", tmp_path / "a", tmp_path / "b"):
+        monkeypatch.setenv("RLINF_CLAIMS", claims)
+        monkeypatch.setenv("RLINF_CLAIMS", environment(folder, 2, waits=True)["RLINF_CLAIMS"])
+        train_there(record, job, detached=False)
+    first, second, another = (env["RLINF_CLAIMS"] for env in sent)
+    if claims == "wait":
+        assert first == second != another
+        assert first.startswith("group:")
+    else:
+        assert {first, second, another} == {claims}
+    monkeypatch.setenv("RLINF_CLAIMS", "wait")
+    assert environment(tmp_path, 1, waits=False)["RLINF_CLAIMS"] == "no-wait"

@@ -1,4 +1,4 @@
-"""`rlinf eval`: its table, its exit status, and the arguments that it refuses."""
+"""`rlinf eval` and `rlinf export`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.conftest import Cli
+from rlinf_cli.job.job_file import without_start, without_training_data
+from rlinf_cli.run.policies import find_run_folder
+from rlinf_core.config.sections.runner import RunnerConfig
+from rlinf_core.errors import RunError
+from rlinf_core.job.load import load_job
+from rlinf_core.runners.storage.run_folder import RunFolder
+from tests.unit.cli.typed import Cli
 
 Returning = Callable[[str, Mapping[str, Any]], None]
 FIGURES = {
@@ -109,3 +115,55 @@ def test_a_file_that_resumes_training_needs_the_weights(
     returning("recipes.embodied.using.evaluation", episodes())
     ended = cli("eval", "job.yaml", "-o", tmp_path / "out")
     assert (ended.code, "--checkpoint one" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [("unheard-of", "there is no recipe `unheard-of`"), ("math", "`cluster`")],
+)
+def test_a_run_that_cannot_be_exported_says_why(cli: Cli, tmp_path: Path, recipe: str, message: str) -> None:
+    logger = {"experiment_name": "one", "log_path": str(tmp_path)}
+    run = RunFolder.create(RunnerConfig.model_validate({"logger": logger}), recipe)
+    text = "recipe: unheard-of\n" if recipe == "unheard-of" else "recipe: math\ndata: {train_data_paths: problems}\n"
+    run.write_config_text(text)
+    ended = cli("export", run.path)
+    assert ended.code != 0
+    assert message in ended.err
+
+
+@pytest.mark.parametrize("overrides", [("data.train_data_paths=to/be/made",), ("data.train_data_paths=[]",)])
+def test_a_recording_needs_no_file_that_only_training_reads(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    job = load_job("sft_laptop", (f"runner.logger.log_path={tmp_path}", *overrides))
+    assert not job.ok
+    assert without_training_data(job).ok
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["data.normalization=all", "data.train_data_paths={path: a, episodes: [-1]}", "runner.resume_dir=not/there"],
+)
+def test_it_needs_everything_else_of_the_file(override: str) -> None:
+    job = load_job("sft_laptop", ("data.train_data_paths=to/be/made", override))
+    assert not without_training_data(job).ok
+
+
+def test_a_policy_is_used_with_what_training_refuses() -> None:
+    job = load_job("math_laptop", ("rollout.sampling_params.temperature=0",))
+    assert not job.ok
+    assert without_training_data(job).ok
+
+
+def test_a_run_needs_no_checkpoint_that_it_was_resumed_from() -> None:
+    job = without_training_data(load_job("sft_laptop", ("data.train_data_paths=to/be/made", "runner.resume_dir=gone")))
+    assert not job.ok
+    assert without_start(job).ok
+
+
+def test_a_folder_of_runs_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match="this folder is not a run") as caught:
+        find_run_folder("empty")
+    assert caught.value.help == "name a run folder or a job file"
+    (tmp_path / "laptop").mkdir()
+    assert find_run_folder("laptop") is None

@@ -1,0 +1,298 @@
+"""Clusters from their names to their end: nodes started by hand, guardians, taking down."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_cli.cluster import identity
+from rlinf_cli.cluster.down import DownReport, running_jobs, take_down
+from rlinf_cli.cluster.identity import cluster_id
+from rlinf_cli.cluster.inventory import NodeTarget, ThisNode, here, place, recorded_targets
+from rlinf_cli.cluster.progress import Event, Phase
+from rlinf_cli.cluster.transports.transport import CommandOutcome
+from rlinf_cli.cluster.up import UpRequest, bring_up
+from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.node import cluster_records
+from rlinf_core.node.cluster_records import ClusterRecord, token_file
+from rlinf_core.node.node_facts import folder_of
+from rlinf_core.process import proc
+from rlinf_core.process.proc import MARK, alive
+from tests.unit.cli.cluster.conftest import CODE, FakeCluster
+from tests.waiting import until
+
+Nodes = Callable[..., tuple[NodeTarget, ...]]
+
+
+class Site:
+    """A cluster of three that is up."""
+
+    def __init__(self, nodes: tuple[NodeTarget, ...]) -> None:
+        self.nodes = nodes
+        self.fake = FakeCluster(3)
+        asyncio.run(bring_up(UpRequest("c", "c.yaml", nodes, fingerprint=CODE), self.fake, self.quiet))
+        self.fake.log.clear()
+
+    def quiet(self, event: Event) -> None:
+        pass
+
+    def down(self) -> DownReport:
+        record = cluster_records.recorded("c")
+        nodes = recorded_targets(record) if record else self.nodes
+        return asyncio.run(take_down("c", nodes, self.fake, self.quiet))
+
+
+@pytest.fixture
+def site(make_nodes: Nodes) -> Site:
+    return Site(make_nodes(3))
+
+
+def test_all_go_the_head_last_and_nothing_is_remembered(site: Site) -> None:
+    report = site.down()
+    assert report.ok
+    assert all(node.found and node.reached and not node.left for node in report.nodes)
+    assert site.fake.log[-1] == (0, "stop")
+    assert cluster_records.recorded("c") is None
+    assert not cluster_records.token_file("c").exists()
+
+
+def test_twice_finds_nothing(site: Site) -> None:
+    site.down()
+    report = site.down()
+    assert report.ok
+    assert not any(node.found for node in report.nodes)
+
+
+def test_a_node_that_is_not_reached_stays_recorded(site: Site) -> None:
+    site.fake.nodes[2].ssh = CommandOutcome.UNREACHABLE
+    report = site.down()
+    [failure] = report.failures
+    assert (failure.rank, failure.phase, failure.message) == (2, Phase.STOP, "unreachable")
+    record = cluster_records.recorded("c")
+    assert record is not None
+    assert [node.folder is not None for node in record.nodes] == [False, False, True]
+    site.fake.nodes[2].ssh = None
+    assert site.down().ok
+    assert cluster_records.recorded("c") is None
+
+
+def test_what_is_left_is_told(site: Site) -> None:
+    site.fake.nodes[1].left = ["pid 7, `raylet`"]
+    report = site.down()
+    [failure] = report.failures
+    assert failure.why == "process pid 7, `raylet`"
+    assert report.nodes[1].left == ("process pid 7, `raylet`",)
+    assert cluster_records.recorded("c") is not None
+
+
+def test_jobs_are_the_heads_to_tell(site: Site) -> None:
+    site.fake.jobs = [{"address": "10.0.0.1", "pid": 42, "command": "python train.py", "started": 1.0, "id": "01"}]
+    jobs = asyncio.run(running_jobs("c", site.nodes[0], site.fake))
+    assert [(job.pid, job.command) for job in jobs] == [(42, "python train.py")]
+    record: Any = site.fake.nodes[0].record
+    record["alive"] = False
+    assert asyncio.run(running_jobs("c", site.nodes[0], site.fake)) == []
+
+
+SLURM = {"SLURM_NODEID": "2", "SLURM_JOB_NODELIST": "gpu[07-09,12]"}
+
+
+@pytest.fixture
+def without(make_nodes: Nodes) -> tuple[NodeTarget, ...]:
+    return make_nodes(text="cluster: {num_nodes: 4}")
+
+
+def test_hosts_or_a_single_node_are_started_from_here(make_nodes: Nodes) -> None:
+    assert place(make_nodes(3), None, None, SLURM) is None
+    assert place(make_nodes(text="cluster: {num_nodes: 1}"), None, None, SLURM) is None
+
+
+def test_what_is_asked_for_and_what_slurm_says(without: tuple[NodeTarget, ...]) -> None:
+    assert place(without, 3, "10.0.0.1", SLURM) == ThisNode(3, "10.0.0.1")
+    assert place(without, None, None, SLURM) == ThisNode(2, "gpu07")
+    assert place(without, 1, None, SLURM) == ThisNode(1, "gpu07")
+    assert place(without, 0, None, {}) == ThisNode(0, None)
+
+
+def test_nothing_says_how_to_reach_the_nodes(without: tuple[NodeTarget, ...]) -> None:
+    with pytest.raises(ConfigError, match="4 nodes and no hosts"):
+        place(without, None, None, {})
+    with pytest.raises(ConfigError, match="the address of node 0 is missing"):
+        place(without, 1, None, {})
+    with pytest.raises(ConfigError, match="the file has no node 4"):
+        place(without, 4, "h", {})
+    with pytest.raises(ConfigError, match="requires `--node-rank`"):
+        place(without, None, "h", {})
+    with pytest.raises(ConfigError, match="the address of node 0 is missing"):
+        place(without, 1, None, {"SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "gpu["})
+
+
+def test_nodes_that_start_themselves_are_reached_without_ssh(make_nodes: Nodes) -> None:
+    assert {node.host for node in here(make_nodes(3))} == {None}
+
+
+def test_the_token_is_the_heads(tmp_path: Path) -> None:
+    assert identity.shared_token("c", None, None, 1.0) is None
+    assert identity.shared_token("c", None, 0, 1.0) is None
+    token = identity.token_of("c")
+    assert identity.shared_token("c", None, 1, 1.0) == token
+    other = tmp_path / "token"
+    other.write_text("t" * 64)
+    other.chmod(0o600)
+    assert identity.shared_token("c", str(other), 1, 1.0) == "t" * 64
+    other.chmod(0o640)
+    with pytest.raises(RLinfError, match="readable by others"):
+        identity.shared_token("c", str(other), 1, 1.0)
+
+
+def test_a_token_that_does_not_come_is_told_in_time() -> None:
+    with pytest.raises(RLinfError, match="this node has no token") as caught:
+        identity.shared_token("c", None, 1, 0.3)
+    assert "--token-file" in str(caught.value.help)
+
+
+COMMAND = """\
+import sys, time
+from rlinf_cli.cluster.block import guarded
+with guarded("lab", 0) as dismiss:
+    print("guarded", flush=True)
+    sys.stdin.read()
+    dismiss()
+"""
+
+
+class Node:
+    """A node with one process of a cluster, and the command that guards it."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        # A longer path would not be used: Ray's sockets would not fit.
+        self.short = tempfile.TemporaryDirectory(prefix="g", dir="/tmp")
+        monkeypatch.setenv("TMPDIR", self.short.name)
+        monkeypatch.setattr("tempfile.tempdir", None)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        self.folder = Path(folder_of(cluster_id("lab")))
+        self.folder.mkdir(parents=True, mode=0o700)
+        env = {**os.environ, MARK: cluster_id("lab")}
+        self.ray = subprocess.Popen(["sleep", "600"], env=env, start_new_session=True)
+        (self.folder / "node.json").write_text(json.dumps({"process": proc.identity(self.ray.pid), "since": 0.0}))
+        cluster_records.save(ClusterRecord("lab", cluster_id("lab"), "lab.yaml", "", False, (1, 2)))
+        self.command = subprocess.Popen(
+            [sys.executable, "-c", COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.command.stdout is not None
+        assert self.command.stdout.readline() == "guarded\n"
+
+    def guardians(self) -> list[int]:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        return [pid for pid in pids if _is_guardian(pid, Path(self.short.name))]
+
+
+def _is_guardian(pid: int, folder: Path) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"rlinf_cli.cluster.block" in words and os.fsencode(folder) in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_killed_command_leaves_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch)
+    try:
+        node.command.send_signal(signal.SIGKILL)
+        assert node.ray.wait(timeout=60) == -signal.SIGTERM
+        until(lambda: not node.folder.exists() and cluster_records.load("lab") is None, "the end of the node", 60)
+        until(lambda: not node.guardians(), "the end of the guardian", 60)
+        assert list(cluster_records.folder().iterdir()) == []
+    finally:
+        node.ray.kill()
+        node.command.communicate(timeout=30)
+        node.short.cleanup()
+
+
+def test_a_dismissed_guardian_leaves_the_node_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(tmp_path, monkeypatch)
+    try:
+        node.command.communicate(timeout=60)
+        assert node.command.returncode == 0
+        until(lambda: not node.guardians(), "the end of the guardian", 60)
+        assert alive(proc.identity(node.ray.pid))
+        assert node.folder.exists()
+        assert cluster_records.load("lab") is not None
+    finally:
+        node.ray.kill()
+        node.ray.wait(timeout=30)
+        node.short.cleanup()
+
+
+def test_a_token_that_others_could_read_is_not_used() -> None:
+    identity.token_of("a")
+    token_file("a").chmod(0o644)
+    with pytest.raises(RLinfError, match="readable by others"):
+        identity.token_of("a")
+
+
+def test_a_token_is_made_once() -> None:
+    first = identity.token_of("a")
+    assert identity.token_of("a") == first
+    assert identity.token_of("a", fresh=True) != first
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("conf/hetero18.yaml", "hetero18"), ("-", "default"), ("a b;$(c).yaml", "a-b-c"), ("hetero18", "hetero18")],
+)
+def test_a_cluster_is_named_like_its_file(file: str, name: str) -> None:
+    assert identity.cluster_name(file) == name
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "-a", "a b", "x" * 65])
+def test_names_that_could_lead_elsewhere_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError):
+        identity.cluster_name("a.yaml", name)
+
+
+def test_the_lock_is_free_again_afterwards() -> None:
+    with identity.locked("a"):
+        pass
+    with (
+        identity.locked("a"),
+        pytest.raises(RLinfError, match="is working on cluster `a`"),
+        identity.locked("a"),
+    ):
+        pass
+
+
+def test_the_lock_goes_with_the_clusters_record() -> None:
+    with identity.locked("a"):
+        assert (cluster_records.folder() / "a.lock").exists()
+    assert not (cluster_records.folder() / "a.lock").exists()
+    cluster_records.save(ClusterRecord("a", "1", "a.yaml", "", False, (1, 2)))
+    with identity.locked("a"):
+        pass
+    assert (cluster_records.folder() / "a.lock").exists()
+
+
+def test_the_lock_is_waited_for_and_held_alone() -> None:
+    holder = "import sys\nfrom rlinf_cli.cluster.identity import locked\n"
+    holder += "with locked('a'):\n print('held', flush=True)\n sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(RLinfError, match="is working"), identity.locked("a", seconds=0.3):
+            pass
+        process.stdin.close()
+        with identity.locked("a", seconds=30), pytest.raises(RLinfError), identity.locked("a"):
+            pass
