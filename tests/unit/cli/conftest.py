@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.typed import Cli, Ended
+from tests.unit.cli.typed import Cli, Ended, text_file
 
 RLINF = Path(sys.executable).with_name("rlinf")
 # Typer and CI systems force colours through these.
@@ -110,9 +110,7 @@ cluster:
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
     """Training, simulation and robots: shared, idle and unknown units, and a secret. The unknown is group `sim`."""
-    path = tmp_path / "mixed.yaml"
-    path.write_text(MIXED, encoding="utf-8")
-    return path
+    return text_file(tmp_path / "mixed.yaml", MIXED)
 
 
 PACKAGES = Path(__file__).parent / "packages"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -46,3 +47,9 @@ class Cli:
         ended = self.run(*arguments, **how)
         assert (ended.code, ended.out) == (code, "")
         return ended.err
+
+
+def text_file(path: Path, text: str) -> Path:
+    """Write a file, and return its path."""
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -16,7 +16,7 @@ from rlinf_core.config.rules.groups import Site
 from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.run_folder import RunFolder
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 
 JOB = """
 recipe: embodied
@@ -44,9 +44,7 @@ LINES = {
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "job.yaml"
-    file.write_text(JOB.format(model="A800", memory=""))
-    return file
+    return text_file(tmp_path / "job.yaml", JOB.format(model="A800", memory=""))
 
 
 def record_run(job: Path, name: str, ranks: str, *, processes: int, load: float = 0.5, lines: Any = None) -> Path:

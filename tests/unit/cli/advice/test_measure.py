@@ -20,7 +20,7 @@ from rlinf_core.process import pacing
 from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 from tests.unit.cli.advice.test_advice import JOB as ADVISED
 from tests.unit.cli.advice.test_advice import LINES, both, record_run
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 
 JOB = """
 recipe: embodied
@@ -110,9 +110,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("rlinf_cli.advice.measuring.RunQueue", Recorded)
     for joins in ("cluster_elsewhere", "choose_cluster"):
         monkeypatch.setattr(f"rlinf_cli.run.remote_driver.{joins}", joins_none)
-    file = tmp_path / "job.yaml"
-    file.write_text(JOB)
-    return file
+    return text_file(tmp_path / "job.yaml", JOB)
 
 
 def places(job: Any) -> dict[str, str]:
@@ -308,9 +306,7 @@ def advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Started, "jobs", [])
     monkeypatch.setattr(Started, "paced", [])
     monkeypatch.setattr("rlinf_cli.run.starting.start", Started.start)
-    file = tmp_path / "job.yaml"
-    file.write_text(ADVISED.format(model="A800", memory=""))
-    return file
+    return text_file(tmp_path / "job.yaml", ADVISED.format(model="A800", memory=""))
 
 
 def test_stand_ins_take_the_place_of_work_and_save_nothing(cli: Cli, advised: Path) -> None:

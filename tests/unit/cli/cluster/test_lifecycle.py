@@ -29,6 +29,7 @@ from rlinf_core.node.node_facts import folder_of
 from rlinf_core.process import proc
 from rlinf_core.process.proc import MARK, alive
 from tests.unit.cli.cluster.conftest import CODE, FakeCluster
+from tests.unit.cli.typed import text_file
 from tests.waiting import until
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -146,8 +147,7 @@ def test_the_token_is_the_heads(tmp_path: Path) -> None:
     assert identity.shared_token("c", None, 0, 1.0) is None
     token = identity.token_of("c")
     assert identity.shared_token("c", None, 1, 1.0) == token
-    other = tmp_path / "token"
-    other.write_text("t" * 64)
+    other = text_file(tmp_path / "token", "t" * 64)
     other.chmod(0o600)
     assert identity.shared_token("c", str(other), 1, 1.0) == "t" * 64
     other.chmod(0o640)

@@ -25,6 +25,7 @@ from rlinf_core.config.reading import read
 from rlinf_core.config.render import render_text
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode, find, format_path
+from tests.unit.cli.typed import text_file
 
 DATA = Path(__file__).parents[3] / "data" / "import"
 JOBS = [file for kind in ("embodied", "reasoning", "verl") for file in job_files(DATA / kind)[0]]
@@ -178,8 +179,7 @@ def test_the_example_becomes_what_is_shown(tmp_path: Path) -> None:
     shown = dict(
         re.findall(r"^```yaml file=(\S+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     )
-    file = tmp_path / "before.yaml"
-    file.write_text(shown["before.yaml"])
+    file = text_file(tmp_path / "before.yaml", shown["before.yaml"])
     job = read_job(str(file), [], [], {})
     assert job.file is not None
     assert convert(job.file, {}).text == shown["after.yaml"]
@@ -197,8 +197,7 @@ runner:
 
 
 def imported(folder: Path, text: str) -> Converted:
-    file = folder / "job.yaml"
-    file.write_text(JOB + text)
+    file = text_file(folder / "job.yaml", JOB + text)
     job = read_job(str(file), [], [], {})
     assert job.file is not None
     return convert(job.file, {})

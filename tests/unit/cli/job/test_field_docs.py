@@ -26,6 +26,7 @@ from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.find_recipe import find_recipe
 from rlinf_core.job.load import ClusterFile
 from rlinf_core.scalars import Float, Int, Text
+from tests.unit.cli.typed import text_file
 
 
 class Optimizer(BaseModel):
@@ -178,8 +179,7 @@ def test_making_it_warns_of_nothing() -> None:
 
 
 def test_check_jsonschema_accepts_every_shipped_file(schema: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "schema.json"
-    path.write_text(json.dumps(schema))
+    path = text_file(tmp_path / "schema.json", json.dumps(schema))
     files = [str(file) for file in shipped_configs().values()]
     assert files
     done = subprocess.run(

@@ -18,6 +18,7 @@ from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.ranks import merge_ranges
 from rlinf_core.config.source import SourceText, Span
+from tests.unit.cli.typed import text_file
 from tests.unit.config.cluster_findings import check, env, faults_of, groups
 from tests.unit.config.found import LINES, finding
 from tests.unit.placement.found import EIGHT_NODES, findings
@@ -349,8 +350,7 @@ def test_line_that_stands_twice_is_read_at_one_of_its_places() -> None:
 
 
 def test_keys_of_a_shipped_configuration_are_not_the_users(tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text("extends: math_laptop\nactor: {model: {model_path: .}}\n")
+    file = text_file(tmp_path / "job.yaml", "extends: math_laptop\nactor: {model: {model_path: .}}\n")
     # The shipped file's warm start is for the model that this file replaces.
     codes = [diagnostic.code for diagnostic in load_with_lint(str(file), environ={}).diagnostics]
     assert NO_EFFECT not in codes

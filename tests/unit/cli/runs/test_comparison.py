@@ -38,6 +38,7 @@ from rlinf_cli.runs.x_axis import XAxis
 from rlinf_core.errors import RunError
 from rlinf_core.runners.metrics import Metrics, MetricsWriter, metrics_in
 from rlinf_core.runners.storage.profile import CallsOfSize
+from tests.unit.cli.typed import text_file
 
 CONFIG = {
     "recipe": "embodied",
@@ -224,8 +225,7 @@ def test_code_and_inputs_are_told_apart_by_their_content(tmp_path: Path, monkeyp
     package = tmp_path / "my_lab"
     package.mkdir()
     (package / "__init__.py").write_text("x = 1\n")
-    data = tmp_path / "sums.jsonl"
-    data.write_text("1+1=\n")
+    data = text_file(tmp_path / "sums.jsonl", "1+1=\n")
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def taken() -> Provenance:

@@ -30,6 +30,7 @@ from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
 from rlinf_core.node import cluster_records, node_facts
 from rlinf_core.process import proc
 from tests.unit.cli.cluster.conftest import CODE, FakeCluster
+from tests.unit.cli.typed import text_file
 from tests.waiting import until
 
 Nodes = Callable[..., tuple[NodeTarget, ...]]
@@ -148,8 +149,7 @@ def test_an_interpreter_that_is_not_there(ask: Callable[..., agent.AgentReply]) 
 
 
 def test_an_interpreter_that_is_none(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    program.write_text("no program\n")
+    program = text_file(tmp_path / "python", "no program\n")
     assert "is not executable" in ask({"verb": "probe"}, interpreter=str(program)).message
     program.write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
     program.chmod(0o755)
@@ -160,8 +160,7 @@ def test_an_interpreter_that_is_none(ask: Callable[..., agent.AgentReply], tmp_p
 
 
 def test_interpreter_that_hangs_is_named(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program = text_file(tmp_path / "python", "#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     answer = ask({"verb": "probe"}, deadline=0.2, interpreter=str(program))
     assert answer.message == "no answer within 0.2 s"
@@ -171,8 +170,7 @@ def test_interpreter_that_hangs_is_named(ask: Callable[..., agent.AgentReply], t
 
 @pytest.mark.parametrize("login", ["read -r answer", "read a; read b; read c"])
 def test_login_scripts_may_read_lines(ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str) -> None:
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
+    program = text_file(tmp_path / "python", f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
     assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).ok
 
@@ -181,8 +179,7 @@ def test_login_scripts_may_read_lines(ask: Callable[..., agent.AgentReply], tmp_
 def test_a_login_script_that_takes_the_input_is_named(
     ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str
 ) -> None:
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
+    program = text_file(tmp_path / "python", f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
     answer = ask({"verb": "probe"}, interpreter=str(program))
     assert answer.message == "the login shell took the standard input of the command"
@@ -190,8 +187,7 @@ def test_a_login_script_that_takes_the_input_is_named(
 
 
 def test_what_a_login_script_prints_is_skipped(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    program.write_text(f'#!/bin/sh\necho "Welcome!"\necho 12\nexec {sys.executable} "$@"\n')
+    program = text_file(tmp_path / "python", f'#!/bin/sh\necho "Welcome!"\necho 12\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
     assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).ok
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 
 DATA = Path(__file__).parents[4] / "data" / "import"
 
@@ -40,8 +40,7 @@ def test_a_file_is_written_beside_with_a_summary(cli: Cli, job: Path) -> None:
 
 
 def test_nothing_is_overwritten_unasked(cli: Cli, job: Path) -> None:
-    written = job.with_name("frankasim_async.rlinf.yaml")
-    written.write_text("mine")
+    written = text_file(job.with_name("frankasim_async.rlinf.yaml"), "mine")
     assert "already exists" in cli.fails(2, "import", str(job))
     assert written.read_text() == "mine"
     assert cli("import", str(job), "--replace").code == 0
@@ -189,8 +188,7 @@ def test_import_without_hydra_names_the_package(cli: Cli, job: Path, monkeypatch
 
 
 def test_what_no_recipe_does_is_refused(cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text("runner: {task_type: sft}\nactor: {model: {model_type: qwen2.5_vl}}\n")
+    file = text_file(tmp_path / "job.yaml", "runner: {task_type: sft}\nactor: {model: {model_type: qwen2.5_vl}}\n")
     assert "not converted" in cli.fails(2, "import", str(file), "-o", str(tmp_path / "out.yaml"))
     assert not (tmp_path / "out.yaml").exists()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 
 Contract = Callable[[str, str], Any]
 
@@ -41,16 +41,18 @@ def test_who_shares_what_what_is_idle_and_which_python(cli: Cli, mixed: Path) ->
 
 
 def test_a_node_without_any_process_is_idle(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "two.yaml"
-    path.write_text("cluster:\n  num_nodes: 3\n  component_placement: {actor: {node_group: node, placement: 0}}\n")
+    path = text_file(
+        tmp_path / "two.yaml",
+        "cluster:\n  num_nodes: 3\n  component_placement: {actor: {node_group: node, placement: 0}}\n",
+    )
     assert "idle: " in cli("inspect", "placement", path, "--assume", "0").out
 
 
 def test_spares_are_shown_with_the_nodes_that_they_can_serve_as(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "spares.yaml"
-    path.write_text(
+    path = text_file(
+        tmp_path / "spares.yaml",
         "cluster:\n  num_nodes: 5\n  spare_nodes: 2\n"
-        "  component_placement: {agent: {node_group: node, placement: all}}\n"
+        "  component_placement: {agent: {node_group: node, placement: all}}\n",
     )
     out = cli("inspect", "placement", path, "--assume", "0").out
     assert "3 nodes · 2 spares · 3 processes" in out
@@ -90,14 +92,12 @@ def test_the_suggested_command_keeps_what_was_said(cli: Cli, mixed: Path) -> Non
 
 
 def test_without_groups_the_number_alone_is_suggested(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "one.yaml"
-    path.write_text("cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-1}\n")
+    path = text_file(tmp_path / "one.yaml", "cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-1}\n")
     assert "--assume 8`" in cli("inspect", "placement", path).err
 
 
 def test_an_invalid_file_shows_its_errors_and_no_result(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text("cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-9}\n")
+    path = text_file(tmp_path / "bad.yaml", "cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-9}\n")
     assert f"{path}:3:32: error[placement-out-of-range]" in cli.refuses(
         2, "inspect", "placement", path, "--assume", "8"
     )
@@ -148,12 +148,12 @@ def test_secrets_are_masked(cli: Cli, mixed: Path) -> None:
 
 def test_a_secret_that_a_reference_brings_is_masked(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "hunter2")
-    path = tmp_path / "reference.yaml"
-    path.write_text(
+    path = text_file(
+        tmp_path / "reference.yaml",
         "cluster:\n  num_nodes: 1\n  node_groups:\n    - label: a\n      node_ranks: 0\n      env_configs:\n"
         "        - node_ranks: 0\n          env_vars: [{INNOCENT: '${env:MY_TOKEN}'}]\n"
         "      accelerators: {per_node: 0}\n"
-        "  component_placement: {actor: {node_group: a, placement: 0}}\n"
+        "  component_placement: {actor: {node_group: a, placement: 0}}\n",
     )
     out = cli.out("inspect", "placement", path, "--json")
     assert '"INNOCENT": "********"' in out
@@ -163,8 +163,7 @@ def test_a_secret_that_a_reference_brings_is_masked(cli: Cli, tmp_path: Path, mo
 
 
 def test_the_picture_is_written_whole_and_replaces_the_last(cli: Cli, mixed: Path, tmp_path: Path) -> None:
-    target = tmp_path / "picture.html"
-    target.write_text("old")
+    target = text_file(tmp_path / "picture.html", "old")
     target.chmod(0o600)
     ended = cli("inspect", "placement", mixed, *ASSUMED, "-o", target)
     assert ended.code == 0
@@ -193,13 +192,13 @@ def test_a_picture_that_cannot_be_written_is_1(cli: Cli, mixed: Path, tmp_path: 
 
 
 def test_variables_are_told_with_their_nodes_and_what_sets_them(cli: Cli, tmp_path: Path, contract: Contract) -> None:
-    path = tmp_path / "a.yaml"
-    path.write_text(
+    path = text_file(
+        tmp_path / "a.yaml",
         "cluster:\n  num_nodes: 2\n  forward_env: [HOME]\n"
         "  component_placement: {agent: {node_group: a, placement: all}}\n"
         "  node_groups:\n    - label: a\n      node_ranks: 0-1\n      ignore_hardware: true\n"
         "      env_configs:\n        - node_ranks: 0-1\n"
-        '          env_vars: [{A_TOKEN: hunter2}, {PATH: /x}, {ODD: "a\\e[31m\\nb"}, {EMPTY: ""}]\n'
+        '          env_vars: [{A_TOKEN: hunter2}, {PATH: /x}, {ODD: "a\\e[31m\\nb"}, {EMPTY: ""}]\n',
     )
     assert cli("inspect", "placement", path).out.splitlines()[-5:] == [
         "A_TOKEN=******** on nodes 0-1 (env_configs of a)",
@@ -264,8 +263,7 @@ cluster:
 
 
 def test_arms_have_the_numbers_of_rank_maps_everywhere(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "arms.yaml"
-    path.write_text(ARMS)
+    path = text_file(tmp_path / "arms.yaml", ARMS)
     asked = ("inspect", "placement", path, "--assume", "gpu=2")
     assert "Franka 0-2 " in cli(*asked).out
     assert ["env:2", "2", "Franka", "2"] in [line.split()[:4] for line in cli(*asked, "--all").out.splitlines()]

@@ -18,7 +18,7 @@ from recipes.embodied.rules.env_rules import sizes_of
 from recipes.embodied.using.recording import features_of
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.job.load import load_job
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 
 Contract = Callable[[str, str], Any]
 
@@ -83,8 +83,7 @@ def test_the_text_is_yaml_of_the_same_job(
     first = cli("inspect", "config", name, *form)
     if first.code:
         pytest.fail(first.err)
-    again = tmp_path / "again.yaml"
-    again.write_text(first.out, encoding="utf-8")
+    again = text_file(tmp_path / "again.yaml", first.out)
     second = cli("inspect", "config", again, *form)
     assert second.code == 0, second.err
 
@@ -142,8 +141,7 @@ def test_json_keeps_text_that_looks_like_a_number(cli: Cli, tmp_path: Path) -> N
 
 
 def test_an_invalid_file_is_2(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text("cluster: {}\n")
+    path = text_file(tmp_path / "bad.yaml", "cluster: {}\n")
     assert "error[" in cli.refuses(2, "inspect", "config", path)
 
 
@@ -187,8 +185,7 @@ cluster:
 
 
 def test_group_variables_do_not_reach_cluster_placed_processes(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "two.yaml"
-    path.write_text(TWO_GROUPS)
+    path = text_file(tmp_path / "two.yaml", TWO_GROUPS)
     env, rollout = (cli("inspect", "env", path, "-c", name, "-r", "0").out for name in ("env", "rollout"))
     assert "OMP_NUM_THREADS" not in env
     assert "the node's own  Ray's; with `rlinf up`: /opt/rollout/bin/python\n" in env

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlinf_core.config.validating import key_findings
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 
 Contract = Callable[[str, str], Any]
 RLINF = Path(sys.executable).with_name("rlinf")
@@ -24,16 +24,12 @@ BAD = "cluster:\n  num_nodes: 0\n  nodegroups: []\n"
 
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
-    path = tmp_path / "good.yaml"
-    path.write_text(GOOD, encoding="utf-8")
-    return path
+    return text_file(tmp_path / "good.yaml", GOOD)
 
 
 @pytest.fixture
 def bad(tmp_path: Path) -> Path:
-    path = tmp_path / "bad.yaml"
-    path.write_text(BAD, encoding="utf-8")
-    return path
+    return text_file(tmp_path / "bad.yaml", BAD)
 
 
 def test_a_valid_file_says_so(cli: Cli, good: Path) -> None:
@@ -51,16 +47,14 @@ def test_every_mistake_at_its_place_in_one_run(cli: Cli, bad: Path) -> None:
 
 
 def test_findings_are_not_wrapped_in_a_pipe(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "long.yaml"
-    path.write_text(f"cluster:\n  num_nodes: 1\n  {'k' * 300}: 1\n", encoding="utf-8")
+    path = text_file(tmp_path / "long.yaml", f"cluster:\n  num_nodes: 1\n  {'k' * 300}: 1\n")
     first = cli("validate", path).out.splitlines()[0]
     assert first.startswith(f"{path}:3:3: error[unknown-key]")
     assert "k" * 300 in first
 
 
 def test_warnings_do_not_fail(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "pasted.yaml"
-    path.write_text("\tcluster:\n\t  num_nodes: 1\n", encoding="utf-8")
+    path = text_file(tmp_path / "pasted.yaml", "\tcluster:\n\t  num_nodes: 1\n")
     out = cli.out("validate", path)
     assert "warning[indented-file]" in out
     assert out.endswith(f"\n\n{path}: valid, with 1 warning\n")
@@ -86,20 +80,17 @@ def test_overrides_go_to_every_file(cli: Cli, good: Path, bad: Path) -> None:
 
 
 def test_name_with_an_equals_sign_is_a_file_in_a_folder(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "lr=1.yaml"
-    path.write_text(GOOD, encoding="utf-8")
+    path = text_file(tmp_path / "lr=1.yaml", GOOD)
     assert cli("validate", path).code == 0
 
 
 def test_control_characters_of_names_are_escaped(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "a\n\x1b[31mb.yaml"
-    path.write_text(GOOD, encoding="utf-8")
+    path = text_file(tmp_path / "a\n\x1b[31mb.yaml", GOOD)
     assert cli.out("validate", path).endswith("a\\x0a\\x1b[31mb.yaml: valid\n")
 
 
 def test_assumptions_are_checked_against_the_ranges(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "ranges.yaml"
-    path.write_text("cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-8}\n", encoding="utf-8")
+    path = text_file(tmp_path / "ranges.yaml", "cluster:\n  num_nodes: 1\n  component_placement: {actor: 0-8}\n")
     assert cli("validate", path).code == 0
     assert "error[placement-out-of-range]" in cli.printed(2, "validate", path, "--assume", "8")
     assert cli("validate", path, "--assume", "9").code == 0
@@ -159,8 +150,7 @@ def test_a_folder_is_no_file(cli: Cli, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
 def test_an_unreadable_file(tmp_path: Path) -> None:
-    path = tmp_path / "secret.yaml"
-    path.write_text(GOOD, encoding="utf-8")
+    path = text_file(tmp_path / "secret.yaml", GOOD)
     path.chmod(0)
     command: list[str] = []
     if os.geteuid() == 0:
@@ -214,8 +204,7 @@ def test_help_needs_no_model() -> None:
 
 
 def test_secrets_do_not_reach_the_screen(cli: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "secret.yaml"
-    path.write_text("cluster:\n  num_nodes: 1\n  api_key: hunter2\n", encoding="utf-8")
+    path = text_file(tmp_path / "secret.yaml", "cluster:\n  num_nodes: 1\n  api_key: hunter2\n")
     for form in ("text", "json", "github"):
         ended = cli("validate", path, "--output", form)
         assert ended.code == 2
@@ -273,8 +262,7 @@ def test_no_guess_is_made_for_a_finding_that_is_only_counted(
         return guess(*args)
 
     monkeypatch.setattr(key_findings, "unknown_key", counted)
-    path = tmp_path / "many.yaml"
-    path.write_text(f"recipe: embodied\ncluster: {{num_nodes: 1}}\n{text}")
+    path = text_file(tmp_path / "many.yaml", f"recipe: embodied\ncluster: {{num_nodes: 1}}\n{text}")
     assert "error[unknown-key]: and 300 more of this kind" in cli("validate", path).out
     assert len(guessed) == 100
 
@@ -291,8 +279,7 @@ def test_no_guess_is_made_for_a_finding_that_is_only_counted(
     ],
 )
 def test_quotations_have_a_length(cli: Cli, tmp_path: Path, text: str) -> None:
-    path = tmp_path / "long.yaml"
-    path.write_text(f"cluster: {{num_nodes: 1}}\n{text % ('x' * 60_000)}\n")
+    path = text_file(tmp_path / "long.yaml", f"cluster: {{num_nodes: 1}}\n{text % ('x' * 60_000)}\n")
     for form in ("text", "json", "github"):
         ended = cli("validate", "--output", form, path)
         assert ended.code == 2

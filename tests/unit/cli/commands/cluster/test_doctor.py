@@ -16,7 +16,7 @@ from rlinf_core.node import cluster_records
 from rlinf_core.node.cluster_records import ClusterRecord, RecordedNode
 from rlinf_core.runners.storage.first_contact import ContactCheck, note_comparisons
 from rlinf_core.runners.storage.run_folder import RunFolder
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 
 Contract = Callable[[str, str], Any]
 
@@ -30,9 +30,7 @@ def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[[str], Path]:
     def write(text: str) -> Path:
-        path = tmp_path / "lab.yaml"
-        path.write_text(text)
-        return path
+        return text_file(tmp_path / "lab.yaml", text)
 
     return write
 

@@ -24,7 +24,7 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, read_state
 from rlinf_core.runners.trace import TraceWriter
 from tests.unit.cli.report_runs import full_run
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 
 
 def log_a_line(run: RunFolder) -> None:
@@ -82,8 +82,7 @@ def test_a_report_replaces_the_link_itself(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = full_run("runs")
-    precious = tmp_path / "bashrc"
-    precious.write_text("mine")
+    precious = text_file(tmp_path / "bashrc", "mine")
     page = Path(arguments[1]) if arguments else run.path / "report.html"
     page.symlink_to(precious)
     assert cli("report", run.path, *arguments).code == 0
@@ -93,8 +92,7 @@ def test_a_report_replaces_the_link_itself(
 
 
 def test_a_planted_part_is_not_written_to(tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("mine")
+    precious = text_file(tmp_path / "precious", "mine")
     (tmp_path / f".file.{os.getpid()}.part").symlink_to(precious)
     durable.write_whole(tmp_path / "file", "x")
     assert precious.read_text() == "mine"

@@ -18,7 +18,7 @@ from rlinf_core.runners.storage.evidence import quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE, mark
 from rlinf_core.runners.storage.run_status import RunStatus
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 from tests.unit.cli.why.made_runs import made_run
 
 DAY = 86400.0
@@ -228,8 +228,7 @@ def test_places_are_read_from_the_run(tmp_path: Path) -> None:
 
 
 def test_a_run_needs_no_assumption(cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(ON_UNKNOWN_GPUS)
+    file = text_file(tmp_path / "job.yaml", ON_UNKNOWN_GPUS)
     assert "--assume 8" in cli.fails(2, "inspect", "memory", file)
     run = RunFolder.create(RunnerConfig.model_validate({"logger": {"log_path": str(tmp_path)}}), "math")
     run.write_config_text(ON_UNKNOWN_GPUS)

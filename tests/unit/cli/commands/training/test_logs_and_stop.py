@@ -20,7 +20,7 @@ from rlinf_core.config.sections.runner import RunnerConfig
 from rlinf_core.process.proc import identity, stat
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_status import RunStatus
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 from tests.waiting import until
 
 RLINF = Path(sys.executable).with_name("rlinf")
@@ -177,8 +177,7 @@ class TestReading:
         assert Follower(tmp_path / "none", 0).read() == []
 
     def test_a_file_that_begins_anew(self, tmp_path: Path) -> None:
-        file = tmp_path / "log"
-        file.write_text("a long first line\n")
+        file = text_file(tmp_path / "log", "a long first line\n")
         follower = Follower(file, file.stat().st_size)
         file.write_text("new\n")
         assert follower.read() == ["new"]

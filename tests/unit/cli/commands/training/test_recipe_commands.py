@@ -24,7 +24,7 @@ from recipes.embodied.robots.controller_client import FrankaClient, holder_name
 from recipes.embodied.robots.franka_kinematics import HOME
 from rlinf_cli.main import main
 from rlinf_core.hardware.robots.franka import Franka
-from tests.unit.cli.typed import Cli
+from tests.unit.cli.typed import Cli, text_file
 
 FILE = """
 cluster:
@@ -68,8 +68,7 @@ def arm() -> Iterator[Franka]:
 
 @pytest.fixture
 def file(arm: Franka, tmp_path: Path) -> str:
-    path = tmp_path / "robot.yaml"
-    path.write_text(FILE.format(port=arm.robot_port, camera="c1"))
+    path = text_file(tmp_path / "robot.yaml", FILE.format(port=arm.robot_port, camera="c1"))
     return str(path)
 
 
@@ -140,8 +139,7 @@ def test_arm_held_by_a_job_can_only_be_watched_and_stopped(
 
 
 def test_a_fault_is_told_and_nothing_moves(arm: Franka, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "robot.yaml"
-    path.write_text(FILE.format(port=arm.robot_port, camera="c9"))
+    path = text_file(tmp_path / "robot.yaml", FILE.format(port=arm.robot_port, camera="c9"))
     assert main(["robot", "check", str(path)]) == 1
     assert "c9 is not connected" in capsys.readouterr().out
     assert main(["robot", "reset", str(path)]) == 1
@@ -185,8 +183,7 @@ def short_first_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_arms_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "robot.yaml"
-    path.write_text(FILE.format(port=1, camera="c1"))
+    path = text_file(tmp_path / "robot.yaml", FILE.format(port=1, camera="c1"))
     assert main(["robot", "check", str(path)]) == 1
     assert "does not respond" in capsys.readouterr().out
     assert main(["robot", "list", str(path)]) == 0
@@ -220,8 +217,7 @@ def interpreter(tmp_path: Path) -> Path:
     """The folder of an interpreter whose LIBERO is a stand-in."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "run.py").write_text(STAND_IN)
-    python = tmp_path / "bin/python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path}/run.py "$@"\n')
+    python = text_file(tmp_path / "bin/python", f'#!/bin/sh\nexec {sys.executable} {tmp_path}/run.py "$@"\n')
     python.chmod(0o755)
     return tmp_path
 
