@@ -215,41 +215,18 @@ def stacks_record(job: str, processes: Sequence[JobProcess]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for process in processes:
         view = process.view
-        rows.append(
-            {
-                "name": view.name,
-                "node": view.node,
-                "node_rank": view.node_rank,
-                "pid": view.pid,
-                "parent": None,
-                "command": "",
-                "state": view.state,
-                "doing": view.doing,
-                "since": None if view.since is None else round(view.since, 3),
-                "source": process.source,
-                "stacks": process.stacks,
-                "reason": process.reason,
-            }
-        )
-        rows += [_child_row(process, child) for child in process.children]
+        since = None if view.since is None else round(view.since, 3)
+        own = {"pid": view.pid, "parent": None, "command": "", "state": view.state, "doing": view.doing, "since": since}
+        rows.append({**_stacks_row(view, process), **own})
+        for child in process.children:
+            of_child = {"pid": child.pid, "parent": child.parent, "command": child.command}
+            rows.append({**_stacks_row(view, child), **of_child, "state": "", "doing": "", "since": None})
     return {"schema": SCHEMA, "job": job, "complete": all(one.complete for one in processes), "processes": rows}
 
 
-def _child_row(process: JobProcess, child: ProcessStacks) -> dict[str, Any]:
-    return {
-        "name": process.view.name,
-        "node": process.view.node,
-        "node_rank": process.view.node_rank,
-        "pid": child.pid,
-        "parent": child.parent,
-        "command": child.command,
-        "state": "",
-        "doing": "",
-        "since": None,
-        "source": child.source,
-        "stacks": child.stacks,
-        "reason": child.reason,
-    }
+def _stacks_row(view: WorkerView, of: JobProcess | ProcessStacks) -> dict[str, Any]:
+    place = {"name": view.name, "node": view.node, "node_rank": view.node_rank}
+    return {**place, "source": of.source, "stacks": of.stacks, "reason": of.reason}
 
 
 def stacks_text(processes: Sequence[JobProcess]) -> str:

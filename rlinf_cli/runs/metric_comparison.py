@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.runs.documents import Provenance
 from rlinf_core.statistics import mean, wilson_interval
@@ -38,8 +38,7 @@ class Kind(StrEnum):
     SEEDS = "seeds"
 
 
-@dataclass(frozen=True)
-class ConfigDifference:
+class ConfigDifference(NamedTuple):
     """A difference between runs.
 
     Attributes:
@@ -78,8 +77,7 @@ class RunResult:
     left_out: int = 0
 
 
-@dataclass(frozen=True)
-class ResultGap:
+class ResultGap(NamedTuple):
     """The difference of two results, second minus first.
 
     Attributes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlinf_cli.console import console
 from rlinf_cli.live import labels
@@ -28,8 +27,7 @@ from rlinf_core.runners.opened_run import Run
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 
-@dataclass(frozen=True)
-class RunSet:
+class RunSet(NamedTuple):
     """Runs that differ only in their seeds.
 
     Attributes:
@@ -45,8 +43,7 @@ class RunSet:
     series: tuple[RunSeries, ...]
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The comparison of sets of runs.
 
     Attributes:
@@ -146,12 +143,9 @@ _ABSENT = "-"
 
 def comparison_text(comparison: Comparison) -> str:
     """Return the differences, most important first, and the results."""
-    parts = [_runs(comparison)]
-    parts.append(first_difference(comparison))
-    if comparison.differences:
-        parts.append(_differences(comparison))
-    parts.append("\n".join(verdict_lines(comparison)))
-    return "\n\n".join(parts)
+    table = console.table(result_heads(comparison), run_rows(comparison), right=(3,), keep=(0, 1))
+    differences = [_differences(comparison)] if comparison.differences else []
+    return "\n\n".join([table, first_difference(comparison), *differences, "\n".join(verdict_lines(comparison))])
 
 
 def first_difference(comparison: Comparison) -> str:
@@ -174,10 +168,6 @@ def run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
 def result_heads(comparison: Comparison) -> tuple[str, ...]:
     """Return the heads of `run_rows`."""
     return "set", "run", "status", comparison.x.label, comparison.metric
-
-
-def _runs(comparison: Comparison) -> str:
-    return console.table(result_heads(comparison), run_rows(comparison), right=(3,), keep=(0, 1))
 
 
 def _differences(comparison: Comparison) -> str:
@@ -250,30 +240,10 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
             }
             for run_set in comparison.sets
         ],
-        "differences": [_difference_record(difference) for difference in comparison.differences],
-        "verdicts": [
-            {
-                "gap": verdict.gap,
-                "low": verdict.low,
-                "high": verdict.high,
-                "larger_than_noise": verdict.larger_than_noise,
-                "basis": verdict.basis,
-            }
-            for verdict in comparison.verdicts
-        ],
+        "differences": [difference._asdict() for difference in comparison.differences],
+        "verdicts": [{**gap._asdict(), "larger_than_noise": gap.larger_than_noise} for gap in comparison.verdicts],
     }
 
 
 def _result_record(result: RunResult) -> dict[str, Any]:
-    return {
-        "step": result.step,
-        "value": result.value,
-        "low": result.low,
-        "high": result.high,
-        "count": result.count,
-        "left_out": result.left_out,
-    }
-
-
-def _difference_record(difference: ConfigDifference) -> dict[str, Any]:
-    return {"kind": str(difference.kind), "name": difference.name, "values": list(difference.values)}
+    return {name: value for name, value in vars(result).items() if name not in ("metric", "basis")}
