@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -56,11 +58,11 @@ def app(
     names = [argument for argument in arguments if argument not in overrides]
     if len(names) != 1:
         raise typer.BadParameter("name one file or one folder")
-    target = Path(names[0])
+    source = Path(names[0])
     _require_hydra()
     folders = [os.path.expanduser(folder) for folder in search_path or ()]
-    request = _Request(overrides, folders, replace)
-    return (_folder if target.is_dir() else _file)(target, out, request)
+    convert = partial(_import, overrides=overrides, search_path=folders, replace=replace)
+    return (_folder if source.is_dir() else _file)(source, out, convert)
 
 
 def _is_override(argument: str) -> bool:
@@ -84,12 +86,6 @@ def _require_hydra() -> None:
         )
 
 
-class _Request(NamedTuple):
-    overrides: list[str]
-    search_path: list[str]
-    replace: bool
-
-
 class _Imported(NamedTuple):
     """The result for one file: converted and written, or the error."""
 
@@ -106,43 +102,28 @@ class _Imported(NamedTuple):
         return ExitCode.FAILED if self.converted.errors else ExitCode.OK
 
 
-def _file(source: Path, out: Path | None, request: _Request) -> ExitCode:
+def _file(source: Path, out: Path | None, convert: Callable[[Path, Path | None], _Imported]) -> ExitCode:
+    from rlinf_cli.importing.convert import lines_of
     from rlinf_cli.importing.sources import IMPORTED
 
-    to_stdout = out is not None and str(out) == "-"
-    target = (
-        source.with_name(source.stem + IMPORTED)
-        if out is None
-        else out / (source.stem + ".yaml")
-        if out.is_dir()
-        else out
-    )
-    imported = _import(source, None if to_stdout else target, request)
-    if imported.converted is None:
-        if console.verbosity.json:
-            console.result_json(_record([imported]))
-        else:
-            _show_failure(imported)
-        return imported.exit_code
-    _show_findings(imported)
+    target = out or source.with_name(source.stem + IMPORTED)
+    target = target / (source.stem + ".yaml") if target is out and target.is_dir() else target
+    imported = convert(source, None if str(out) == "-" else target)
+    if imported.converted is not None or not console.verbosity.json:
+        _show_findings(imported)
     if console.verbosity.json:
         console.result_json(_record([imported]))
-    elif to_stdout:
-        console.result(imported.converted.text.rstrip("\n"))
-        console.message("\n".join(_summary(imported)))
-    else:
-        console.results(_summary(imported))
+    elif imported.converted is not None:
+        summary = list(lines_of(imported.converted, str(imported.target) if imported.target else None))
+        if imported.target is None:
+            console.result(imported.converted.text.rstrip("\n"))
+            console.message("\n".join(summary))
+        else:
+            console.results(summary)
     return imported.exit_code
 
 
-def _summary(imported: _Imported) -> list[str]:
-    from rlinf_cli.importing.convert import lines_of
-
-    assert imported.converted is not None
-    return list(lines_of(imported.converted, str(imported.target) if imported.target else None))
-
-
-def _folder(folder: Path, out: Path | None, request: _Request) -> ExitCode:
+def _folder(folder: Path, out: Path | None, convert: Callable[[Path, Path | None], _Imported]) -> ExitCode:
     from rlinf_cli.importing.sources import IMPORTED, SCRIPT_ENDINGS, instead_of_script, job_files
     from rlinf_core.errors import ConfigError
 
@@ -161,7 +142,7 @@ def _folder(folder: Path, out: Path | None, request: _Request) -> ExitCode:
     for source in jobs:
         inside = source.relative_to(folder)
         target = source.with_name(source.stem + IMPORTED) if out is None else out / inside.with_suffix(".yaml")
-        imported.append(_import(source, target, request))
+        imported.append(convert(source, target))
     if console.verbosity.json:
         console.result_json(_record(imported))
     else:
@@ -171,52 +152,42 @@ def _folder(folder: Path, out: Path | None, request: _Request) -> ExitCode:
     return max((result.exit_code for result in imported), key=lambda code: code is not ExitCode.OK)
 
 
-def _import(source: Path, target: Path | None, request: _Request) -> _Imported:
+def _import(
+    source: Path, target: Path | None, *, overrides: Sequence[str], search_path: Sequence[str], replace: bool
+) -> _Imported:
     """Convert one file and write it."""
-    from rlinf_cli.console.console import write_whole
     from rlinf_cli.importing.convert import convert
     from rlinf_cli.importing.sources import read_job
     from rlinf_core.errors import ConfigError, RLinfError
 
+    findings: Diagnostics | None = None
     try:
-        source_job = read_job(str(source), request.overrides, request.search_path, os.environ)
-    except RLinfError as error:
-        return _Imported(source, error=error)
-    if source_job.file is None:
-        return _Imported(source, findings=source_job.diagnostics)
-    try:
-        converted = convert(source_job.file, os.environ)
+        file, findings = read_job(str(source), overrides, search_path, os.environ)
+        if file is None:
+            return _Imported(source, findings=findings)
+        converted = convert(file, os.environ)
         if target is not None:
-            if target.exists() and (not request.replace or target.samefile(source)):
-                raise ConfigError(
-                    f"`{target}` already exists",
-                    help="name another file with `-o`"
-                    if target.samefile(source)
-                    else "name another file with `-o`, or overwrite it with `--replace`",
-                )
+            if target.exists() and (not replace or target.samefile(source)):
+                instead = "" if target.samefile(source) else ", or overwrite it with `--replace`"
+                raise ConfigError(f"`{target}` already exists", help=f"name another file with `-o`{instead}")
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RLinfError(f"cannot create the folder `{target.parent}`", why=error.strerror) from error
-            write_whole(target, converted.text)
+            console.write_whole(target, converted.text)
     except RLinfError as error:
-        return _Imported(source, findings=source_job.diagnostics, error=error)
-    return _Imported(source, target, converted, source_job.diagnostics)
-
-
-def _show_failure(imported: _Imported) -> None:
-    _show_findings(imported)
-    if imported.error is not None:
-        error = imported.error
-        console.error_block(error.message, where=str(imported.source), why=error.why, do=error.help)
+        return _Imported(source, findings=findings, error=error)
+    return _Imported(source, target, converted, findings)
 
 
 def _show_findings(imported: _Imported) -> None:
-    """Print the findings from composing the file."""
+    """Print the findings from composing the file, and the error that kept it from being converted."""
     from rlinf_cli.job.findings import finding_blocks
 
     if imported.findings is not None and len(imported.findings):
         console.error("\n\n".join(finding_blocks([*imported.findings], sys.stderr)))
+    if (error := imported.error) is not None:
+        console.error_block(error.message, where=str(imported.source), why=error.why, do=error.help)
 
 
 def _table(imported: list[_Imported], folder: Path) -> None:
