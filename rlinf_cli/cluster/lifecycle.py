@@ -158,9 +158,7 @@ def _spoken(failure: NodeFailure) -> str:
 
 def up_result(report: UpReport) -> Result:
     """Print the nodes that failed, and return what `rlinf up` answers."""
-    show_failures(report.failures)
-    code = ExitCode.OK if report.ok else ExitCode.UNREACHABLE
-    return Result(up_text(report), up_record(report), code)
+    return _answered(report, up_text(report), up_record(report))
 
 
 def up_text(report: UpReport) -> str:
@@ -179,11 +177,14 @@ def up_text(report: UpReport) -> str:
 
 def up_record(report: UpReport) -> dict[str, Any]:
     """Return the report as data."""
+    return {**_record(UP_SCHEMA, report), "address": report.address or None}
+
+
+def _record(schema: str, report: UpReport | DownReport) -> dict[str, Any]:
     return {
-        "schema": UP_SCHEMA,
+        "schema": schema,
         "ok": report.ok,
-        "cluster": report.name,
-        "address": report.address or None,
+        "cluster": report.name or None,
         "seconds": round(report.seconds, 3),
         "nodes": [node._asdict() for node in report.nodes],
         "failures": failures_record(report.failures),
@@ -209,9 +210,12 @@ def failures_record(failures: Sequence[NodeFailure]) -> list[dict[str, Any]]:
 
 def down_result(report: DownReport) -> Result:
     """Print the nodes that failed, and return what `rlinf down` answers."""
+    return _answered(report, down_text(report), down_record(report))
+
+
+def _answered(report: UpReport | DownReport, text: str, record: dict[str, Any]) -> Result:
     show_failures(report.failures)
-    code = ExitCode.OK if report.ok else ExitCode.UNREACHABLE
-    return Result(down_text(report), down_record(report), code)
+    return Result(text, record, ExitCode.OK if report.ok else ExitCode.UNREACHABLE)
 
 
 def down_text(report: DownReport) -> str:
@@ -231,14 +235,7 @@ def down_text(report: DownReport) -> str:
 
 def down_record(report: DownReport) -> dict[str, Any]:
     """Return the report as data."""
-    return {
-        "schema": DOWN_SCHEMA,
-        "ok": report.ok,
-        "cluster": report.name or None,
-        "seconds": round(report.seconds, 3),
-        "nodes": [node._asdict() for node in report.nodes],
-        "failures": failures_record(report.failures),
-    }
+    return _record(DOWN_SCHEMA, report)
 
 
 def plan_result(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) -> Result:
