@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -336,8 +337,6 @@ def placement_advice(
 
 def _checked(advice: Advice, file: str, overrides: Sequence[str], assume: Sequence[str] | None) -> Advice:
     """Return the advice without placements that the rules of the job refuse, as `rlinf validate` would."""
-    from dataclasses import replace
-
     from rlinf_cli.job.job_file import load, viewed
 
     kept: list[Judged] = []

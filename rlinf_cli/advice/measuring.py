@@ -17,17 +17,23 @@ from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import command_signals
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.live.run_summary import shown
+from rlinf_cli.placement.job_layout import lay_out
+from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
+from rlinf_cli.run.starting import check_installed
 from rlinf_cli.sweep.plan import Point, SweepPlan, overrides_of
 from rlinf_cli.sweep.queue import LOGS, RunQueue
 from rlinf_core import env_vars
 from rlinf_core.advice.arrangements import DeviceSpan
 from rlinf_core.advice.durations import CallRow, Durations
+from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import RESERVED_LABELS
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import write_fault
 from rlinf_core.runners.storage import durable
 from rlinf_core.runners.storage.run_status import RunStatus
+from rlinf_core.topology import CLUSTER_LABEL
 
 if TYPE_CHECKING:
     from rlinf_cli.advice.job_devices import JobDevices
@@ -64,11 +70,7 @@ def measured(file: str, overrides: Sequence[str]) -> Result:
         typer.BadParameter: a size is for no component of which it can be chosen, or the file is standard input.
         RLinfError: the job cannot be measured, or no trial finished.
     """
-    from rlinf_cli.job.job_file import load, sound
-    from rlinf_cli.placement.job_layout import lay_out
     from rlinf_cli.run.policies import config_of
-    from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
-    from rlinf_cli.run.starting import check_installed
 
     if file == "-":
         raise typer.BadParameter("each trial reads the file again: give a path, not `-`", param_hint="'--measure'")
@@ -166,8 +168,6 @@ def _placed(flow: JobFlow, devices: JobDevices, parts: SoundJob, wanted: str | N
 
 
 def _group_of(parts: SoundJob, name: str) -> str:
-    from rlinf_core.topology import CLUSTER_LABEL
-
     return next(iter(parts.cluster.component_placement[name].node_group), CLUSTER_LABEL)
 
 
@@ -195,9 +195,6 @@ def _valid(plan: SweepPlan, place: Path) -> tuple[SweepPlan, list[str]]:
     Raises:
         RLinfError: they refuse all.
     """
-    from rlinf_cli.job.job_file import load
-    from rlinf_core.config.diagnostics import Severity
-
     points: list[Point] = []
     refused: list[str] = []
     for point in plan.points:

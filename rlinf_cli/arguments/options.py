@@ -197,8 +197,6 @@ def _named(words: list[str]) -> str | None:
 
 def _paths(incomplete: str) -> list[str]:
     """YAML files and folders; a sole folder is expanded."""
-    import os
-
     folder, stem = os.path.split(incomplete)
     completions: list[str] = []
     with os.scandir(os.path.expanduser(folder) or ".") as entries:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from rlinf_cli.console import console
+from rlinf_core.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
     from rlinf_cli.cluster import doctor
@@ -25,7 +26,6 @@ def reachable(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
         ConfigError: it has several nodes and no hosts to reach them by.
     """
     from rlinf_cli.cluster.inventory import targets
-    from rlinf_core.errors import ConfigError
 
     nodes = targets(cluster)
     if len(nodes) > 1 and nodes[0].host is None:
@@ -54,7 +54,6 @@ def prober(file: str, assume: Sequence[str] | None = None, *, live: bool = True)
         from rlinf_cli.cluster import doctor, identity
         from rlinf_cli.cluster.checks.devices import node_info
         from rlinf_cli.cluster.transports.transport import Transport, run
-        from rlinf_core.errors import ClusterError
 
         nodes, cluster_id = reachable(cluster), identity.cluster_id(identity.cluster_name(file, None))
 
@@ -78,7 +77,6 @@ def recorded_cluster(name: str | None) -> ClusterRecord:
         ClusterError: it does not exist.
     """
     from rlinf_core import env_vars
-    from rlinf_core.errors import ClusterError
     from rlinf_core.node import cluster_records
 
     record = cluster_records.recorded(name)

@@ -10,6 +10,7 @@ lines of workers. No markup is interpreted.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import stat
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 from rlinf_core.errors import RLinfError
+from rlinf_core.foreign.files import write_fault
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.suggest import clipped
@@ -168,8 +170,6 @@ def result_json(data: Any) -> None:
 
 def json_text(data: Any) -> str:
     """Return JSON that no terminal acts on."""
-    import json
-
     return json.dumps(data, indent=2, ensure_ascii=False).translate(_ESCAPED)
 
 
@@ -339,7 +339,6 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         RLinfError: it cannot be written.
     """
-    from rlinf_core.foreign.files import write_fault
     from rlinf_core.runners.storage import durable
 
     try:

@@ -35,6 +35,7 @@ from rlinf_core.config.validating.model_fields import (
 )
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit, hardware_model, hardware_types
+from rlinf_core.suggest import did_you_mean, quoted
 
 _WORDS: Final[dict[object, str]] = {
     str: "text",
@@ -153,8 +154,6 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, requested: str) -> _S
     spot_below = by_name.get(name) or by_name.get("NAME")
     if spot_below is not None:
         return spot_below
-
-    from rlinf_core.suggest import did_you_mean, quoted
 
     source = foreign_names()
     where = f"in `{spot.path}`" if spot.path else "at the top of the file"

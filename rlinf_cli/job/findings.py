@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_core.config.diagnostics import Diagnostic, Severity, render_text
+from rlinf_core.config.diagnostics import Diagnostic, Severity, render_text, visible
 from rlinf_core.config.secrets import mask_message, mask_text
 from rlinf_core.config.tree import format_path
 from rlinf_core.suggest import clipped
@@ -121,8 +121,6 @@ def validated(reports: Sequence[tuple[str, Diagnostics]], *, github: bool) -> Re
 
 
 def _shown(file: str) -> str:
-    from rlinf_core.config.diagnostics import visible
-
     return "standard input" if file == "-" else file if file.isprintable() else visible(file)
 
 

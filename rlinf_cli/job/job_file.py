@@ -13,6 +13,7 @@ import typer
 
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
+from rlinf_core.suggest import quoted
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -128,7 +129,6 @@ def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
     others = [entry for entry in tree.entries if entry.key.raw != "cluster"]
     if others:
         from rlinf_core.config.diagnostics import Diagnostic, Severity
-        from rlinf_core.suggest import quoted
 
         names = quoted(entry.key.raw for entry in others)
         first = others[0].key

@@ -121,8 +121,6 @@ def _environment() -> Any:
 
 
 def _moment(seconds: float) -> str:
-    import time
-
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
@@ -193,8 +191,6 @@ def _small(columns: Mapping[str, MetricColumn], specs: Drawings, identifier: str
 
 def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
     """Return videos, newest first: small ones embedded, others as links."""
-    from urllib.parse import quote
-
     videos: list[Video] = []
     left = _ALL_VIDEO_BYTES
     for path in reversed(paths):

@@ -15,18 +15,22 @@ import typer
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
-from rlinf_cli.runs.run_lookup import find_run
-from rlinf_core.errors import RLinfError, RunError
+from rlinf_cli.runs.run_lookup import NO_RUN_THERE, find_run, run_at
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.shipped import meant_config
+from rlinf_core.errors import CheckpointError, ConfigError, RLinfError, RunError
 from rlinf_core.job.load import load_job
-from rlinf_core.runners.opened_run import note_step
-from rlinf_core.runners.storage.checkpoint import load_manifest
+from rlinf_core.runners.opened_run import folder_without_run, note_step
+from rlinf_core.runners.storage.checkpoint import load_manifest, sound_checkpoint
+from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
 from rlinf_core.runners.storage.evidence import read_quarantine
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import STATE
 from rlinf_core.suggest import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
-    from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 class UsedJob(NamedTuple):
@@ -60,8 +64,6 @@ def used_job(name: str, overrides: list[str], command: str, checkpoint: str | No
     from rlinf_cli.job.job_file import load, show_findings, sound, without_start, without_training_data
     from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere
     from rlinf_cli.run.starting import check_installed, refuse_unused, with_hub_pins
-    from rlinf_core.config.diagnostics import Severity
-    from rlinf_core.errors import ConfigError, RLinfError
 
     run = find_run_folder(name)
     file = str(run.config_file) if run is not None else name
@@ -95,10 +97,6 @@ def find_run_folder(name: str) -> RunFolder | None:
     Raises:
         RunError: it is a folder without a run.
     """
-    from rlinf_cli.runs.run_lookup import NO_RUN_THERE, run_at
-    from rlinf_core.config.shipped import meant_config
-    from rlinf_core.runners.opened_run import folder_without_run
-
     run = run_at(name)
     if run is None and Path(name).is_dir() and meant_config(name) is None:
         raise folder_without_run(Path(name), NO_RUN_THERE)
@@ -122,12 +120,6 @@ def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
     Raises:
         CheckpointError: it does not exist, or it is damaged.
     """
-    from rlinf_core.errors import CheckpointError
-    from rlinf_core.runners.storage.checkpoint import sound_checkpoint
-    from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
-    from rlinf_core.runners.storage.run_folder import RunFolder
-    from rlinf_core.runners.storage.run_state import STATE
-
     if checkpoint is None and run is None:
         return None
     if checkpoint is not None:

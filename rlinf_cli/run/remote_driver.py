@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from rlinf_cli.console import console
 from rlinf_core import env_vars
+from rlinf_core.errors import ClusterError, ConfigError, RLinfError
 
 if TYPE_CHECKING:
     from rlinf_cli.job.job_file import SoundJob
-    from rlinf_core.errors import ClusterError
     from rlinf_core.node.attach import Known
     from rlinf_core.node.cluster_records import ClusterRecord
 
@@ -25,7 +25,6 @@ def cluster_elsewhere(job: SoundJob, file: str) -> ClusterRecord | None:
             or the cluster that is recorded under the file's name was brought up from other machines.
     """
     from rlinf_cli.cluster import identity
-    from rlinf_core.errors import ClusterError
     from rlinf_core.node import attach, cluster_records
 
     if env_vars.ADDRESS.get() or attach.may_be_embedded(1, job.cluster):
@@ -53,8 +52,6 @@ def refuse_elsewhere(job: SoundJob, file: str, why: str, do: str) -> None:
     Raises:
         ConfigError: it is, `why` that matters, and that one may `do` it there.
     """
-    from rlinf_core.errors import ConfigError
-
     if cluster_elsewhere(job, file) is not None:
         what = f"the head of this file's cluster is another machine, {why}"
         raise ConfigError(what, where=job.name, help=f"log in to the head, and {do} there")
@@ -101,7 +98,6 @@ def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
     Raises:
         ClusterError: none runs here and one is needed, or several fit.
     """
-    from rlinf_core.errors import ClusterError
     from rlinf_core.node import attach
 
     num_nodes = job.cluster.num_nodes
@@ -160,7 +156,6 @@ def _of_the_file(job: SoundJob, path: str, section: str) -> bool:
 
 def _recorded_for(job: SoundJob, name: str) -> bool:
     """Return whether the newest `rlinf up` of a cluster was for the job's machines; nodes remember their first."""
-    from rlinf_core.errors import RLinfError
     from rlinf_core.node import cluster_records
 
     try:
@@ -171,8 +166,6 @@ def _recorded_for(job: SoundJob, name: str) -> bool:
 
 
 def _another_cluster(where: str, name: str, reason: str, file: str) -> ClusterError:
-    from rlinf_core.errors import ClusterError
-
     return ClusterError(
         f"cluster `{name}` is up, but not for this file",
         where=where,

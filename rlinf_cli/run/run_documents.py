@@ -16,7 +16,10 @@ from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import View, relaunched
 from rlinf_cli.runs.documents import ORIGINS, PLACEMENT, Provenance, collect, write_provenance
 from rlinf_cli.runs.logs import last_lines
+from rlinf_core.config.composing.origins import origins
+from rlinf_core.config.secrets import mask, mask_text
 from rlinf_core.errors import RLinfError, RunError
+from rlinf_core.foreign.files import NO_ROOM
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners.events import (
     CheckpointSaved,
@@ -135,7 +138,6 @@ class DocumentWriter(View):
 
     def add_event(self, kind: str, step: int, text: str, details: Sequence[str] = ()) -> None:
         """Add to the run's events."""
-        from rlinf_core.config.secrets import mask_text
 
         def masked(line: str) -> str:
             return hidden(mask_text(line))
@@ -165,8 +167,6 @@ class DocumentWriter(View):
 
     def _origins(self) -> dict[str, str]:
         from rlinf_cli.job.config_view import config_record
-        from rlinf_core.config.composing.origins import origins
-        from rlinf_core.config.secrets import mask
 
         if self._job.tree is None:
             return {}
@@ -227,8 +227,6 @@ def record_end(
 
 
 def _lacks_room(error: RLinfError) -> bool:
-    from rlinf_core.foreign.files import NO_ROOM
-
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM
 
 

@@ -19,6 +19,7 @@ from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train
 from rlinf_core.config.composing.origins import origins, says_something
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.secrets import mask
+from rlinf_core.config.tree import to_data
 from rlinf_core.errors import ConfigError, PlacementError, RLinfError
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.suggest import quoted
@@ -134,7 +135,6 @@ def with_hub_pins(job: Job, file: str, overrides: Sequence[str], *, trains: bool
     Raises:
         ConfigError: a name is neither in the cache of huggingface_hub, nor can it be fetched.
     """
-    from rlinf_cli.job.job_file import load
     from rlinf_core.config.sections.hub_names import commit_of, ensure_here, hub_paths, pins_of
 
     unread = () if trains or job.recipe is None else tuple(tuple(key.split(".")) for key in job.recipe.training_data)
@@ -193,8 +193,6 @@ def refuse_unused(job: Job, overrides: Sequence[str], command: str, *, of_run: b
     Raises:
         ConfigError: a key has no effect.
     """
-    from rlinf_core.errors import ConfigError
-
     for argument in overrides:
         key = argument.lstrip("+~").partition("=")[0]
         if key == _RESUME or not _ignored(key, command, of_run=of_run):
@@ -218,8 +216,6 @@ def refuse_unused(job: Job, overrides: Sequence[str], command: str, *, of_run: b
 
 def _resumed(job: Job) -> str | None:
     """Return the file's `runner.resume_dir`, also one that cannot be resumed from."""
-    from rlinf_core.config.tree import to_data
-
     data = cast("dict[str, Any]", to_data(job.tree)) if job.tree is not None else {}
     runner = data.get("runner")
     named = cast("dict[str, Any]", runner).get("resume_dir") if isinstance(runner, dict) else None

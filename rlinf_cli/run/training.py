@@ -6,16 +6,22 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.job.findings import without_effect
-from rlinf_cli.run.run_documents import record_end
+from rlinf_cli.live.progress import RunProgress
+from rlinf_cli.live.run_summary import shown, summary_record, summary_text
+from rlinf_cli.live.view import PlainView
+from rlinf_cli.run.run_documents import DocumentWriter, StateWriter, failure_block, record_end
+from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.proc import sigterm_deferred
@@ -28,16 +34,17 @@ from rlinf_core.runners.events import (
     PhaseStarted,
     RunFinished,
 )
+from rlinf_core.runners.recovery import reason_of
+from rlinf_core.runners.storage import run_events
+from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 from rlinf_core.runners.storage.run_status import RunStatus
 
 if TYPE_CHECKING:
     import logging
-    from pathlib import Path
 
     from rlinf_cli.live.view import View
     from rlinf_core.job.load import Job
     from rlinf_core.job.recipe import Recipe
-    from rlinf_core.runners.storage.run_folder import RunFolder
 
 
 def run(job: Job, recipe: Recipe) -> ExitCode:
@@ -55,10 +62,7 @@ def run_detached(job: Job, recipe: Recipe) -> ExitCode:
 
     Returns once that process has made its run folder, or has failed to.
     """
-    from pathlib import Path
-
     from rlinf_cli.live import driver_log
-    from rlinf_cli.live.run_summary import shown, summary_record
 
     def work(settle: driver_log.Settle) -> int:
         from rlinf_cli.main import guarded
@@ -96,9 +100,6 @@ def make_folder(job: Job, recipe: Recipe) -> RunFolder:
     Raises:
         RLinfError: it cannot be made, or there is no checkpoint to resume from.
     """
-    from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
-    from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
-
     runner = getattr(job.config, "runner", None)
     save_path = getattr(getattr(job.config, "actor", None), "checkpoint_save_path", None)
     # A user's recipe may have no `runner` section, or a different one.
@@ -114,9 +115,6 @@ class Training:
     """One run in its folder."""
 
     def __init__(self, job: Job, recipe: Recipe, folder: RunFolder) -> None:
-        from rlinf_cli.live.progress import RunProgress
-        from rlinf_cli.run.run_documents import DocumentWriter
-
         self._job, self._recipe, self._folder = job, recipe, folder
         # Its stand-ins learn nothing: it has neither a learning curve nor a report, and its command sums it up.
         self._rehearses = folder.state.kind == "rehearsal"
@@ -212,10 +210,6 @@ class Training:
             self._interrupts.check(again=not isinstance(event, CheckpointSaved))
 
     def _views(self, log: logging.Logger) -> list[View]:
-        from rlinf_cli.live.run_summary import shown
-        from rlinf_cli.live.view import PlainView
-        from rlinf_cli.run.run_documents import StateWriter
-
         place = shown(self._folder.path)
         views: list[View] = [
             StateWriter(self._progress, self._folder),
@@ -232,9 +226,6 @@ class Training:
         return [*views, PlainView(self._progress)]
 
     def _finished(self, log: logging.Logger) -> ExitCode:
-        from rlinf_cli.live.run_summary import summary_text
-        from rlinf_core.runners.storage import run_events
-
         log.info("finished after step %d", self._progress.step)
         self._documents.add_event(
             run_events.FINISHED, self._progress.step, f"finished after step {self._progress.step}"
@@ -247,9 +238,7 @@ class Training:
         return self._close(RunStatus.FINISHED, ExitCode.OK)
 
     def _interrupted(self, log: logging.Logger) -> ExitCode:
-        from rlinf_cli.live.run_summary import shown
         from rlinf_cli.why.incidents import limit_reached
-        from rlinf_core.runners.storage import run_events
 
         code = self._interrupts.code or ExitCode.INTERRUPTED
         reason = _reason_of_end(code)
@@ -264,13 +253,7 @@ class Training:
         return self._close(RunStatus.INTERRUPTED, code, reason)
 
     def _failed(self, error: BaseException, log: logging.Logger) -> ExitCode:
-        import traceback
-
-        from rlinf_cli.live.run_summary import shown
-        from rlinf_cli.run.run_documents import failure_block
         from rlinf_core.runners.evidence import evidence_line, keep_evidence
-        from rlinf_core.runners.recovery import reason_of
-        from rlinf_core.runners.storage import run_events
 
         reason = reason_of(error)
         self._end_as_can_be(RunStatus.FAILED, reason)
@@ -338,8 +321,6 @@ class Training:
 
     def _say_how_to_go_on(self) -> None:
         if self._folder.checkpoints.latest() is not None:
-            from rlinf_cli.live.run_summary import shown
-
             place = f"runner.resume_dir={shown(self._folder.path)}"
             console.message(f"run the same command with `{place}` to resume from the last checkpoint")
 
@@ -355,8 +336,6 @@ class Training:
 
     def _close(self, status: str, code: ExitCode, reason: str = "") -> ExitCode:
         if console.verbosity.json:
-            from rlinf_cli.live.run_summary import summary_record
-
             record = summary_record(
                 status,
                 self._recipe.name,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from rlinf_cli.console import console
+from rlinf_core.errors import RunError
+from rlinf_core.suggest import did_you_mean, quoted
 
 if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
@@ -47,8 +49,6 @@ def find_run(run: str | None, *, ask: bool = True) -> RunFolder:
         RunError: it does not exist.
         typer.BadParameter: several are running, and there is no terminal to ask on.
     """
-    from rlinf_core.errors import RunError
-
     if run is not None:
         return _named(run)
     folders = all_runs()
@@ -75,7 +75,6 @@ def find_runs(run: str) -> list[RunFolder]:
     Raises:
         RunError: it does not exist.
     """
-    from rlinf_core.errors import RunError
     from rlinf_core.runners.storage.run_state import STATE
 
     for path in (Path(run), runs_folder() / run):
@@ -107,9 +106,6 @@ def run_of_words(
     Raises:
         RunError: a word names neither.
     """
-    from rlinf_core.errors import RunError
-    from rlinf_core.suggest import did_you_mean, quoted
-
     for at, word in enumerate(words):
         if not word.startswith(":") and (folder := run_at(word)) is not None:
             return folder, [*words[:at], *words[at + 1 :]]
@@ -210,9 +206,6 @@ def run_at(name: str) -> RunFolder | None:
 
 
 def _named(run: str) -> RunFolder:
-    from rlinf_core.errors import RunError
-    from rlinf_core.suggest import did_you_mean
-
     folder = run_at(run)
     if folder is not None:
         return folder

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.run.starting import recipe_of
+from rlinf_core.config.composing.origins import origins
+from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.secrets import mask_text
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -191,8 +195,6 @@ def several(file: str, overrides: Sequence[str]) -> list[str]:
     doubtful = [override for override in overrides if len(split_values(override.partition("=")[2])) > 1]
     if not doubtful or file == "-":
         return []
-    from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
-    from rlinf_core.config.diagnostics import Severity
     from rlinf_core.config.validating.model_fields import types_at
 
     job = load(file, overrides)
@@ -260,8 +262,6 @@ def config_ids(plan: SweepPlan, folder: Path) -> dict[str, str]:
 
 
 def _check_keys(overrides: Sequence[str]) -> None:
-    from rlinf_core.config.secrets import mask_text
-
     for override in overrides:
         key = override.partition("=")[0]
         if key in _OWN_KEYS:
@@ -301,7 +301,6 @@ def _seeds(parts: SoundJob, count: int, file: str) -> list[Mapping[str, int]]:
     """
     if not count:
         return []
-    from rlinf_core.config.composing.origins import origins
 
     values = {
         ".".join(map(str, origin.path)): int(origin.text)

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.cluster.inventory import NodeTarget
@@ -270,8 +271,6 @@ def archive(folder: Path) -> str:
 
 
 def _nowhere() -> Any:
-    from types import SimpleNamespace
-
     return SimpleNamespace(submodule_search_locations=())
 
 

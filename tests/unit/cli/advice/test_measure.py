@@ -108,8 +108,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Recorded, "jobs", [])
     monkeypatch.setattr(Recorded, "rules", [])
     monkeypatch.setattr("rlinf_cli.advice.measuring.RunQueue", Recorded)
-    for joins in ("cluster_elsewhere", "choose_cluster"):
-        monkeypatch.setattr(f"rlinf_cli.run.remote_driver.{joins}", joins_none)
+    for joins in ("run.remote_driver.cluster_elsewhere", "advice.measuring.choose_cluster"):
+        monkeypatch.setattr(f"rlinf_cli.{joins}", joins_none)
     return text_file(tmp_path / "job.yaml", JOB)
 
 

@@ -20,9 +20,8 @@ from rlinf_cli.importing.rules.shared import Fate
 from rlinf_cli.importing.sources import HydraFile, job_files, read_job
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.composing.compose import compose
-from rlinf_core.config.diagnostics import Diagnostics, Severity
+from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.reading import read
-from rlinf_core.config.render import render_text
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import MappingNode, Node, ScalarNode, SequenceNode, find, format_path
 from tests.unit.cli.typed import text_file
