@@ -272,7 +272,8 @@ def processes_of(words: Sequence[str], job: str | None, *, stacks: bool, attach:
     record, words, groups = _meant(words, job)
     with Inspector(record) as inspector:
         snapshot = inspector.snapshot(stacks=stacks or attach)
-        names = chosen_processes(_names(snapshot), words, groups, f"job {record.job}")
+        known = [*(name for name in snapshot.peers if name not in snapshot.workers), *snapshot.workers]
+        names = chosen_processes(known, words, groups, f"job {record.job}")
         if not (stacks or attach):
             return Result(lambda: workers_text(snapshot, names), lambda: workers_record(snapshot, names))
         if any(name in snapshot.peers and name not in snapshot.answers for name in names):
@@ -301,7 +302,3 @@ def _meant(words: Sequence[str], job: str | None) -> tuple[JobRecord, list[str],
         words, lambda run: [name for pair in components_of(run.config_file).items() for name in pair]
     )
     return job_of(folder), rest, components_of(folder.config_file)
-
-
-def _names(snapshot: JobSnapshot) -> list[str]:
-    return [*(name for name in snapshot.peers if name not in snapshot.workers), *snapshot.workers]

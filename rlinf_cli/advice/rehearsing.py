@@ -156,12 +156,10 @@ def _pacing(
         if line is not None and (line.rows[1] or phase.endswith("/move")):
             paces[phase] = Pace(line.fix, line.slope, line.spread)
     # What stand-ins have to know besides, such as the turns of a conversation, the flow has derived from whole runs.
-    derived = {phase: ((models[""].at(0), 1),) for phase, models in durations.phases.items() if _is_derived(phase)}
+    derived = {
+        phase: ((models[""].at(0), 1),) for phase, models in durations.phases.items() if phase.startswith(f"{DRIVER}/")
+    }
     return Pacing(paces, {**{phase: tuple(listed) for phase, listed in sizes.items()}, **derived})
-
-
-def _is_derived(phase: str) -> bool:
-    return phase.startswith(f"{DRIVER}/")
 
 
 def _result(folder: RunFolder, predicted: float, staleness: int, runs: Sequence[str]) -> Result:

@@ -108,7 +108,9 @@ class NodeTarget:
         labels = {RANK_LABEL: str(self.rank)}
         if self.groups:
             group = self.groups[0]
-            labels[GROUP_LABEL] = group if _LABEL.match(group) else f"g-{_digest(group)}"
+            labels[GROUP_LABEL] = (
+                group if _LABEL.match(group) else f"g-{hashlib.sha256(group.encode()).hexdigest()[:12]}"
+            )
         return labels
 
     def fingerprint(self) -> dict[str, Any]:
@@ -298,7 +300,3 @@ def _environments(
                 repr((environment.interpreter, sorted(variables.items()), environment.has_robots)), environment
             )
     return tuple(environments.values())
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -86,7 +86,7 @@ def tree_of(data: Any, written: Node | None) -> Node:
         if isinstance(written, SequenceNode) and plain(written) == items:
             return written
         return SequenceNode(_NOWHERE, tuple(tree_of(item, None) for item in items))
-    if isinstance(written, ScalarNode) and _same(plain(written), data):
+    if isinstance(written, ScalarNode) and type(before := plain(written)) is type(data) and before == data:
         return written
     return scalar_of(data)
 
@@ -99,7 +99,3 @@ def scalar_of(value: Any) -> ScalarNode:
         return ScalarNode(_NOWHERE, "null", None)
     raw = str(value).lower() if isinstance(value, bool) else str(value)
     return ScalarNode(_NOWHERE, raw, resolve_plain(raw))
-
-
-def _same(one: object, other: object) -> bool:
-    return type(one) is type(other) and one == other

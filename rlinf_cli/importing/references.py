@@ -281,12 +281,12 @@ def _bounded(name: str, compute: Callable[[Number, Number], Number]) -> Callable
     return resolver
 
 
-def _decoded(text: Any) -> Any:
-    return resolve_plain(str(text))
-
-
 def _unquoted(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+def _decoded(text: Any) -> Any:
+    return resolve_plain(str(text))
 
 
 # Arithmetic that files of these projects register for their arithmetic.

@@ -309,13 +309,10 @@ def _bounds(metadata: Iterable[object]) -> str:
 def _default(field: FieldInfo) -> str | None:
     if field.is_required():
         return None
-    value: object = field.get_default(call_default_factory=not _needs_data(field))
+    # One that depends on other fields cannot be shown.
+    depends = bool(field.default_factory_takes_validated_data)
+    value: object = field.get_default(call_default_factory=not depends)
     return None if value is None or value is PydanticUndefined else _as_written(value)
-
-
-def _needs_data(field: FieldInfo) -> bool:
-    """Return whether the default depends on other fields, so that none can be shown."""
-    return bool(field.default_factory_takes_validated_data)
 
 
 def _as_written(value: object) -> str | None:

@@ -152,16 +152,12 @@ def _set_curves(comparison: Comparison, place: int, metric: str) -> list[Curve]:
         for name, series in named
         if len(column := series.columns.get(metric, MetricColumn()).finite())
     ]
-    bands = [(name, _moved(column.bands(), x)) for name, column, x in columns]
+    bands = [(name, [band._replace(step=x[int(band.step)]) for band in column.bands()]) for name, column, x in columns]
     if len(columns) < 2:
         return [Curve(f"{run_set.label}  {name}", lines, place=place, name=name) for name, lines in bands]
     label = f"{_name(comparison, place)}: mean and range of {len(columns)}"
     average = mean_and_range([column for _, column, _ in columns], [x for _, _, x in columns])
     return [*(Curve(label, lines, "run", place, name) for name, lines in bands), Curve(label, average, place=place)]
-
-
-def _moved(bands: Sequence[Band], x: Mapping[int, float]) -> list[Band]:
-    return [band._replace(step=x[int(band.step)]) for band in bands]
 
 
 def mean_and_range(columns: Sequence[MetricColumn], x: Sequence[Mapping[int, float]]) -> list[Band]:

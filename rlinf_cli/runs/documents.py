@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -259,15 +259,11 @@ def _source_digest(package: str) -> str:
     spec = find_spec(package)
     digest, empty = sha256(), True
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        for file in _python_files(Path(place)):
+        for file in sorted(path for path in Path(place).rglob("*.py") if path.is_file()):
             digest.update(f"{file.relative_to(place)}\n".encode())
             digest.update(file.read_bytes())
             empty = False
     return "" if empty else digest.hexdigest()[:16]
-
-
-def _python_files(folder: Path) -> Iterator[Path]:
-    return iter(sorted(path for path in folder.rglob("*.py") if path.is_file()))
 
 
 def _content_digest(path: Path) -> str:

@@ -90,7 +90,8 @@ def kuberay(
     is_job = any(option.key == "job" for option in options)
     mounts = [volume.partition(":")[2] for volume in _values(options, nodes[0], "volume")]
     overrides = [*overrides, *_results(mounts, log_path, is_job)]
-    resource = _kubernetes_name(name)
+    # Lower case, and short enough for pod names of 63 characters.
+    resource = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:40].rstrip("-") or "rlinf"
     forwarded = forwarded_values(nodes[0].forwarded, os.environ if environ is None else environ)
     spec = _cluster(resource, nodes, forwarded, options)
     shown = one_line(shlex.join([file, *overrides]))
@@ -242,11 +243,6 @@ def _start_params(node: NodeTarget) -> dict[str, str]:
         # rlinf does its own placement; Ray's resource counts would only interfere without a device plugin.
         params["num-gpus"] = str(node.accelerators.per_node)
     return params
-
-
-def _kubernetes_name(name: str) -> str:
-    """Return a resource name: lower case, and short enough for pod names of 63 characters."""
-    return re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:40].rstrip("-") or "rlinf"
 
 
 def _volume(claim: str) -> str:

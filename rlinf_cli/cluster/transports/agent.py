@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.cluster.inventory import NodeTarget
@@ -249,7 +248,8 @@ def archive(folder: Path) -> str:
         raise ConfigError(f"`{folder}` is not a folder", help="`--sync` takes a folder to import Python code from")
     files: dict[str, Path] = {}
     for package in _SYNCED:
-        for root in (find_spec(package) or _nowhere()).submodule_search_locations or ():
+        spec = find_spec(package)
+        for root in (spec.submodule_search_locations or ()) if spec is not None else ():
             files.update((f"{package}/{name}", path) for name, path in _files(Path(root)))
     files.update(_files(folder))
     size = sum(path.stat().st_size for path in files.values())
@@ -268,10 +268,6 @@ def archive(folder: Path) -> str:
             with path.open("rb") as file:
                 packed.addfile(entry, file)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-def _nowhere() -> Any:
-    return SimpleNamespace(submodule_search_locations=())
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:
