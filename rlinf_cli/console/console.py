@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final, TextIO, cast
 
 from rlinf_core.errors import RLinfError
-from rlinf_core.foreign.files import write_fault
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.suggest import clipped
@@ -339,6 +338,7 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         RLinfError: it cannot be written.
     """
+    from rlinf_core.foreign.files import write_fault
     from rlinf_core.runners.storage import durable
 
     try:

@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.foreign.files import write_fault
 from rlinf_core.process.import_path import OWN_PACKAGES, holds_data, named_path
 from rlinf_core.process.requirements import missing_modules
 
@@ -108,6 +107,8 @@ def write_project(folder: Path, files: Mapping[PurePosixPath, str]) -> None:
                 written.append(target)
                 file.write(text)
     except OSError as error:
+        from rlinf_core.foreign.files import write_fault
+
         for target in written:
             target.unlink(missing_ok=True)
         why = write_fault(folder, error)

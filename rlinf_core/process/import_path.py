@@ -20,8 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from rlinf_core.foreign.files import read_bounded
-
 # The top-level packages that rlinf is installed as, side by side.
 OWN_PACKAGES: Final = ("rlinf_core", "rlinf_cli", "recipes", "configs")
 OWN_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
@@ -234,6 +232,8 @@ def syntax_tree(spec: ModuleSpec) -> ast.Module | None:
     Raises:
         ValueError: the source cannot be read or is not Python; the text says why.
     """
+    from rlinf_core.foreign.files import read_bounded
+
     origin = spec.origin
     if origin is None or not origin.endswith(".py"):
         return None
