@@ -88,7 +88,7 @@ def measured(file: str, overrides: Sequence[str]) -> Result:
     choose_cluster(parts, name, already_shown=False)
     shared = [word for word in kept if not any(word.partition("=")[0].lstrip("+~") in trial.values for trial in trials)]
     place = Path(config.runner.logger.log_path).absolute() / f"measurement-{time.strftime('%Y%m%d-%H%M%S')}"
-    plan = SweepPlan(name, tuple(shared), (), tuple(trial.point for trial in trials), place.parent, parts)
+    plan = SweepPlan(name, tuple(shared), tuple(trial.point for trial in trials), place.parent, parts)
     plan, left_out = _valid(plan, place)
     left_out += [f"`{label}` was not measured: no component is placed there" for label in _unused(parts, devices)]
     ended, stalled = _run(plan, place)

@@ -156,10 +156,10 @@ def result(text: str) -> None:
     _write(sys.stdout, text)
 
 
-def results(texts: Iterable[str], *, gap: bool = False) -> None:
-    """Print one result after another, with an empty line between them if there is to be a gap."""
-    for index, text in enumerate(texts):
-        result(f"\n{text}" if gap and index else text)
+def results(texts: Iterable[str]) -> None:
+    """Print one result after another."""
+    for text in texts:
+        result(text)
 
 
 def result_json(data: Any) -> None:

@@ -169,7 +169,6 @@ class SweepPlan(NamedTuple):
     Attributes:
         file: the file, as on the command line.
         shared: overrides of all runs.
-        axes: the swept keys.
         points: the runs, in order.
         log_path: the folder of runs that the file names.
         parts: the job of the first run.
@@ -177,7 +176,6 @@ class SweepPlan(NamedTuple):
 
     file: str
     shared: tuple[str, ...]
-    axes: tuple[Axis, ...]
     points: tuple[Point, ...]
     log_path: Path
     parts: SoundJob
@@ -235,7 +233,7 @@ def plan_of(file: str, overrides: Sequence[str], swept: Sequence[str], seeds: in
     parts = sound(job)
     runner = _checked_runner(job)
     points = points_of(axes, _seeds(parts, seeds, file))
-    return SweepPlan(file, tuple(shared), tuple(axes), tuple(points), Path(runner), parts)
+    return SweepPlan(file, tuple(shared), tuple(points), Path(runner), parts)
 
 
 def overrides_of(plan: SweepPlan, point: Point, folder: Path) -> list[str]:

@@ -89,11 +89,7 @@ def drive() -> int:
     argv = [sys.executable if word is None else word for word in request["argv"]]
     try:
         process = subprocess.Popen(
-            argv,
-            env=env,
-            cwd=request.get("cwd") or None,
-            stdin=subprocess.PIPE if data else subprocess.DEVNULL,
-            start_new_session=True,
+            argv, env=env, stdin=subprocess.PIPE if data else subprocess.DEVNULL, start_new_session=True
         )
     except OSError as error:
         sys.stderr.write(f"{argv[0]}: {error.strerror}\n")

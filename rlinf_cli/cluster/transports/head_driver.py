@@ -29,9 +29,8 @@ def run_on_head(
     *,
     stdin: bytes = b"",
     env: Mapping[str, str] | None = None,
-    cwd: str | None = None,
 ) -> int:
-    """Run `python ARGUMENTS` on the head with the head's own interpreter, and return its exit code.
+    """Run `python ARGUMENTS` in the login's home on the head with its own interpreter, and return its exit code.
 
     Its output is printed here. Ctrl-C interrupts it, a second one terminates it; when this process or the connection
     ends, so does the driver. It joins the cluster's Ray with the address and the token from the head.
@@ -41,7 +40,6 @@ def run_on_head(
         arguments: the arguments, as in `["-P", "-m", "rlinf_cli", "train", "-"]`.
         stdin: its standard input.
         env: additional environment variables.
-        cwd: its working folder; by default the login's home.
 
     Raises:
         ClusterError: the head cannot be reached, or the connection was lost.
@@ -54,7 +52,6 @@ def run_on_head(
         "cluster": record.id,
         "code": record.synced,
         "env": variables,
-        "cwd": cwd,
         "stdin": base64.b64encode(stdin).decode("ascii"),
     }
     if head.host is None:

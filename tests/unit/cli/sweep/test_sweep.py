@@ -103,7 +103,7 @@ def test_a_killed_sweep_waits_for_its_runs(cli: Cli) -> None:
     assert len(all_runs(Path("swept"))) == 2
 
 
-def test_folders_of_others_are_left_alone(cli: Cli) -> None:
+def test_folders_of_others_are_left_alone_and_never_shared(cli: Cli) -> None:
     assert cli(*SWEEP, "fake.seconds=0,0.001").code == 0
     other = cli(*SWEEP, "fake.seconds=0,0.002")
     assert other.code != 0
@@ -115,10 +115,6 @@ def test_folders_of_others_are_left_alone(cli: Cli) -> None:
     full = cli("train", "recipe=fake", "fake.seconds=0,1", "--folder", "full")
     assert "the folder for the sweep is not empty" in full.err
     assert os.listdir("full") == ["thesis.tex"]
-
-
-def test_two_processes_never_share_a_sweep(cli: Cli) -> None:
-    assert cli(*SWEEP, "fake.seconds=0,0.001").code == 0
     with open("swept/sweep.json") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         ended = cli(*SWEEP, "fake.seconds=0,0.001")

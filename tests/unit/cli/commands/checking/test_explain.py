@@ -136,22 +136,15 @@ def test_unknown_key_is_explained_by_recipes_with_its_section(cli: Cli) -> None:
     assert "known keys" not in err
 
 
-@pytest.fixture
-def validator(cli: Cli) -> jsonschema.Draft202012Validator:
+def test_shipped_configs_conform_and_a_mistyped_key_does_not(cli: Cli) -> None:
     schema = json.loads(cli("explain", "--schema").out)
     jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
-
-
-def test_shipped_configs_conform(validator: jsonschema.Draft202012Validator) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
     reader = YAML(typ="safe", pure=True)
     configs = {name: reader.load(file) for name, file in shipped_configs().items()}
     assert configs
     errors = [(name, error.message) for name, config in configs.items() for error in validator.iter_errors(config)]
     assert errors == []
-
-
-def test_a_mistyped_key_does_not(validator: jsonschema.Draft202012Validator) -> None:
     assert not validator.is_valid({"cluster": {"num_nodes": 1, "nodegroups": []}})
 
 

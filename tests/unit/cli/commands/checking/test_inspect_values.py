@@ -77,9 +77,11 @@ def test_the_text_is_yaml_of_the_same_job(
     """Loaded again it says the same, apart from where it says it comes from."""
     # Demonstrations that a file names are recorded first, in the folder where it is used.
     monkeypatch.chdir(tmp_path)
-    named = YAML(typ="safe", pure=True).load(shipped_configs()[name]).get("data", {}).get("train_data_paths")
-    if str(named).startswith("demonstrations/"):
-        _record(Path(named), name)
+    shipped = shipped_configs()[name]
+    if "demonstrations/" in shipped.read_text():
+        named = YAML(typ="safe", pure=True).load(shipped).get("data", {}).get("train_data_paths")
+        if str(named).startswith("demonstrations/"):
+            _record(Path(named), name)
     first = cli("inspect", "config", name, *form)
     if first.code:
         pytest.fail(first.err)
