@@ -217,16 +217,16 @@ def stacks_record(job: str, processes: Sequence[JobProcess]) -> dict[str, Any]:
         view = process.view
         since = None if view.since is None else round(view.since, 3)
         own = {"pid": view.pid, "parent": None, "command": "", "state": view.state, "doing": view.doing, "since": since}
-        rows.append({**_stacks_row(view, process), **own})
+        rows.append(_stacks_row(view, process, own))
         for child in process.children:
             of_child = {"pid": child.pid, "parent": child.parent, "command": child.command}
-            rows.append({**_stacks_row(view, child), **of_child, "state": "", "doing": "", "since": None})
+            rows.append(_stacks_row(view, child, {**of_child, "state": "", "doing": "", "since": None}))
     return {"schema": SCHEMA, "job": job, "complete": all(one.complete for one in processes), "processes": rows}
 
 
-def _stacks_row(view: WorkerView, of: JobProcess | ProcessStacks) -> dict[str, Any]:
+def _stacks_row(view: WorkerView, of: JobProcess | ProcessStacks, own: Mapping[str, Any]) -> dict[str, Any]:
     place = {"name": view.name, "node": view.node, "node_rank": view.node_rank}
-    return {**place, "source": of.source, "stacks": of.stacks, "reason": of.reason}
+    return {**place, **own, "source": of.source, "stacks": of.stacks, "reason": of.reason}
 
 
 def stacks_text(processes: Sequence[JobProcess]) -> str:

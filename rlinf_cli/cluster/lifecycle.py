@@ -177,14 +177,15 @@ def up_text(report: UpReport) -> str:
 
 def up_record(report: UpReport) -> dict[str, Any]:
     """Return the report as data."""
-    return {**_record(UP_SCHEMA, report), "address": report.address or None}
+    return _record(UP_SCHEMA, report, address=report.address or None)
 
 
-def _record(schema: str, report: UpReport | DownReport) -> dict[str, Any]:
+def _record(schema: str, report: UpReport | DownReport, **place: str | None) -> dict[str, Any]:
     return {
         "schema": schema,
         "ok": report.ok,
         "cluster": report.name or None,
+        **place,
         "seconds": round(report.seconds, 3),
         "nodes": [node._asdict() for node in report.nodes],
         "failures": failures_record(report.failures),

@@ -241,9 +241,12 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
             for run_set in comparison.sets
         ],
         "differences": [difference._asdict() for difference in comparison.differences],
-        "verdicts": [{**gap._asdict(), "larger_than_noise": gap.larger_than_noise} for gap in comparison.verdicts],
+        "verdicts": [
+            {name: getattr(gap, name) for name in ("gap", "low", "high", "larger_than_noise", "basis")}
+            for gap in comparison.verdicts
+        ],
     }
 
 
 def _result_record(result: RunResult) -> dict[str, Any]:
-    return {name: value for name, value in vars(result).items() if name not in ("metric", "basis")}
+    return {name: getattr(result, name) for name in ("step", "value", "low", "high", "count", "left_out")}

@@ -12,7 +12,7 @@ import torch
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.registry import make_model
-from recipes.embodied.workers.temporal_ensembling import GreedyActing, TemporalEnsemble
+from recipes.embodied.workers.rollout_worker import TemporalEnsemble, greedy_actions
 from rlinf_cli.job.job_file import load_with_lint
 
 N, HORIZON, LOOKS = 2, 7, 9
