@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.column_statistics import Statistics
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.ends import Ends
 from recipes.demonstrations.names import Flip
@@ -18,6 +17,8 @@ from recipes.demonstrations.shape import DatasetShape, check_alike
 from recipes.training.arrays import Array
 
 Rows = NDArray[np.int64]
+# By name: mean, std, min, max, count and quantiles. Of numbers [D], of pictures [3, 1, 1] with values from 0 to 1.
+Statistics: TypeAlias = dict[str, Array]
 Number = TypeVar("Number", np.uint8, np.float32)
 
 

@@ -9,9 +9,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.column_statistics import Statistics
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.demonstrations import Camera, Demonstrations
+from recipes.demonstrations.demonstrations import Camera, Demonstrations, Statistics
 from recipes.demonstrations.ends import Ends, ends_of, truths
 from recipes.demonstrations.lerobot.episode_list import Episode, check_places, read_episodes
 from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera

@@ -24,19 +24,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recipes.embodied.envs.env_spec import Observation
 from recipes.embodied.models.normalization import Normalization
 from recipes.training.arrays import Array
 from recipes.training.huggingface import transformer_layers
 from rlinf_core import ConfigError
-
-if TYPE_CHECKING:
-    from recipes.embodied.envs.env_spec import Observation
 
 Inputs: TypeAlias = dict[str, Tensor]
 
@@ -100,6 +98,8 @@ class BasePolicy(nn.Module, ABC):
     loads_model_path: ClassVar[bool] = True
     loads_policies: ClassVar[bool] = False
     reads_instructions: ClassVar[bool] = False
+    # Why it has no `greedy`, for the error.
+    _without_greedy: ClassVar[str] = "it has no `greedy`"
     normalization: Normalization = Normalization()
 
     @property
@@ -157,8 +157,9 @@ class BasePolicy(nn.Module, ABC):
         """
         raise ConfigError(
             f"`{type(self).__name__}` cannot be exported as a tensor graph",
-            why="it has no `greedy`",
-            help="export it with `--format safetensors`, which `load_policy` reads, or implement `greedy`",
+            why=self._without_greedy,
+            help="export it with `--format safetensors`: a folder that `load_policy` reads; a policy of your own may"
+            " implement `greedy`",
         )
 
     def predicted(self, inputs: Inputs) -> Tensor:

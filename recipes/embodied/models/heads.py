@@ -28,6 +28,22 @@ def hidden_layers(inputs: int, width: int) -> nn.Sequential:
     return nn.Sequential(OrthogonalLinear(inputs, width), nn.Tanh(), OrthogonalLinear(width, width), nn.Tanh())
 
 
+def value_head(inputs: int, width: int) -> nn.Sequential:
+    """Return a head of one value, with a hidden layer of tanh."""
+    return nn.Sequential(OrthogonalLinear(inputs, width), nn.Tanh(), OrthogonalLinear(width, 1, 1.0))
+
+
+def with_value_head(values: Tensor | None) -> Tensor:
+    """Return values that are there.
+
+    Raises:
+        ValueError: the policy has no value head.
+    """
+    if values is None:
+        raise ValueError("the model has no value head: `actor.model.add_value_head` is false")
+    return values
+
+
 class ActionHead(nn.Module, ABC):
     """A network from features [n, F] to a distribution over chunks of C actions of D tokens."""
 

@@ -68,7 +68,7 @@ class Statistics:
                 help="leave such episodes out",
             )
         low, high = np.quantile(rows, _QUANTILES, axis=0)
-        return cls(*(tuple(map(float, values)) for values in (rows.mean(axis=0), rows.std(axis=0), low, high)))
+        return cls(*_tuples(rows.mean(axis=0), rows.std(axis=0), low, high))
 
     @classmethod
     def of_moments(cls, mean: Sequence[float], std: Sequence[float]) -> Statistics:
@@ -80,9 +80,8 @@ class Statistics:
         _check_columns(mean, std, "means", "standard deviations")
         if min(std, default=0) < 0:
             raise ValueError(f"a standard deviation is {min(std)}")
-        low = tuple(float(center) - float(spread) for center, spread in zip(mean, std, strict=True))
-        high = tuple(float(center) + float(spread) for center, spread in zip(mean, std, strict=True))
-        return cls(tuple(map(float, mean)), tuple(map(float, std)), low, high)
+        center, spread = np.array(mean, np.float64), np.array(std, np.float64)
+        return cls(*_tuples(center, spread, center - spread, center + spread))
 
     @classmethod
     def of_bounds(cls, low: Sequence[float], high: Sequence[float]) -> Statistics:
@@ -95,9 +94,8 @@ class Statistics:
         wrong = next(((least, most) for least, most in zip(low, high, strict=True) if least > most), None)
         if wrong is not None:
             raise ValueError(f"the lower bound {wrong[0]} is above the upper bound {wrong[1]}")
-        middle = tuple((float(least) + float(most)) / 2 for least, most in zip(low, high, strict=True))
-        half = tuple((float(most) - float(least)) / 2 for least, most in zip(low, high, strict=True))
-        return cls(middle, half, tuple(map(float, low)), tuple(map(float, high)))
+        least, most = np.array(low, np.float64), np.array(high, np.float64)
+        return cls(*_tuples((least + most) / 2, (most - least) / 2, least, most))
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -234,6 +232,10 @@ class Normalization:
             return values
         shift, scale, offset = statistics.affine(scheme, self.epsilon)
         return cast("ArrayOrTensor", (values - _like(shift, values)) / _like(scale, values) - offset)
+
+
+def _tuples(*columns: Array) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(column.tolist()) for column in columns)
 
 
 def _counted(rows: Any) -> int | None:

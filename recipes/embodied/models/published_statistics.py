@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
+from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.normalization import Normalization, Scheme, Statistics
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization
 from recipes.sections.model_folders import SETTINGS
@@ -17,9 +18,6 @@ from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
-
-if TYPE_CHECKING:
-    from recipes.embodied.envs.env_spec import EnvSpec
 
 # What wrote a folder: it decides about statistics, pictures and prompts.
 Layout = Literal["transformers", "lerobot", "openpi", "openvla"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from recipes.embodied.config import EmbodiedModelConfig
+from recipes.embodied.envs.env_spec import EnvSpec
+from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.folder_facts import saved_type
 from recipes.embodied.models.policy_folder import is_policy_folder, load_normalization, load_weights
 from recipes.sections.algorithm import refuse_unknown_options
@@ -15,11 +17,6 @@ from rlinf_core import ConfigError
 from rlinf_core.algorithms.options import checked_options
 from rlinf_core.config.sections.hub_names import ensure_here
 from rlinf_core.registry import Registry
-
-if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedModelConfig
-    from recipes.embodied.envs.env_spec import EnvSpec
-    from recipes.embodied.models.base_policy import BasePolicy
 
 _MODELS: Registry[type[BasePolicy]] = Registry(
     "model_type",

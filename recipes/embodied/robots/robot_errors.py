@@ -23,16 +23,8 @@ class RobotLeaseError(RobotError):
         holder: the holder's self-chosen name; None: none.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        holder: str | None,
-        where: str | None = None,
-        why: str | None = None,
-        help: str | None = None,
-    ) -> None:
-        super().__init__(message, where=where, why=why, help=help)
+    def __init__(self, message: str, *, holder: str | None, **about: str | None) -> None:
+        super().__init__(message, **about)
         self.holder = holder
 
 

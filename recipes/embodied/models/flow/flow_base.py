@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from recipes.embodied.config.model_options import FlowOptions, FlowVlaOptions
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.flow.flow_matching import FlowSde, OneStepSde, Velocity, flow_matching_losses
+from recipes.embodied.models.heads import with_value_head
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
-
-if TYPE_CHECKING:
-    from recipes.embodied.config.model_options import FlowOptions, FlowVlaOptions
 
 
 class FlowMatchingPolicy(BasePolicy):
@@ -131,17 +130,6 @@ def check_horizon(executed: int, horizon: int, where: str | None = None) -> None
             help=f"write `num_action_chunks: {horizon}` or less; or, to fine-tune it to predict more,"
             f" `options: {{action_horizon: {executed}}}`",
         )
-
-
-def with_value_head(values: Tensor | None) -> Tensor:
-    """Return values that are there.
-
-    Raises:
-        ValueError: the policy has no value head.
-    """
-    if values is None:
-        raise ValueError("the model has no value head: `actor.model.add_value_head` is false")
-    return values
 
 
 def _flat(steps: Tensor) -> Tensor:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import FlowOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES
 from recipes.embodied.models.base_policy import Inputs
-from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde, with_value_head
+from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde
 from recipes.embodied.models.flow.flow_matching import Velocity
-from recipes.embodied.models.heads import OrthogonalLinear, hidden_layers
+from recipes.embodied.models.heads import OrthogonalLinear, hidden_layers, with_value_head
 from recipes.embodied.models.small.feature_policy import SCALED_IMAGES, ImageEncoder
 from rlinf_core import ConfigError
-
-if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedModelConfig
 
 _FREQUENCIES = 8
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import DETERMINISTIC_SCHEDULER, NOISE_LEROBOT, LerobotOptions
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.training.huggingface import check_folder, first_line, refuse_settings
 from rlinf_core import ConfigError
-
-if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedModelConfig
 
 STATE: Final = "observation.state"
 ENVIRONMENT_STATE: Final = "observation.environment_state"

@@ -23,8 +23,7 @@ from recipes.embodied.config.model_options import RANDOM_LEROBOT, LerobotOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_key, past_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.flow.flow_base import with_value_head
-from recipes.embodied.models.heads import OrthogonalLinear
+from recipes.embodied.models.heads import value_head, with_value_head
 from recipes.embodied.models.lerobot.lerobot_config import (
     ACTION,
     ENVIRONMENT_STATE,
@@ -62,6 +61,7 @@ class LerobotPolicy(BasePolicy):
     """
 
     options_model = LerobotOptions
+    _without_greedy = "lerobot's own code chooses its actions"
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         super().__init__()
@@ -91,8 +91,7 @@ class LerobotPolicy(BasePolicy):
         if self.has_density:
             self.log_std = nn.Parameter(torch.full((self._executed, spec.action_size), math.log(options.noise)))
             if config.add_value_head:
-                width = int(shape.dim_model)
-                self.critic = nn.Sequential(OrthogonalLinear(width, width), nn.Tanh(), OrthogonalLinear(width, 1, 1.0))
+                self.critic = value_head(int(shape.dim_model), int(shape.dim_model))
         self._source = folder if folder and (Path(folder) / PREPROCESSOR).is_file() else None
         published = folder is not None and not is_policy_folder(folder)
         self.normalization = (
@@ -207,14 +206,6 @@ class LerobotPolicy(BasePolicy):
     def values(self, inputs: Inputs) -> Tensor:
         """See `BasePolicy`."""
         return with_value_head(self._predicted(inputs)[1] if self.has_density else None)
-
-    def greedy(self, observations: Inputs) -> Tensor:
-        """Refuse, see `BasePolicy`."""
-        raise ConfigError(
-            f"lerobot's `{self._shape.type}` cannot be exported as a tensor graph",
-            why="lerobot's own code chooses its actions",
-            help="export it with `--format safetensors`: a folder that lerobot and `load_policy` read",
-        )
 
     def save_files(self, folder: Path) -> None:
         """See `BasePolicy`: configuration and processors, so that the folder is one of lerobot, too."""

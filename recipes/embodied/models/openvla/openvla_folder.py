@@ -23,12 +23,11 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from recipes.embodied.models.vla.vision_language import load_renamed
+from recipes.embodied.models.vla.vision_language import judging_folder, load_renamed
 from recipes.sections.model_folders import SETTINGS, whole_number
-from recipes.training.huggingface import check_folder, first_line, refuse_settings
+from recipes.training.huggingface import check_folder, refuse_settings
 from recipes.training.tensor_files import stored_shapes
 from recipes.training.without_memory import are_shapes_only
-from rlinf_core import ConfigError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
@@ -137,7 +136,7 @@ def read_shape(folder: str) -> OpenVlaShape:
     """
     check_folder(folder)
     refuse_settings(folder)
-    try:
+    with judging_folder(folder, "OpenVLA", "OpenVLA, such as openvla-7b"):
         about = load_json_object(read_bounded(Path(folder) / SETTINGS), non_finite=True)
         if "sizes" in about:
             return OpenVlaShape.of_plain(about)
@@ -150,12 +149,6 @@ def read_shape(folder: str) -> OpenVlaShape:
         padding = whole_number(about, "pad_to_multiple_of", _MOST_TOKENS)
         bins = whole_number({"n_action_bins": 256, **about}, "n_action_bins", _MOST_TOKENS)
         return OpenVlaShape(dino, siglip, about["text_config"], padding, bins)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"`{folder}` has no OpenVLA", why=first_line(error), help="copy the folder again") from None
-    except KeyError as error:
-        raise ConfigError(
-            f"`{folder}` has no OpenVLA", why=f"it lacks {error}", help="name a folder of OpenVLA, such as openvla-7b"
-        ) from None
 
 
 def load_network(network: nn.Module, folder: str) -> None:

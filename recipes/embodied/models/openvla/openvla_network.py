@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from recipes.embodied.models.openvla.openvla_folder import OpenVlaShape, TowerSizes
+from recipes.sections.actor import LoraSettings
 from recipes.training.huggingface import with_lora
-
-if TYPE_CHECKING:
-    from recipes.sections.actor import LoraSettings
 
 # A class token and four registers come before the patches of DINOv2.
 _REGISTERS = 4

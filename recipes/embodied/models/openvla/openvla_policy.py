@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import OpenVlaOptions
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.flow.flow_base import with_value_head
-from recipes.embodied.models.heads import OrthogonalLinear
+from recipes.embodied.models.heads import value_head, with_value_head
 from recipes.embodied.models.openvla.openvla_folder import OpenVlaShape, TowerSizes, load_network, read_shape
 from recipes.embodied.models.openvla.openvla_network import OpenVlaNetwork
 from recipes.embodied.models.policy_folder import BACKBONE, backbone_of
@@ -41,9 +41,6 @@ from recipes.training.arrays import Array
 from recipes.training.huggingface import checkpoint_layers, judging_model, require_transformers
 from recipes.training.without_memory import are_shapes_only
 from rlinf_core import ConfigError
-
-if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedModelConfig
 
 Gripper = Literal["as_is", "opening"]
 
@@ -107,6 +104,7 @@ class OpenVlaPolicy(BasePolicy):
 
     options_model = OpenVlaOptions
     reads_instructions = True
+    _without_greedy = "its instructions need a tokenizer, and it generates actions token by token"
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:
         super().__init__()
@@ -139,8 +137,7 @@ class OpenVlaPolicy(BasePolicy):
         ]
         self.critic: nn.Module | None = None
         if config.add_value_head:
-            width = self.vlm.width
-            self.critic = nn.Sequential(OrthogonalLinear(width, width), nn.Tanh(), OrthogonalLinear(width, 1, 1.0))
+            self.critic = value_head(self.vlm.width, self.vlm.width)
         self.normalization = load_statistics(
             config.model_path, options.statistics, "openvla", spec, data_set=options.data_set
         )
@@ -209,14 +206,6 @@ class OpenVlaPolicy(BasePolicy):
     def values(self, inputs: Inputs) -> Tensor:
         """See `BasePolicy`."""
         return with_value_head(None if self.critic is None else self._judged(self._summary(*self._prefix(inputs))))
-
-    def greedy(self, observations: Inputs) -> Tensor:
-        """Refuse, see `BasePolicy`."""
-        raise ConfigError(
-            f"`{type(self).__name__}` cannot be exported as a tensor graph",
-            why="its instructions need a tokenizer, and it generates actions token by token",
-            help="export it with `--format safetensors`: a folder with its tokenizer, which `load_policy` reads",
-        )
 
     def checkpoint_activations(self) -> None:
         """See `BasePolicy`."""

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSpec, ImageShape, Observation
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
-from recipes.embodied.models.heads import OrthogonalLinear, action_head, hidden_layers
+from recipes.embodied.models.heads import OrthogonalLinear, action_head, hidden_layers, with_value_head
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
-
-if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedModelConfig
 
 
 class FeaturePolicy(BasePolicy):
@@ -91,10 +89,7 @@ class FeaturePolicy(BasePolicy):
     @torch.no_grad()
     def values(self, inputs: Inputs) -> Tensor:
         """See `BasePolicy`."""
-        values = self._values(inputs)
-        if values is None:
-            raise ValueError("the model has no value head: `actor.model.add_value_head` is false")
-        return values
+        return with_value_head(self._values(inputs))
 
 
 class SeparateNetworks(FeaturePolicy):

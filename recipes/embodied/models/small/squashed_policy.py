@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Final, cast
+from typing import ClassVar, Final, cast
 
 import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.nn import functional
 
+from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import CONVOLUTIONS, ImageFeatures, SquashedOptions
 from recipes.embodied.envs.env_spec import EnvSpec, ImageShape
 from recipes.embodied.envs.observation_keys import STATES, image_key
@@ -19,9 +20,6 @@ from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.small.feature_policy import ImageEncoder
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
-
-if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedModelConfig
 
 KEYPOINTS: Final = 8  # in the images of one camera
 _WIDTH: Final = 16

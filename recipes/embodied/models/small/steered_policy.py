@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_options import SquashedOptions, SteeredOptions
+from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.folder_facts import FROZEN, frozen_section, saved_type
 from recipes.embodied.models.normalization import Normalization
@@ -24,10 +26,6 @@ from recipes.embodied.models.registry import built_policy, make_model
 from recipes.embodied.models.small.squashed_policy import SquashedPolicy
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
-
-if TYPE_CHECKING:
-    from recipes.embodied.config import EmbodiedModelConfig
-    from recipes.embodied.envs.env_spec import EnvSpec, Observation
 
 # Prefix of the names, among the inputs, of those that the frozen policy takes.
 _OF_FROZEN: Final = "frozen/"

@@ -25,7 +25,7 @@ from recipes.embodied.envs.observation_keys import INSTRUCTIONS, STATES, image_k
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, Inputs, PolicyOutput
 from recipes.embodied.models.flow.flow_base import FlowMatchingPolicy, check_horizon, flow_sde
 from recipes.embodied.models.flow.flow_matching import Velocity
-from recipes.embodied.models.heads import OrthogonalLinear
+from recipes.embodied.models.heads import value_head
 from recipes.embodied.models.vla.vision_language import encoded_prompts
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
@@ -93,6 +93,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     """
 
     reads_instructions = True
+    _without_greedy = "its instructions need a tokenizer"
     options: FlowVlaOptions
 
     def __init__(
@@ -119,9 +120,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         self.critic: nn.Module | None = None
         if config.add_value_head:
             inputs = sizes.width + spec.state_size
-            self.critic = nn.Sequential(
-                OrthogonalLinear(inputs, sizes.width), nn.Tanh(), OrthogonalLinear(sizes.width, 1, 1.0)
-            )
+            self.critic = value_head(inputs, sizes.width)
 
     @property
     def base(self) -> Any:
@@ -237,14 +236,6 @@ class FlowVlaPolicy(FlowMatchingPolicy):
     def checkpoint_activations(self) -> None:
         """See `BasePolicy`: what is read, and each denoising step, is computed again as a whole."""
         self._checkpoints = True
-
-    def greedy(self, observations: Inputs) -> Tensor:
-        """Refuse, see `BasePolicy`."""
-        raise ConfigError(
-            f"`{type(self).__name__}` cannot be exported as a tensor graph",
-            why="its instructions need a tokenizer",
-            help="export it with `--format safetensors`: a folder with its tokenizer, which `load_policy` reads",
-        )
 
     def _states(self, inputs: Inputs) -> Tensor:
         """Return states with the padding that the model expects, [n, S'], in the type of its weights."""

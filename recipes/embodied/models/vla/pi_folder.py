@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, nn
 
-from recipes.embodied.models.folder_facts import TELLING_LAYERS
+from recipes.embodied.models.folder_facts import fault_of_policy
 from recipes.embodied.models.published_statistics import layout_of
 from recipes.embodied.models.vla.pi_network import GemmaSizes, Pi05Network, PiShape, paligemma_config
-from recipes.embodied.models.vla.vision_language import initialize_narrow, load_renamed
-from recipes.sections.model_folders import SETTINGS, read_object, read_settings, whole_number
+from recipes.embodied.models.vla.vision_language import initialize_narrow, judging_folder, load_renamed
+from recipes.sections.model_folders import SETTINGS, read_object, whole_number
 from recipes.training.huggingface import (
     check_folder,
     config_of,
-    first_line,
     judging_model,
     load_pretrained,
     require_transformers,
@@ -83,29 +82,10 @@ def _shape_of_folder(folder: str, kind: str) -> PiShape:
     Raises:
         ConfigError: there is none.
     """
-    check_folder(folder)
-    try:
+    with judging_folder(folder, kind, f"lerobot or openpi with a {kind}"):
         about = load_json_object(read_bounded(Path(folder) / SETTINGS), non_finite=True)
         shapes = _shapes(Path(folder))
-        if not shapes and are_shapes_only():
-            return _published_shape(about)
-        another = "pi0" if kind == "pi05" else "pi05"
-        own, other = (f"{TELLING_LAYERS[name]}.weight" for name in (kind, another))
-        if own not in shapes and other in shapes:
-            raise ConfigError(
-                f"`{kind}` cannot use the {another} in `{folder}`",
-                why=f"its weights are those of a {another}: they have `{other}`",
-                help=f"write `model_type: {another}`",
-            )
-        return _shape(about, shapes)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"`{folder}` has no {kind}", why=first_line(error), help="copy the folder again") from None
-    except KeyError as error:
-        raise ConfigError(
-            f"`{folder}` has no {kind}",
-            why=f"it lacks {error}",
-            help=f"name a folder of lerobot or openpi with a {kind}",
-        ) from None
+        return _shape(about, shapes) if shapes or not are_shapes_only() else _published_shape(about)
 
 
 def load_pi05(folder: str, horizon: int | None = None) -> Pi05Network:
@@ -118,6 +98,7 @@ def load_pi05(folder: str, horizon: int | None = None) -> Pi05Network:
     Raises:
         ConfigError: there is none.
     """
+    _check("pi05", folder)
     shape = _shape_of_folder(folder, "pi05")
     network = Pi05Network(replace(shape, horizon=horizon or shape.horizon))
     _load_network(network, folder)
@@ -150,8 +131,7 @@ def load_pi0(folder: str) -> PI0ForConditionalGeneration:
     layout = layout_of(about)
     if layout == "transformers" and are_shapes_only():
         return saved_pi0(folder)
-    if layout != "openpi":
-        _check_pi0(folder)
+    _check("pi0", folder)
     if layout == "transformers":
         model: Any = load_pretrained(PI0ForConditionalGeneration, folder)
         with judging_model(folder):
@@ -174,7 +154,7 @@ def saved_pi0(folder: str) -> PI0ForConditionalGeneration:
     require_transformers()
     from transformers import PI0Config, PI0ForConditionalGeneration
 
-    _check_pi0(folder)
+    check_folder(folder)
     config = config_of(PI0Config, folder)
     with judging_model(folder):
         return PI0ForConditionalGeneration(config)
@@ -204,21 +184,16 @@ def _pi0_of(shape: PiShape, states: int, words: int, **reading: int) -> PI0ForCo
     return PI0ForConditionalGeneration(config)
 
 
-def _check_pi0(folder: str) -> None:
-    """Check that the `config.json` in a folder names a pi0, as transformers or lerobot write it.
+def _check(kind: str, folder: str) -> None:
+    """Check that a folder may hold a `pi0` or `pi05`; of one whose shapes alone are wanted, that it is there.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it holds another model, or its weights are not whole.
     """
     check_folder(folder)
-    about = read_settings(Path(folder) / SETTINGS)
-    kind = about.get("model_type", about.get("type"))
-    if kind != "pi0":
-        raise ConfigError(
-            f"`pi0` cannot use the `{kind}` in `{folder}`",
-            why=f"`{Path(folder) / SETTINGS}` names another architecture",
-            help="name a folder with a pi0, or the `model_type` that reads this one (docs/models.md)",
-        )
+    fault = None if are_shapes_only() else fault_of_policy(kind, folder)
+    if fault is not None:
+        raise ConfigError(fault.message, help=fault.help)
 
 
 def _load_network(

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -156,6 +157,28 @@ def adapted(network: nn.Module, lora: LoraSettings | None) -> Any:
     # peft takes the attribute `config` for that of a model of transformers; it sees none of a module list.
     targets = lora if lora.target_modules else lora.model_copy(update={"target_modules": _LORA_TARGETS})
     return with_lora(cast("Any", nn.ModuleList([network])), targets, None)
+
+
+@contextmanager
+def judging_folder(folder: str, model: str, example: str) -> Generator[None]:
+    """Say of what is missing or wrong in the description of a model that the folder has none.
+
+    Args:
+        folder: the folder.
+        model: the kind of the model.
+        example: a folder that has one, in words.
+
+    Raises:
+        ConfigError: something is.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise ConfigError(
+            f"`{folder}` has no {model}", why=f"it lacks {error}", help=f"name a folder of {example}"
+        ) from None
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"`{folder}` has no {model}", why=first_line(error), help="copy the folder again") from None
 
 
 @torch.no_grad()

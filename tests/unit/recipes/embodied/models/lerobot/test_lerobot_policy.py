@@ -179,7 +179,7 @@ VISUAL = {
 
 
 def test_it_is_no_graph_of_tensors() -> None:
-    with pytest.raises(ConfigError, match="`act` cannot be exported as a tensor graph"):
+    with pytest.raises(ConfigError, match="`LerobotPolicy` cannot be exported as a tensor graph"):
         made().greedy(seen())
 
 

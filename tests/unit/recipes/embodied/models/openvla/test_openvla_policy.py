@@ -157,15 +157,6 @@ def test_drawn_tokens_are_judged_as_they_were_drawn(kind: str, folder: Path) -> 
     assert not torch.allclose(losses, -judged.logprobs, atol=1e-2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_its_batch(kind: str, folder: Path) -> None:
-    policy = made(kind, folder)
-    together = policy.act(policy.prepare(seen()), greedy=True)
-    alone = policy.act(policy.prepare({name: rows[1:2] for name, rows in seen().items()}), greedy=True)
-    assert torch.equal(together.actions[1:2], alone.actions)
-    assert torch.allclose(together.logprobs[1:2], alone.logprobs, atol=1e-4)
-
-
 def test_oft_reads_a_chunk_as_published(folder: Path) -> None:
     """Placeholders of zeros, then the end mark; attention both ways; a token is read where the one before stands."""
     policy = made("openvla_oft", folder)
@@ -190,63 +181,6 @@ def test_oft_reads_a_chunk_as_published(folder: Path) -> None:
     assert torch.equal(policy.act(inputs, greedy=True).actions.flatten(), ids)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_learns_and_comes_back_from_its_folder(kind: str, folder: Path, tmp_path: Path) -> None:
-    policy = made(kind, folder)
-    wanted = policy.from_env(np.tile(np.array([0.3, -0.5, 0.2, 1.0], np.float32), (N, CHUNK, 1)))
-    inputs = policy.prepare(seen())
-    optimizer = torch.optim.Adam([weight for weight in policy.parameters() if weight.requires_grad], lr=1e-3)
-    losses: list[float] = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = policy.imitation_losses(inputs, wanted).mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
-    assert policy.vlm.dino.layers[0].attention.q_proj.weight.grad.abs().sum() > 0
-    assert policy.vlm.siglip.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
-    save_policy(policy, config_of(kind, folder), SPEC, tmp_path / "saved")
-    again = made(kind, tmp_path / "saved")
-    for name, weight in policy.state_dict().items():
-        assert torch.equal(again.state_dict()[name], weight), name
-    assert again.normalization == policy.normalization
-    assert torch.equal(again.act(inputs, greedy=True).actions, policy.act(inputs, greedy=True).actions)
-
-
-def test_adapters_leave_the_towers_as_they_are(folder: Path) -> None:
-    policy = made("openvla", folder, is_lora=True, lora={"rank": 2})
-    trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
-    assert trained
-    assert all("lora" in name or name.startswith("critic") for name in trained)
-
-
-def test_one_is_built_without_a_folder() -> None:
-    policy = made("openvla_oft", None)
-    output = policy.act(policy.prepare(seen()), greedy=True)
-    assert output.actions.shape == (N, CHUNK, ACTIONS)
-    assert policy.vlm.dino.embeddings.patch_embeddings.num_patches == 16  # 28 pixels in patches of 8
-
-
-def chances(policy: Any, rows: dict[str, Any] | None = None) -> torch.Tensor:
-    actions = torch.zeros(N, CHUNK, ACTIONS, dtype=torch.int64)
-    return policy(policy.prepare(rows or seen()), actions).logprobs
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_sees_and_reads_and_padding_changes_nothing(kind: str) -> None:
-    policy, rows = made(kind, None), seen()
-    before = chances(policy)
-    for name, value in (("images.main", 255 - rows["images.main"]), ("instructions", np.array(["lift it"] * N))):
-        assert (chances(policy, {**rows, name: value}) - before).abs().max() > 1e-6, name
-    longer = made(kind, None, options={"max_prompt_tokens": 80})
-    torch.testing.assert_close(chances(longer), before, atol=1e-5, rtol=0)
-    with pytest.raises(ConfigError, match="`max_prompt_tokens: 64`"):
-        policy.prepare({**rows, "instructions": np.array(["xyzzy" * 13] * N)})
-    halved = made(kind, None).to(torch.bfloat16)
-    torch.testing.assert_close(chances(halved).float(), before, atol=0.1, rtol=0)
-
-
 @pytest.mark.parametrize("trained", [True, False])
 def test_values_train_the_layers_below_them_where_that_is_wanted(trained: bool) -> None:
     policy = made("openvla", None, options={"value_gradient": trained})
@@ -255,17 +189,6 @@ def test_values_train_the_layers_below_them_where_that_is_wanted(trained: bool) 
     touched = {name for name, weight in policy.named_parameters() if weight.grad is not None and weight.grad.any()}
     assert any(name.startswith("critic.") for name in touched)
     assert any(not name.startswith("critic.") for name in touched) == trained
-
-
-def test_checkpointed_activations_give_the_same_gradients() -> None:
-    gradients: list[torch.Tensor] = []
-    for again in (False, True):
-        policy = made("openvla", None)
-        if again:
-            policy.checkpoint_activations()
-        chances(policy).sum().backward()
-        gradients.append(policy.vlm.base.model.layers[0].self_attn.q_proj.weight.grad.clone())
-    torch.testing.assert_close(*gradients)
 
 
 def test_weights_are_frozen_by_their_names() -> None:
@@ -289,17 +212,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "policy.json").unlink()
     with pytest.raises(ConfigError, match="holds no policy"):
         make_model(small, EnvSpec(4, 2))
-
-
-def test_adapters_are_put_on_what_was_trained_without(tmp_path: Path) -> None:
-    policy = made("openvla", None)
-    save_policy(policy, config_of("openvla", None), SPEC, tmp_path)
-    adapted = made("openvla", tmp_path, lora={"rank": 2})
-    assert any("lora_A" in name for name, weight in adapted.named_parameters() if weight.requires_grad)
-    inputs = policy.prepare(seen())
-    output, theirs = policy.act(inputs, greedy=True), adapted.act(inputs, greedy=True)
-    assert torch.equal(output.actions, theirs.actions)
-    torch.testing.assert_close(output.logprobs, theirs.logprobs)
 
 
 def test_a_camera_is_chosen_by_name(folder: Path) -> None:

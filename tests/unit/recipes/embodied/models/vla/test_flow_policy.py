@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.flow.flow_matching import FlowSde, OneStepSde
-from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from rlinf_core.errors import ConfigError
 
@@ -39,26 +37,6 @@ def observed(spec: EnvSpec) -> dict[str, Any]:
     random = np.random.default_rng(0)
     seen = {"states": random.normal(size=(N, 6)).astype(np.float32)}
     return seen if not spec.cameras else {**seen, "images.main": random.integers(0, 255, (N, 36, 36, 3), np.uint8)}
-
-
-@pytest.mark.parametrize("spec", [STATES, IMAGES], ids=["states", "images"])
-@pytest.mark.parametrize(("noisy", "recorded", "judged"), [("all", STEPS + 1, STEPS), ("one", 4, 1)])
-@pytest.mark.parametrize("horizon", [CHUNK, CHUNK + 3])
-def test_what_is_drawn_is_what_is_evaluated(
-    spec: EnvSpec, noisy: str, recorded: int, judged: int, horizon: int
-) -> None:
-    policy = make(spec, options={"steps": STEPS, "noisy_steps": noisy, "action_horizon": horizon})
-    inputs = policy.prepare(observed(spec))
-    output = policy.act(inputs)
-    assert output.actions.shape == (N, horizon, recorded * ACTIONS)
-    assert output.logprobs is not None
-    assert output.logprobs.shape == (N, CHUNK, judged * ACTIONS)
-    again = policy(inputs, output.actions)
-    torch.testing.assert_close(again.logprobs, output.logprobs, atol=1e-5, rtol=0)
-    torch.testing.assert_close(again.values, output.values, atol=1e-5, rtol=0)
-    assert again.entropy.shape == output.logprobs.shape
-    assert policy.to_env(output.actions).shape == (N, CHUNK, ACTIONS)
-    np.testing.assert_array_equal(policy.to_env(output.actions), output.actions[:, :CHUNK, -ACTIONS:].numpy())
 
 
 def test_velocities_are_computed_once_to_act(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,15 +132,6 @@ def test_it_learns_two_ways_to_act() -> None:
     result = policy.to_env(policy.act(inputs).actions).flatten()
     assert np.median(np.abs(np.abs(result) - 0.8)) < 0.15
     assert 0.3 < (result > 0).mean() < 0.7
-
-
-def test_it_comes_back_from_its_folder(tmp_path: Path) -> None:
-    policy = make()
-    save_policy(policy, config(), STATES, tmp_path / "policy")
-    torch.manual_seed(1)
-    again = make_model(config(model_path=str(tmp_path / "policy")), STATES)
-    inputs = policy.prepare(observed(STATES))
-    assert torch.equal(policy.act(inputs, greedy=True).actions, again.act(inputs, greedy=True).actions)
 
 
 def test_choices_are_refused() -> None:

@@ -16,7 +16,6 @@ from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Observation
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
-from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.models.policy_folder import save_policy
 from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.vla.image_pipeline import ImagePipeline
@@ -90,22 +89,6 @@ def test_it_acts_as_the_model_of_transformers_does(huggingface: Path) -> None:
         np.testing.assert_allclose(actions, theirs.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_what_is_drawn_is_what_is_evaluated(precision: torch.dtype) -> None:
-    policy = make().to(precision)
-    inputs = policy.prepare(environment()[1])
-    output = policy.act(inputs)
-    assert output.actions.shape == (N, CHUNK, (STEPS + 1) * ACTIONS)
-    assert output.logprobs.shape == (N, CHUNK, STEPS * ACTIONS)
-    assert output.actions.dtype == torch.float32
-    again = policy(inputs, output.actions)
-    torch.testing.assert_close(again.logprobs, output.logprobs, atol=1e-5, rtol=0)
-    torch.testing.assert_close(again.values, output.values, atol=1e-5, rtol=0)
-    torch.testing.assert_close(policy.values(inputs), output.values, atol=1e-5, rtol=0)
-    assert again.entropy.shape == output.logprobs.shape
-    np.testing.assert_array_equal(policy.to_env(output.actions), output.actions[..., -ACTIONS:].numpy())
-
-
 @pytest.mark.parametrize("noisy", ["all", "one"])
 def test_the_first_of_the_predicted_actions_are_carried_out(huggingface: Path, noisy: str) -> None:
     """Ratios are of what the environment gets: 1 of 2 actions, and 3 of the 5 numbers that there is room for."""
@@ -126,71 +109,6 @@ def test_time_keeps_its_precision() -> None:
     assert torch.equal(exact, blurred)
 
 
-def test_it_sees_reads_and_feels() -> None:
-    policy, seen = make(), environment()[1]
-    before = policy.act(policy.prepare(seen), greedy=True).actions
-    for name, value in (
-        ("images.main", 255 - seen["images.main"]),
-        ("instructions", np.array(["touch the purple point"] * N)),
-        ("states", seen["states"] + 1),
-    ):
-        after = policy.act(policy.prepare({**seen, name: value}), greedy=True).actions
-        assert (after - before).abs().amax(dim=(1, 2)).min() > 1e-6, name
-
-
-def test_padding_changes_nothing() -> None:
-    seen = environment()[1]
-    short, long = make(), make(options={"max_prompt_tokens": 20})
-    results = [policy.act(policy.prepare(seen), greedy=True) for policy in (short, long)]
-    torch.testing.assert_close(results[0].actions, results[1].actions, atol=1e-5, rtol=0)
-    torch.testing.assert_close(results[0].values, results[1].values, atol=1e-5, rtol=0)
-
-
-def test_it_learns_from_demonstrations() -> None:
-    policy, seen = make(), environment()[1]
-    inputs = policy.prepare(seen)
-    wanted = policy.from_env(np.random.default_rng(0).uniform(-1, 1, (N, CHUNK, ACTIONS)).astype(np.float32))
-    optimizer = torch.optim.Adam(policy.parameters(), lr=2e-3)
-    losses: list[float] = []
-    for _ in range(80):
-        loss = policy.imitation_losses(inputs, wanted).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert np.mean(losses[-20:]) < 0.5 * np.mean(losses[:5])
-
-
-def test_log_probabilities_move_what_is_drawn() -> None:
-    """Steps on the log-probability of one chain make it likelier: what reinforcement learning needs."""
-    policy = make()
-    inputs = policy.prepare(environment()[1])
-    drawn = policy.act(inputs).actions
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-4)
-    result: list[float] = []
-    for _ in range(5):
-        total = policy(inputs, drawn).logprobs.sum()
-        optimizer.zero_grad()
-        (-total).backward()
-        optimizer.step()
-        result.append(float(total.detach()))
-    assert result == sorted(result)
-
-
-@pytest.mark.parametrize("model", [{}, {"lora": {"rank": 2}}])
-def test_it_comes_back_from_its_folder(tmp_path: Path, model: dict[str, Any]) -> None:
-    spec, seen = environment()
-    policy, folder = make(**model), tmp_path / "policy"
-    rows = np.random.default_rng(0).normal(size=(9, 13))
-    policy.normalization = Normalization("quantile", Statistics.of(rows[:, :10]), Statistics.of(rows[:, 10:]))
-    save_policy(policy, config(**model), spec, folder)
-    torch.manual_seed(1)
-    again = make_model(config(model_path=str(folder), **model), spec)
-    results, theirs = (item.act(item.prepare(seen), greedy=True) for item in (policy, again))
-    assert torch.equal(results.actions, theirs.actions)
-    assert np.array_equal(policy.to_env(results.actions), again.to_env(theirs.actions))
-
-
 def test_adapters_and_patterns_choose_what_is_trained(huggingface: Path) -> None:
     adapted = make(model_path=str(huggingface), lora={"rank": 2})
     trained = {name for name, weight in adapted.named_parameters() if weight.requires_grad}
@@ -202,22 +120,6 @@ def test_adapters_and_patterns_choose_what_is_trained(huggingface: Path) -> None
     assert all(name.startswith("pi0.") for name in frozen)
     assert any(".vlm." in name for name in frozen)
     assert not any(".dit.layers." in name for name in frozen)
-
-
-def test_checkpointed_activations_give_the_same_gradients() -> None:
-    inputs = make().prepare(environment()[1])
-    actions = make().act(inputs, generator=torch.Generator().manual_seed(0)).actions
-    gradients: list[dict[str, torch.Tensor]] = []
-    for again in (False, True):
-        policy = make()
-        if again:
-            policy.checkpoint_activations()
-        result = policy(inputs, actions)
-        (result.logprobs.sum() + result.values.sum()).backward()
-        gradients.append({name: weight.grad for name, weight in policy.named_parameters() if weight.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], msg=name)
 
 
 def test_statistics_of_its_processor_are_used(huggingface: Path, tmp_path: Path) -> None:
@@ -324,11 +226,3 @@ def test_environments_that_do_not_fit_are_refused(huggingface: Path) -> None:
             make_model(config(model_path=str(huggingface)), spec)
     with pytest.raises(ConfigError, match="`max_prompt_tokens: 7`"):
         make().prepare({**environment()[1], "instructions": np.array(["xyzzy" * 9] * N)})
-
-
-def test_without_a_value_head_there_are_no_values() -> None:
-    policy = make(add_value_head=False)
-    inputs = policy.prepare(environment()[1])
-    assert policy.act(inputs).values is None
-    with pytest.raises(ValueError, match="no value head"):
-        policy.values(inputs)
