@@ -7,7 +7,7 @@ of that task are the same in all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, VELOCITY_MAX, hand_pose
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError
+
+if TYPE_CHECKING:
+    from recipes.embodied.interventions.intervention import HandMotion
 
 # The lower and the upper corner of a box, in metres.
 Workspace: TypeAlias = Sequence[Sequence[float]]
@@ -37,6 +40,12 @@ REACH_INSTRUCTION = "move the hand to the marked point"
 # Scales that bring observations to the size of 1.
 _MIDDLE, _SPREAD = np.array([0.45, 0.0, 0.25])[:, None], 0.25
 NEAR = 0.1
+# Of a motion that a person commands: metres and radians a second of a motion of 1.
+HAND_SPEED: Final = 0.25
+TURN_SPEED: Final = 1.0
+_DAMPING: Final = 1e-3
+_DIRECTION_WEIGHT: Final = 0.3  # how much the hand's direction counts, in metres by a unit of it
+_NUDGE: Final = 1e-5
 _RANGE_MIDDLE, _RANGE = ((JOINT_MAX + JOINT_MIN) / 2)[:, None], ((JOINT_MAX - JOINT_MIN) / 2)[:, None]
 
 
@@ -155,3 +164,36 @@ def check_task(env_type: str, task: str, tasks: Sequence[str], options: Mapping[
     has = "its task is" if len(tasks) == 1 else "its tasks are"
     rest = f"its options are {', '.join(f'`{name}`' for name in known.split())}" if known else "it has no options"
     raise ConfigError(f"{problem} of `env_type: {env_type}`", help=f"{has} {listed}, and {rest}")
+
+
+def steered(joints: Array, motion: HandMotion, grips: bool) -> NDArray[np.float32]:
+    """Return the action, float32 [7], or [8] with a gripper, that moves the hand as commanded in one step: damped
+    least squares.
+
+    The hand may move slower than asked, never in another direction: all joints are slowed down together.
+
+    Args:
+        joints: [7], in radians.
+        motion: the motion, as seen from the base of the arm.
+        grips: whether the last number of an action is for the gripper.
+    """
+    turn = np.array(motion.angular) * TURN_SPEED * CONTROL_SECONDS
+    axis = hand_pose(joints[:, None])[1][:, 0]
+    way = np.array(motion.linear) * HAND_SPEED * CONTROL_SECONDS
+    wanted = np.concatenate((way, _DIRECTION_WEIGHT * np.cross(turn, axis)))
+    jacobian = _jacobian(joints)
+    move = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(6), wanted)
+    move[6] += turn @ axis  # the last joint turns the hand about its own direction, and nothing else does
+    action = move / ACTION_STEP[:, 0]
+    action /= max(1.0, float(np.abs(action).max()))
+    grip = [1.0 if motion.gripper_closed else -1.0] if grips else []
+    return np.concatenate((action, grip)).astype(np.float32)
+
+
+def _jacobian(joints: Array) -> NDArray[np.float64]:
+    """Return [6, 7], of the hand's position and its weighted direction."""
+    nudged = np.column_stack((joints, joints[:, None] + _NUDGE * np.eye(7)))
+    poses = np.concatenate(hand_pose(nudged))
+    jacobian = (poses[:, 1:] - poses[:, :1]) / _NUDGE
+    jacobian[3:] *= _DIRECTION_WEIGHT
+    return jacobian

@@ -39,10 +39,10 @@ from recipes.embodied.robots.franka_arm import (
     reach_target,
     reached,
     start_joints,
+    steered,
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN, hand_pose
-from recipes.embodied.robots.steering import steered
 from recipes.training.arrays import Array
 
 TASKS = ("pick", "reach")

@@ -33,10 +33,10 @@ from recipes.embodied.robots.franka_arm import (
     GRIPPER_THRESHOLD,
     REACH_STATES,
     check_task,
+    steered,
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, hand_pose
-from recipes.embodied.robots.steering import steered
 from recipes.training.arrays import Array
 
 SUBSTEPS = round(CONTROL_SECONDS / TIMESTEP)

@@ -38,12 +38,12 @@ from recipes.embodied.robots.franka_arm import (
     reach_target,
     reached,
     start_within,
+    steered,
     write_arm_states,
 )
 from recipes.embodied.robots.franka_kinematics import HOME, hand_pose
 from recipes.embodied.robots.robot_errors import RobotLateError
 from recipes.embodied.robots.robot_session import check_arm, refuse_faults, watch_cameras
-from recipes.embodied.robots.steering import steered
 from recipes.embodied.robots.wire_protocol import ArmState
 from recipes.training.arrays import Array
 from rlinf_core import ConfigError

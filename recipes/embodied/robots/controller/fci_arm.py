@@ -7,9 +7,9 @@ stops the arm after 20 lost cycles, at a limit of motion, and at a collision; `r
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -20,17 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.embodied.robots.controller.arm import RESET_SPEED, Arm, period_end
-from recipes.embodied.robots.controller.worker_thread import WorkerThread
 from recipes.embodied.robots.franka_arm import ACTION_VELOCITY
 from recipes.embodied.robots.franka_kinematics import JOINT_MAX, JOINT_MIN, VELOCITY_MAX
-from recipes.embodied.robots.robot_errors import RobotCheckError, RobotUnreachableError
-from rlinf_core.process.requirements import install_command
 
-# Versions of franka-rs that were tried: the first that is supported, and the first that is not.
-LIBRARY: Final = ((0, 4), (0, 5))
 # Versions of the interface that franka-rs speaks, and their arms. Only that of the Research 3 was tried.
 ARMS: Final = {10: "Franka Research 3", 5: "Franka Emika Panda"}
-CONNECT_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 3.0
 # Joint limits of the Research 3 by its data sheet, in radians, and the distance from them at which franka-rs refuses a
 # target.
@@ -76,8 +70,47 @@ class FciOptions:
     elbow: float = -2.6
 
 
+class WorkerThread:
+    """Runs jobs one after the other. A daemon: a job that never returns does not keep the process alive.
+
+    Args:
+        name: the name of the thread.
+        failed: receives the error of a job, on this thread.
+    """
+
+    def __init__(self, name: str, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        # Jobs that wait or run. Not whether the queue is empty: a job that was just taken from it has not begun.
+        self._left = 0
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job runs or waits."""
+        with self._lock:
+            return self._left == 0
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Run a job after those that wait; returns at once."""
+        with self._lock:
+            self._left += 1
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - reported to the owner of the thread
+                self._failed(error)
+            with self._lock:
+                self._left -= 1
+
+
 class FciArm(Arm):
-    """A connected arm; `connect_arm` makes one.
+    """A connected arm; `franka_controller.connect_arm` makes one.
 
     Args:
         franka: the module of franka-rs.
@@ -343,78 +376,3 @@ class FciArm(Arm):
         """Stop because a call failed on one of the threads."""
         _log.warning("the arm failed: %s", error)
         self.stop(f"the arm failed: {error}", self._end)
-
-
-def connect_arm(address: str, options: FciOptions) -> FciArm:
-    """Return the arm at an address, after the versions of library and arm were checked. Moves nothing.
-
-    Raises:
-        RobotCheckError: franka-rs is not there, or of a version that was not tried, or the arm's is not.
-        RobotUnreachableError: nothing answers at the address within `CONNECT_SECONDS`, or another client holds the arm.
-    """
-    where = f"FCI {address}"
-    franka = _library(where)
-    made: list[FciArm] = []
-    failures: list[Exception] = []
-
-    def open_robot() -> Any:
-        robot = franka.Robot(address, realtime=options.realtime)
-        if robot.fci_version not in ARMS:
-            raise RobotCheckError(
-                f"version {robot.fci_version} of the FCI was not tried",
-                where=where,
-                help=f"supported: {', '.join(f'{number} ({arm})' for number, arm in ARMS.items())}",
-            )
-        return robot
-
-    def connect() -> None:
-        try:
-            made.append(FciArm(franka, open_robot, options))
-        except Exception as error:  # noqa: BLE001 - raised by the thread that waits
-            failures.append(error)
-
-    # A second client is not refused by the arm: it waits until the first one leaves.
-    thread = threading.Thread(target=connect, name="rlinf-fci-connect", daemon=True)
-    thread.start()
-    thread.join(CONNECT_SECONDS)
-    if made:
-        return made[0]
-    if not failures:
-        raise RobotUnreachableError(
-            f"the arm did not answer within {CONNECT_SECONDS:g} s",
-            where=where,
-            why="another client of the FCI holds it; it serves one at a time",
-            help="end the other client: a controller of rlinf, libfranka, franka_ros, or a process that was stopped",
-        )
-    error = failures[0]
-    if not isinstance(error, franka.FrankaError):
-        raise error
-    raise RobotUnreachableError(
-        "the arm cannot be connected",
-        where=where,
-        why=str(error),
-        help="unlock the brakes and activate FCI in Desk, and check address and cable;"
-        f" franka-rs {franka.__version__} speaks versions {', '.join(map(str, ARMS))} of the FCI."
-        " `--realtime ignore` tries a kernel without real-time scheduling",
-    )
-
-
-def _library(where: str) -> Any:
-    try:
-        franka: Any = importlib.import_module("franka")
-    except ImportError as error:
-        raise RobotCheckError(
-            "the controller of a real arm needs the package `franka-rs`",
-            where=where,
-            why=str(error),
-            help=f"install the extra `rlinf-cli[franka]` for this interpreter: `{install_command('franka')}`",
-        ) from error
-    version = str(getattr(franka, "__version__", "unknown"))
-    parts = tuple(int(part) for part in version.split(".") if part.isdigit())
-    first, end = LIBRARY
-    if not first <= parts < end:
-        wanted = f"{'.'.join(map(str, first))} or later, before {'.'.join(map(str, end))}"
-        raise RobotCheckError(
-            f"franka-rs {version} was not tried", where=where, help=f"install a supported version: {wanted}"
-        )
-    return franka

@@ -10,14 +10,97 @@ where only you can reach it.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import sys
+import threading
 from collections.abc import Sequence
+from typing import Any, Final
 
 from recipes.embodied.robots.controller.controller import Controller
 from recipes.embodied.robots.controller.controller_server import controller_arguments, positive, serve
-from recipes.embodied.robots.controller.fci_arm import FciOptions, connect_arm
-from recipes.embodied.robots.robot_errors import RobotError
+from recipes.embodied.robots.controller.fci_arm import ARMS, FciArm, FciOptions
+from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError, RobotUnreachableError
+from rlinf_core.process.requirements import install_command
+
+# Versions of franka-rs that were tried: the first that is supported, and the first that is not.
+LIBRARY: Final = ((0, 4), (0, 5))
+CONNECT_SECONDS: Final = 5.0
+
+
+def connect_arm(address: str, options: FciOptions) -> FciArm:
+    """Return the arm at an address, after the versions of library and arm were checked. Moves nothing.
+
+    Raises:
+        RobotCheckError: franka-rs is not there, or of a version that was not tried, or the arm's is not.
+        RobotUnreachableError: nothing answers at the address within `CONNECT_SECONDS`, or another client holds the arm.
+    """
+    where = f"FCI {address}"
+    franka = _library(where)
+    made: list[FciArm] = []
+    failures: list[Exception] = []
+
+    def open_robot() -> Any:
+        robot = franka.Robot(address, realtime=options.realtime)
+        if robot.fci_version not in ARMS:
+            raise RobotCheckError(
+                f"version {robot.fci_version} of the FCI was not tried",
+                where=where,
+                help=f"supported: {', '.join(f'{number} ({arm})' for number, arm in ARMS.items())}",
+            )
+        return robot
+
+    def connect() -> None:
+        try:
+            made.append(FciArm(franka, open_robot, options))
+        except Exception as error:  # noqa: BLE001 - raised by the thread that waits
+            failures.append(error)
+
+    # A second client is not refused by the arm: it waits until the first one leaves.
+    thread = threading.Thread(target=connect, name="rlinf-fci-connect", daemon=True)
+    thread.start()
+    thread.join(CONNECT_SECONDS)
+    if made:
+        return made[0]
+    if not failures:
+        raise RobotUnreachableError(
+            f"the arm did not answer within {CONNECT_SECONDS:g} s",
+            where=where,
+            why="another client of the FCI holds it; it serves one at a time",
+            help="end the other client: a controller of rlinf, libfranka, franka_ros, or a process that was stopped",
+        )
+    error = failures[0]
+    if not isinstance(error, franka.FrankaError):
+        raise error
+    raise RobotUnreachableError(
+        "the arm cannot be connected",
+        where=where,
+        why=str(error),
+        help="unlock the brakes and activate FCI in Desk, and check address and cable;"
+        f" franka-rs {franka.__version__} speaks versions {', '.join(map(str, ARMS))} of the FCI."
+        " `--realtime ignore` tries a kernel without real-time scheduling",
+    )
+
+
+def _library(where: str) -> Any:
+    try:
+        franka: Any = importlib.import_module("franka")
+    except ImportError as error:
+        raise RobotCheckError(
+            "the controller of a real arm needs the package `franka-rs`",
+            where=where,
+            why=str(error),
+            help=f"install the extra `rlinf-cli[franka]` for this interpreter: `{install_command('franka')}`",
+        ) from error
+    version = str(getattr(franka, "__version__", "unknown"))
+    parts = tuple(int(part) for part in version.split(".") if part.isdigit())
+    first, end = LIBRARY
+    if not first <= parts < end:
+        wanted = f"{'.'.join(map(str, first))} or later, before {'.'.join(map(str, end))}"
+        raise RobotCheckError(
+            f"franka-rs {version} was not tried", where=where, help=f"install a supported version: {wanted}"
+        )
+    return franka
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

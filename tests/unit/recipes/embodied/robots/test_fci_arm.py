@@ -12,7 +12,8 @@ import pytest
 
 from recipes.embodied.robots.controller import fci_arm, franka_controller
 from recipes.embodied.robots.controller.controller import Controller, Motion
-from recipes.embodied.robots.controller.fci_arm import FciArm, FciOptions, connect_arm
+from recipes.embodied.robots.controller.fci_arm import FciArm, FciOptions
+from recipes.embodied.robots.controller.franka_controller import connect_arm
 from recipes.embodied.robots.franka_arm import ACTION_STEP, CONTROL_SECONDS
 from recipes.embodied.robots.franka_kinematics import HOME, JOINT_MAX, JOINT_MIN
 from recipes.embodied.robots.robot_errors import RobotCheckError, RobotUnreachableError
@@ -327,7 +328,7 @@ def test_an_arm_that_refuses_the_connection_is_named() -> None:
 def test_a_second_client_does_not_wait_for_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = threading.Event()
     monkeypatch.setattr(fake_franka.Robot, "busy", busy)
-    monkeypatch.setattr(fci_arm, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(franka_controller, "CONNECT_SECONDS", 0.05)
     try:
         with pytest.raises(RobotUnreachableError, match="another client of the FCI holds it"):
             connect_arm("10.0.0.2", FciOptions())

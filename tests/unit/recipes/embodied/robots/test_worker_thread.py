@@ -6,7 +6,7 @@ import sys
 import threading
 from functools import partial
 
-from recipes.embodied.robots.controller.worker_thread import WorkerThread
+from recipes.embodied.robots.controller.fci_arm import WorkerThread
 from tests.waiting import until
 
 
