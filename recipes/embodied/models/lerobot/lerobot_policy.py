@@ -28,19 +28,17 @@ from recipes.embodied.models.lerobot.lerobot_config import (
     ACTION,
     ENVIRONMENT_STATE,
     IMAGES,
+    POSTPROCESSOR,
+    PREPROCESSOR,
     STATE,
     cameras_of,
     check_sizes,
     is_steerable,
+    make_processors,
+    normalization_of,
     policy_config,
     reason_of,
     require_lerobot,
-)
-from recipes.embodied.models.lerobot.lerobot_processors import (
-    POSTPROCESSOR,
-    PREPROCESSOR,
-    make_processors,
-    normalization_of,
 )
 from recipes.embodied.models.normalization import Normalization
 from recipes.embodied.models.policy_folder import is_policy_folder
