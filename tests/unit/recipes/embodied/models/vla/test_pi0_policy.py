@@ -109,12 +109,7 @@ def test_time_keeps_its_precision() -> None:
     assert torch.equal(exact, blurred)
 
 
-def test_adapters_and_patterns_choose_what_is_trained(huggingface: Path) -> None:
-    adapted = make(model_path=str(huggingface), lora={"rank": 2})
-    trained = {name for name, weight in adapted.named_parameters() if weight.requires_grad}
-    assert any(".dit." in name and "lora_A" in name for name in trained)
-    assert any(".vlm." in name and "lora_A" in name for name in trained)
-    assert all("lora_" in name or name.startswith("critic.") for name in trained)
+def test_patterns_choose_what_is_trained(huggingface: Path) -> None:
     expert = make(model_path=str(huggingface), trainable=["pi0.model.dit.*", "critic.*"])
     frozen = {name for name, weight in expert.named_parameters() if not weight.requires_grad}
     assert all(name.startswith("pi0.") for name in frozen)
@@ -217,12 +212,8 @@ def test_other_folders_are_refused_by_name(huggingface: Path, tmp_path: Path) ->
 def test_environments_that_do_not_fit_are_refused(huggingface: Path) -> None:
     images = {"main": (32, 32, 3)}
     for spec, said in (
-        (EnvSpec(4, 2), "needs images"),
-        (EnvSpec(4, 1, num_choices=2, cameras=images), "needs continuous actions"),
         (EnvSpec(4, 7, cameras=images), "holds 5 numbers per action; the environment needs 7"),
         (EnvSpec(20, 5, cameras=images), "holds 16 numbers per state; the environment needs 20"),
     ):
         with pytest.raises(ConfigError, match=said):
             make_model(config(model_path=str(huggingface)), spec)
-    with pytest.raises(ConfigError, match="`max_prompt_tokens: 7`"):
-        make().prepare({**environment()[1], "instructions": np.array(["xyzzy" * 9] * N)})
