@@ -302,6 +302,11 @@ class SimulationBatch:
         # All at once: for cheap simulators this takes as long as a step does.
         native = self._members[0].simulation.native(actions[:most].reshape(most * environments, -1))
         native = native.reshape(most, environments, *native.shape[1:])
+        if most == 1 and all(steps):
+            outcomes[0].write_all(
+                [member.step(action) for member, action in zip(self._members, native[0], strict=True)]
+            )
+            return
         for row, (member, count) in enumerate(zip(self._members, steps, strict=True)):
             for action, written in zip(native[:count, row], outcomes, strict=False):
                 outcome = member.step(action)
