@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -224,6 +225,7 @@ class SimulationBatch:
         self._changed = set(self._every)
         # The simulations until the first fault, after which they are stepped one by one.
         self._first: list[Any] = self.simulations
+        self._pasts = [member.past for member in self._members]
 
     @property
     def simulations(self) -> list[Simulation]:
@@ -269,8 +271,8 @@ class SimulationBatch:
         steps = kind.check_together(simulations, results) if len(results) == len(members) else None
         if steps is not None:
             outcomes.write_columns(steps)
-            for member, *step in zip(members, kept, *steps, strict=True):
-                member.past.append((*step, None))
+            for past, step in zip(self._pasts, zip(kept, *steps, repeat(None), strict=False), strict=True):
+                past.append(step)
             return
         written: list[Outcome] = []
         for member, simulation, action, result in zip(members, simulations, kept, results, strict=False):
