@@ -39,7 +39,7 @@ from rlinf_core.supervision.lives import Hello, Life, WorkerRecord
 from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
 
-CONTRACT = Path(__file__).parents[1] / "contracts" / "debug.json"
+CONTRACT = Path(__file__).parent / "contracts" / "debug.json"
 Read = Callable[[ReadStacks], list[ProcessStacks]]
 
 
