@@ -137,7 +137,7 @@ def test_a_driver_that_does_not_stop_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("driver", "message"),
-    [("no_such_module:Driver", "no_such_module"), ("json:dumps", "not a subclass of `RobotDriver`")],
+    [("no_such_module:Driver", "no_such_module"), ("json:dumps", "not a class that extends `RobotDriver`")],
 )
 def test_a_driver_that_is_none_is_told(driver: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
