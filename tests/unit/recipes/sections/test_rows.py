@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from rlinf_cli.job.job_file import load_with_lint
-from rlinf_cli.job.no_effect import NO_EFFECT
 
 TABLES = sorted((Path(__file__).parent / "rows").glob("*.txt"))
 COMPONENTS = {
     "agent": "actor,rollout,reward,agent",
     "embodied": "actor,rollout,env",
     "math": "actor,rollout,reward",
+    "sft": "actor,rollout,env",
 }
 
 
@@ -56,7 +56,6 @@ def reported(table: Path, row: str, folder: Path) -> str:
     return "; ".join(
         f"{item.code} «{item.span.text}» {_facts(f'{item.message} {item.help}')}".strip()
         for item in load_with_lint(str(path), overrides, environ={}).diagnostics
-        if item.code != NO_EFFECT
     )
 
 
@@ -67,8 +66,9 @@ def _placed(words: str) -> str:
 
 def _facts(message: str) -> str:
     """Return the names and numbers, but for what the machine adds and for long lists, which grow with the product."""
-    here = re.sub(r"(?<![`\w:/])/\S*", "", message.replace(sys.executable, "python").replace(f"{Path.cwd()}/", ""))
-    short = re.sub(r"(`[^`]*`(, | and | or )){7,}`[^`]*`", "", here)
+    for here, text in ((sys.executable, "python"), (f"{Path.cwd()}/", ""), (str(Path.cwd()), ".")):
+        message = message.replace(here, text)
+    short = re.sub(r"(`[^`]*`(, | and | or )){7,}`[^`]*`", "", re.sub(r"(?<![`\w:/])/\S*", "", message))
     return " ".join(re.findall(r"`[^`]*`|\b\d[\d.]*(?:e[-+]?\d+)?\b", short))
 
 
