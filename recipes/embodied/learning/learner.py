@@ -23,7 +23,7 @@ from recipes.training.optim.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError, Updater, first_nonfinite
 from rlinf_core import ConfigError, Loss, LossInputs, LossSettings, broadcast_trailing
-from rlinf_core.algorithms.loss_inputs import denominator
+from rlinf_core.algorithms.loss_inputs import broadcast_mask, denominator
 from rlinf_core.algorithms.losses import as_loss
 from rlinf_core.algorithms.options import checked_options, get_policy_loss
 from rlinf_core.worker.timer import timer
@@ -45,9 +45,12 @@ class Learner:
 
     Attributes:
         passes: over the samples, that `learn` took last.
+        drawn_gap: the largest difference, over the first batch of `learn`, between the log-probability of an action and
+            that with which it was drawn, as a share of the latter where this is above 1; None for a policy of rlinf.
     """
 
     passes: int = 0
+    drawn_gap: float | None = None
 
     def __init__(
         self,
@@ -66,6 +69,8 @@ class Learner:
         refuse_unknown_options(algorithm.options, own_names(algorithm), "algorithm.options")
         options = checked_options(self._loss, algorithm.options, "algorithm.options")
         self._settings = replace(LossSettings.of(algorithm), huber_delta=None, options=options)
+        self._is_own = ":" in config.actor.model.model_type
+        self._gaps: list[Tensor] | None = None
         self._skips = config.runner.on_nonfinite == "skip"
         self._updater = Updater(strategy, optimizer, clip_grad=config.actor.optim.clip_grad, skip_nonfinite=self._skips)
 
@@ -84,11 +89,15 @@ class Learner:
         """
         figures = Figures()
         algorithm = self._algorithm
+        self._gaps = [] if self._is_own else None
         for self.passes in range(1, algorithm.update_epoch + 1):
             before = 0
             for batch in samples.batches(share):
                 before = len(figures.parts)
                 self.update(batch, micro, step, figures)
+                if self._gaps is not None:
+                    self.drawn_gap = float(torch.stack(self._gaps).amax())
+                    self._gaps = None
                 del batch  # before there is the next one
             if algorithm.target_kl is not None and self._divergence(figures.parts[before:]) > algorithm.target_kl:
                 break
@@ -217,6 +226,10 @@ class Learner:
         if not algorithm.entropy_bonus:
             entropy = entropy.detach()  # a metric only
         logprobs = sum_to_level(evaluated.logprobs, algorithm.logprob_type)
+        if self._gaps is not None:
+            old = tensors["old_logprobs"]
+            gaps = (logprobs.detach() - old).abs() / old.abs().clamp(min=1)
+            self._gaps.append(torch.where(broadcast_mask(tensors.get("mask"), gaps), gaps, 0).amax())
         inputs = LossInputs(
             logprobs=logprobs,
             old_logprobs=tensors["old_logprobs"],

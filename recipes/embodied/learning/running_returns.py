@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from recipes.embodied.learning.trajectory import fold_chunks, unfold_chunks
+from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.training.typed_tensors import floats
 from rlinf_core import CheckpointError, ConfigError
@@ -117,12 +118,20 @@ class RunningReturns:
             ) from None
 
 
-def check_running(normalization: Normalization) -> None:
-    """Check that statistics a policy came with may keep running.
+def check_running(policy: BasePolicy) -> None:
+    """Check that statistics of states can keep running in a policy.
 
     Raises:
-        ConfigError: they are of demonstrations, which its weights were trained with.
+        ConfigError: it does not normalize states, or came with statistics of demonstrations, which its weights were
+            trained with.
     """
+    if not policy.normalizes_states:
+        raise ConfigError(
+            f"`{type(policy).__name__}` does not take running statistics of states",
+            why="it does not say that it normalizes them: `normalizes_states` is false",
+            help="derive it from `FeaturePolicy`, or remove `algorithm.normalize_observations`",
+        )
+    normalization = policy.normalization
     if normalization.rows is None and normalization != Normalization():
         raise ConfigError(
             "`algorithm.normalize_observations` would change the statistics that the policy was trained with",

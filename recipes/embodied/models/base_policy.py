@@ -79,6 +79,8 @@ class BasePolicy(nn.Module, ABC):
         loads_model_path: whether the constructor itself loads other folders than those of saved policies.
         loads_policies: whether it also loads saved policies of other kinds.
         reads_instructions: whether it acts by the environment's instructions.
+        normalizes_states: whether states are normalized by `normalization` before the policy acts, and are learned from
+            so: then `algorithm.normalize_observations` can keep its statistics running.
         normalization: the normalization of states and actions, saved with the weights; a policy that uses it says so in
             `prepare`, `to_env` and `from_env`.
         horizon: actions that it predicts together, where they are more than the C that are carried out;
@@ -98,6 +100,7 @@ class BasePolicy(nn.Module, ABC):
     loads_model_path: ClassVar[bool] = True
     loads_policies: ClassVar[bool] = False
     reads_instructions: ClassVar[bool] = False
+    normalizes_states: ClassVar[bool] = False
     # Why it has no `greedy`, for the error.
     _without_greedy: ClassVar[str] = "it has no `greedy`"
     normalization: Normalization = Normalization()

@@ -91,7 +91,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         self._mixture = self._buffers(learned_spec(spec, self._part.stop - (self._part.start or 0)))
         self._normalizes = self._config.algorithm.normalize_observations and spec.state_size > 0
         if self._normalizes:
-            check_running(policy.normalization)
+            check_running(policy)
             if self._config.data.train_data_paths:
                 # Read once more: their buffer has padded and shifted rows, and nobody needs them as they are later.
                 self._count(fitting_data(self._config.data, spec)[0].states)

@@ -95,7 +95,7 @@ def check_running_statistics(config: EmbodiedConfig, algorithm: PolicyGradientCo
     if not algorithm.normalize_observations:
         return
     model, runner = config.actor.model.model_type, config.runner
-    if model not in _NORMALIZING:
+    if model not in _NORMALIZING and ":" not in model:  # one of the user's own says at its start whether it does
         report(
             _NORMALIZE,
             "conflicting-settings",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,6 +24,11 @@ from recipes.embodied.loop.protocols import Layout
 from recipes.embodied.workers.actor_base import PolicyActor, memory
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.updater import SKIPPED
+from rlinf_core import ConfigError
+from rlinf_core.runners.storage.first_contact import Difference
+
+# Differences of log-probabilities that rounding explains, by the precision in which actions are drawn.
+_DRAWN_GAPS: Final = {"fp32": 1e-3, "bf16": 1.0, "fp16": 0.5}
 
 
 class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
@@ -35,7 +41,8 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         self._learner = Learner(self._config, state.strategy, state.optimizer, self.torch_device, self._data)
         algorithm = policy_gradient_of(self._config.algorithm)
         if algorithm.normalize_observations:
-            check_running(self._policy.normalization)
+            check_running(self._policy)
+        self._compares, self._is_fresh = True, False
         self._returns: RunningReturns | None = None
         if algorithm.normalize_rewards:
             passes = self._config.env.train.rollout_epoch
@@ -73,7 +80,9 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
             The staleness of the samples: versions between the acting weights and those here.
         """
         self._trajectories = joined(self._receive(step, attempt))
-        return self._state.version - self._trajectories.version
+        staleness = self._state.version - self._trajectories.version
+        self._is_fresh = staleness == 0
+        return staleness
 
     def compute_advantages_and_returns(self, step: int | None = None) -> dict[str, float]:
         """Turn the trajectories into training samples.
@@ -120,6 +129,30 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         self._samples = samples.to(self.torch_device)
         return {**metrics, "env/steps": steps}
 
+    def _check_drawn(self, gap: float) -> None:
+        """Refuse a policy of the user's own whose `forward` does not evaluate what its `act` drew by equal weights.
+
+        Args:
+            gap: see `Learner.drawn_gap`; NaN where other errors are told.
+
+        Raises:
+            ConfigError: it is more than rounding.
+        """
+        actor, model = self._config.actor, self._config.actor.model
+        bound = max(_DRAWN_GAPS[model.precision], _DRAWN_GAPS[actor.fsdp_config.mixed_precision.computing or "fp32"])
+        if self._compares:
+            self._compares = False
+            result = Difference(gap, bound, agrees=not gap > bound)
+            self._contact.keep("log-probabilities of drawn actions", "those of `forward`, by equal weights", result)
+        if gap > bound:
+            raise ConfigError(
+                f"`act` and `forward` of `{model.model_type}` differ by {gap:.2g} in the log-probability of an action,"
+                " though their weights are the same",
+                why="the ratios that the loss clips would be wrong; Dropout and BatchNorm, among others, compute"
+                " something else in training",
+                help="let `forward` evaluate the distribution that `act` draws from, and leave such layers out",
+            )
+
     def run_training(self, step: int | None = None) -> dict[str, float]:
         """Learn from the samples in random batches, several times over.
 
@@ -142,6 +175,8 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
         rate = self._state.apply_settings(step, self._config.runner.last_step)
         began = time.perf_counter()
         update = self._learner.learn(samples, share, micro, step)
+        if self._is_fresh and self._learner.drawn_gap is not None:
+            self._check_drawn(self._learner.drawn_gap)
         learned = len(samples) * self._learner.passes * self._world_size
         figures = {
             **update.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),

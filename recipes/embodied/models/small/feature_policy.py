@@ -30,6 +30,7 @@ class FeaturePolicy(BasePolicy):
     """
 
     loads_model_path = False
+    normalizes_states = True
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec, width: int) -> None:
         super().__init__()

@@ -157,6 +157,7 @@ class SquashedPolicy(BasePolicy):
     """
 
     loads_model_path: ClassVar[bool] = False
+    normalizes_states: ClassVar[bool] = True
     options_model: ClassVar[type[BaseModel]] = SquashedOptions
 
     def __init__(self, config: EmbodiedModelConfig, spec: EnvSpec) -> None:

@@ -75,6 +75,17 @@ class Forgetful(MlpPolicy):
         self.forgotten = nn.Linear(2, 2)
 
 
+class OwnPolicy(MlpPolicy):
+    """A policy of a user's."""
+
+
+class Dropping(MlpPolicy):
+    """A policy of a user's that computes something else while it is trained."""
+
+    def features_of(self, inputs: Any, network: nn.Module) -> Tensor:
+        return nn.functional.dropout(super().features_of(inputs, network), 0.5, self.training)
+
+
 def batch(*, masked: bool) -> Samples:
     generator = torch.Generator().manual_seed(1)
 
@@ -319,3 +330,21 @@ class TestValuesThatAreNotFinite:
             policy.get_parameter("head.log_std")[0, 1] = float("inf")
         with pytest.raises(NonFiniteError, match=r"weight head.log_std. is inf"):
             learner.check_weights("step 3")
+
+
+@pytest.mark.parametrize(("kind", "differs"), [("Dropping", True), ("OwnPolicy", False), (None, None)])
+def test_a_policy_of_ones_own_trains_by_what_it_drew(kind: str | None, differs: bool | None) -> None:
+    overrides = () if kind is None else (f"actor.model.model_type={__name__}:{kind}",)
+    learner, policy = made(*overrides)
+    samples = batch(masked=True)
+    policy.eval()
+    with torch.no_grad():
+        drawn = policy(samples.inputs, samples.tensors["actions"]).logprobs
+    policy.train()
+    samples.tensors["old_logprobs"] = drawn.sum(dim=-1)
+    learner.learn(samples, SAMPLES, SAMPLES // 3, 1)
+    if differs is None:
+        assert learner.drawn_gap is None
+    else:
+        assert learner.drawn_gap is not None
+        assert (learner.drawn_gap > 1e-3) is differs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +16,7 @@ from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.running_returns import check_running, with_states
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
 from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.embodied.off_policy.off_policy_actor import OffPolicyActor
 from recipes.embodied.workers.actor_worker import EmbodiedFSDPActor
@@ -84,10 +86,20 @@ def test_resuming_goes_on_bitwise(tmp_path: Path) -> None:
 
 
 def test_statistics_of_demonstrations_do_not_run_on() -> None:
-    check_running(Normalization())
-    check_running(run(Normalization(), STEPS[:1]))
+    policy = cast("BasePolicy", SimpleNamespace(normalizes_states=True, normalization=Normalization()))
+    check_running(policy)
+    policy.normalization = run(Normalization(), STEPS[:1])
+    check_running(policy)
+    policy.normalization = Normalization("mean_std", states=Statistics.of(STEPS[0].flatten(0, 1).numpy()))
     with pytest.raises(ConfigError, match="the statistics that the policy was trained with"):
-        check_running(Normalization("mean_std", states=Statistics.of(STEPS[0].flatten(0, 1).numpy())))
+        check_running(policy)
+
+
+def test_a_policy_that_does_not_normalize_keeps_no_statistics() -> None:
+    policy = cast("BasePolicy", SimpleNamespace(normalizes_states=False, normalization=Normalization()))
+    with pytest.raises(ConfigError, match="does not take running statistics of states") as caught:
+        check_running(policy)
+    assert "FeaturePolicy" in (caught.value.help or "")
 
 
 def acting(actor: Any, seed: int) -> RolloutChunks:

@@ -132,3 +132,9 @@ def test_states_are_normalized_off_policy_too() -> None:
     model = "actor.model={model_type: squashed_policy}"
     diagnostics = load_with_lint("laptop", (model, "algorithm.loss_type=td3_bc", normalizes), environ={}).diagnostics
     assert not [result for result in diagnostics if "normalize_observations" in str(result)]
+
+
+def test_a_policy_of_ones_own_may_normalize_states() -> None:
+    own = "actor.model.model_type=recipes.embodied.models.small.feature_policy:MlpPolicy"
+    diagnostics = load_with_lint("gymnasium_ppo", (own,), environ={}).diagnostics
+    assert not [result for result in diagnostics if "normalize_observations" in str(result)]
