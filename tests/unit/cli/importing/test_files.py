@@ -184,7 +184,6 @@ def test_the_example_becomes_what_is_shown(tmp_path: Path) -> None:
     assert convert(job.file, {}).text == shown["after.yaml"]
 
 
-pytestmark = pytest.mark.security
 JOB = """actor: {model: {}}
 rollout: {}
 env: {}
@@ -217,6 +216,7 @@ def chain(written: str, end: str, links: int = 30) -> str:
     return "".join([*lines, f"t{links}: {end}\n"])
 
 
+@pytest.mark.security
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -236,11 +236,13 @@ def test_references_end(text: str, words: str) -> None:
     assert any(part in reason(text) for part in words.split("|"))
 
 
+@pytest.mark.security
 def test_reasons_are_short() -> None:
     assert len(reason(f"t0: '${{oc.env:{'A' * 100_000}}}'\n")) <= 300
     assert len(reason(f"t0: '${{{'a' * 100_000}'\n")) <= 300
 
 
+@pytest.mark.security
 @pytest.mark.parametrize(
     "text", [chain("{l: '${NEXT}', r: '${NEXT}'}", "{x: 1}"), chain("[{l: '${NEXT}'}, {r: '${NEXT}'}]", "{x: 1}")]
 )
@@ -251,6 +253,7 @@ def test_sections_that_refer_to_sections_end(tmp_path: Path, text: str, monkeypa
     assert any(outcome.fate is not Fate.CARRIED for outcome in outcomes)
 
 
+@pytest.mark.security
 def test_pipes_and_devices_in_a_folder_are_named(tmp_path: Path) -> None:
     (tmp_path / "whole.yaml").write_text(JOB)
     os.mkfifo(tmp_path / "pipe.yaml")
@@ -281,6 +284,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.security
 @pytest.mark.parametrize(
     ("defaults", "says"),
     [

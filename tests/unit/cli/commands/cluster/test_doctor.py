@@ -127,12 +127,6 @@ cluster:
 UNDECLARED = "cluster:\n  num_nodes: 1\n  component_placement: {actor: %s}\n"
 
 
-@pytest.fixture(autouse=True)
-def no_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-
 def test_what_is_declared_must_be_found(cli: Cli, contract: Contract, file: Callable[[str], Path]) -> None:
     path = file(DECLARED % (8, "gpu"))
     assert cli("validate", path).code == 0
