@@ -114,9 +114,9 @@ def largest_difference(first: list[Tensor], second: list[Tensor]) -> float:
     return max(float((mine - theirs).abs().max()) for mine, theirs in pairs) / scale
 
 
-def packed_pass(policy: LanguagePolicy, batch: RolloutBatch, *, share: bool, budget: int = 2048) -> None:
+def packed_pass(policy: LanguagePolicy, batch: RolloutBatch, *, masks: bool, budget: int = 2048) -> None:
     """Add the gradient of the mean log-probability of all answer tokens, in packed micro-batches."""
-    micro = MicroBatches(SingleProcess(policy, 1), torch.device("cpu"), max_tokens=budget, share_prompts=share)
+    micro = MicroBatches(SingleProcess(policy, 1), torch.device("cpu"), max_tokens=budget, masks=masks)
     for rows in micro.divide(batch, list(range(len(batch)))):
         (policy(micro.pack(batch, rows)).logprobs.sum() / len(batch.trained)).backward()
 
@@ -142,10 +142,10 @@ def packing(rounds: int) -> list[Result]:
     """Forward and backward pass over 128 sequences."""
     plain = model()
     policy, batch = LanguagePolicy(copy.deepcopy(plain)), geometric(128, 0)
-    packed_pass(policy, batch, share=True)
+    packed_pass(policy, batch, masks=True)
     padded_pass(plain, batch)
     error = largest_difference(gradients(policy), gradients(plain))
-    ratio, spread = compare(lambda: packed_pass(policy, batch, share=True), lambda: padded_pass(plain, batch), rounds)
+    ratio, spread = compare(lambda: packed_pass(policy, batch, masks=True), lambda: padded_pass(plain, batch), rounds)
     measured = f"{int(batch.lengths.sum())} tokens; {spread}; gradients differ by {error:.0e}"
     met = ratio >= 3.5 and error < 1e-5
     return [Result("tokens per cpu-s, packed against padded", measured, f"{ratio:.2f}x", ">= 3.5x", met)]
@@ -156,12 +156,12 @@ def sharing(rounds: int) -> list[Result]:
     rng = random.Random(1)
     batch = batch_of([([12], [rng.randrange(4, 20) for _ in range(8)]) for _ in range(16)], 1, common=60)
     policy = LanguagePolicy(model())
-    packed_pass(policy, batch, share=True)
+    packed_pass(policy, batch, masks=True)
     shared = gradients(policy)
-    packed_pass(policy, batch, share=False)
+    packed_pass(policy, batch, masks=False)
     error = largest_difference(shared, gradients(policy))
     ratio, spread = compare(
-        lambda: packed_pass(policy, batch, share=True), lambda: packed_pass(policy, batch, share=False), rounds
+        lambda: packed_pass(policy, batch, masks=True), lambda: packed_pass(policy, batch, masks=False), rounds
     )
     measured = f"{spread}; gradients differ by {error:.0e}"
     return [Result("few-shot groups, prompts shared against not", measured, f"{ratio:.2f}x", ">= 3x", ratio >= 3)]

@@ -91,7 +91,7 @@ def packed(model: Any, examples: Sequence[ChatExample]) -> Trained:
     def loss_of(batch: Sequence[ChatExample]) -> float:
         targets, total = sum(int(example.trained.sum()) for example in batch), 0.0
         lengths = [len(example.tokens) for example in batch]
-        for part in micro_batches(lengths, range(len(batch)), 1, 0, BUDGET):
+        for part in micro_batches(lengths, range(len(batch)), 1, 0, BUDGET, masks=True):
             loss = -policy(pack_examples([batch[number] for number in part])).logprobs.sum() / targets
             loss.backward()
             total += float(loss.detach())

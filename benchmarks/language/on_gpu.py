@@ -1,6 +1,6 @@
-"""Attention of packed rows, training passes, generation and memory on a GPU, each against the usual way, in one run.
+"""Training passes, generation and memory on a GPU, each against the usual way, in one run.
 
-    python -m benchmarks.language.on_gpu [--only attention|training|generation|memory] [--quick]
+    python -m benchmarks.language.on_gpu [--only training|generation|memory] [--quick]
 
 A Qwen2 of half a billion weights with random values in bfloat16. Each line is the ratio of medians of rounds in which
 the sides take turns, with the quarters of single ratios. Lines of memory are the forecast divided by the peak of
@@ -17,11 +17,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -34,12 +32,9 @@ from recipes.language.engines.own.torch_engine import TorchEngine
 from recipes.language.language_memory import Sizes, component_forecasts
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.learning.warm_start import begin_training
-from recipes.language.models.attention import PackedPlan, Segment
-from recipes.language.models.attention_rule import AttentionRule
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.packing import pack
 from recipes.language.models.policy import LanguagePolicy, checkpoint_decoder
-from recipes.language.models.tree_attention import TreeAttention
 from rlinf_core import LossSettings
 from rlinf_core.algorithms.options import get_policy_loss
 from rlinf_core.job.load import load_job
@@ -77,13 +72,6 @@ def lengths_of(count: int, mean: int, longest: int) -> list[int]:
     return [min(longest, max(16, int(rng.expovariate(1 / mean)))) for _ in range(count)]
 
 
-@contextmanager
-def by_buckets() -> Iterator[None]:
-    """Compute attention as on a CPU: one call for the segments of each shape."""
-    with patch.object(TreeAttention, "serves", staticmethod(lambda device: False)):  # pyright: ignore[reportUnknownLambdaType]
-        yield
-
-
 def seconds(rounds: int, *sides: Callable[[], object], skipped: int = 1) -> tuple[list[list[float]], list[int]]:
     """Return the seconds of each side, round by round, and the most bytes that each took besides what was there."""
     spent: list[list[float]] = [[] for _ in sides]
@@ -117,68 +105,6 @@ def relative(one: Tensor, other: Tensor) -> float:
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
-# Attention
-
-
-def tree(prompts: int, answers: int) -> list[Segment]:
-    """Return prompts of 512 tokens, each with answers of unlike lengths."""
-    lengths = iter(lengths_of(prompts * answers, 256, 1024))
-    segments: list[Segment] = []
-    start = 0
-    for _ in range(prompts):
-        stem = len(segments)
-        segments.append(Segment(start, 512))
-        start += 512
-        for _ in range(answers):
-            segments.append(Segment(start, next(lengths), stem))
-            start += segments[-1].length
-    return segments
-
-
-def attention(rounds: int) -> Iterator[Result]:
-    """Compare a layer's attention, forward and backward: shared prompts, plain rows, windows, caps and sinks."""
-    shared = tree(8, 8)
-    plain = [Segment(segment.start, segment.length) for segment in shared]
-    sinks = torch.randn(HEADS, device="cuda", dtype=torch.bfloat16)
-    rules = {
-        "shared prompts": (shared, AttentionRule(DIM**-0.5)),
-        "packed rows": (plain, AttentionRule(DIM**-0.5)),
-        "shared prompts, window of 256": (shared, AttentionRule(DIM**-0.5, window=256)),
-        "shared prompts, softcap": (shared, AttentionRule(DIM**-0.5, softcap=30.0)),
-        "shared prompts, sinks": (shared, AttentionRule(DIM**-0.5, sinks=sinks)),
-    }
-    for what, (segments, rule) in rules.items():
-        length = segments[-1].start + segments[-1].length
-        torch.manual_seed(0)
-        made = [torch.randn(1, heads, length, DIM, device="cuda") for heads in (HEADS, GROUPS, GROUPS, HEADS)]
-        fused = PackedPlan(segments, "cuda")
-        with by_buckets():
-            buckets = PackedPlan(segments, "cuda")
-
-        def passed(plan: PackedPlan, dtype: torch.dtype, rule: AttentionRule, made: list[Tensor]) -> list[Tensor]:
-            leaves = [value.to(dtype).detach().requires_grad_() for value in made[:3]]
-            result = plan.attend(0, leaves[0], leaves[1], leaves[2], rule)
-            result.backward(made[3].to(dtype))
-            return [result.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-
-        exact = passed(buckets, torch.float32, rule, made)
-        ours = [relative(*pair) for pair in zip(passed(fused, torch.bfloat16, rule, made), exact, strict=True)]
-        theirs = [relative(*pair) for pair in zip(passed(buckets, torch.bfloat16, rule, made), exact, strict=True)]
-        fp32 = [relative(*pair) for pair in zip(passed(fused, torch.float32, rule, made), exact, strict=True)]
-        spent, peaks = seconds(
-            rounds,
-            partial(passed, fused, torch.bfloat16, rule, made),
-            partial(passed, buckets, torch.bfloat16, rule, made),
-        )
-        note = f"{length} tokens; {peaks[0] // MB} against {peaks[1] // MB} MiB; errors of values and gradients"
-        note += f" {max(ours):.1e}, of one call a shape {max(theirs):.1e}"
-        yield line(f"attention, {what}, against one call a shape", spent[0], spent[1], 1, note)
-        error = max(fp32)
-        yield Result(
-            f"attention, {what}: error in float32", "of values and gradients", f"{error:.1e}", "<= 1e-4", error <= 1e-4
-        )
-
-
 # Training passes
 
 
@@ -209,10 +135,9 @@ def answers(
     return RolloutBatch.joined(pieces)
 
 
-def packed_pass(policy: LanguagePolicy, batch: RolloutBatch, *, share: bool) -> Tensor:
-    """Add the gradient of the mean log-probability of all answer tokens, in one packed row."""
-    row = pack(batch, share_prompts=share, device="cuda")
-    evaluated = policy(row)
+def packed_pass(policy: LanguagePolicy, batch: RolloutBatch, *, masks: bool) -> Tensor:
+    """Add the gradient of the mean log-probability of all answer tokens, in packed rows."""
+    evaluated = policy(pack(batch, masks=masks, device="cuda"))
     evaluated.logprobs.mean().backward()
     return evaluated.logprobs.detach()
 
@@ -248,7 +173,7 @@ def training(rounds: int) -> list[Result]:
         policy.train()
         policy.gradient_checkpointing_enable({"use_reentrant": False}) if policy is plain else None
     checkpoint_decoder(ours)
-    mine, theirs = packed_pass(ours, batch, share=True), padded_pass(plain, batch, 8)
+    mine, theirs = packed_pass(ours, batch, masks=True), padded_pass(plain, batch, 8)
     gradients = [
         torch.cat([weight.grad.flatten() for weight in one.parameters() if weight.grad is not None])
         for one in (ours.causal, plain)
@@ -256,15 +181,15 @@ def training(rounds: int) -> list[Result]:
     error, gap = relative(*gradients), float((mine - theirs).abs().mean())
     for one in (ours.causal, plain):
         one.zero_grad()
-    for share in (True, False):
+    for masks in (True, False):
         spent, peaks = seconds(
-            rounds, partial(packed_pass, ours, batch, share=share), partial(padded_pass, plain, batch, 8)
+            rounds, partial(packed_pass, ours, batch, masks=masks), partial(padded_pass, plain, batch, 8)
         )
         note = (
             f"{count / statistics.median(spent[0]):,.0f} against {count / statistics.median(spent[1]):,.0f} tokens/s;"
         )
         note += f" {peaks[0] // MB} against {peaks[1] // MB} MiB; gradients differ by {error:.1e}, log-probs {gap:.1e}"
-        what = "shared prompts" if share else "packed rows"
+        what = "shared prompts" if masks else "rows without a mask"
         lines.append(line(f"training pass, {what}, against padded rows (sdpa)", spent[0], spent[1], 1.5, note))
     return lines
 
@@ -272,9 +197,9 @@ def training(rounds: int) -> list[Result]:
 # Generation
 
 
-def generated(made: Any, asked: Sequence[tuple[int, ...]], lengths: Sequence[int], *, graphs: bool) -> int:
+def generated(made: Any, asked: Sequence[tuple[int, ...]], lengths: Sequence[int]) -> int:
     """Answer by our engine; return how many tokens were drawn."""
-    engine = TorchEngine(made, graphs=graphs)
+    engine = TorchEngine(made)
     for index, (prompt, length) in enumerate(zip(asked, lengths, strict=True)):
         engine.submit(Request(request_id=str(index), prompt=prompt, params=SamplingParams(max_new_tokens=length)))
     return sum(len(result.tokens) for result in engine.results())
@@ -295,16 +220,6 @@ def padded_batch(made: Any, asked: Sequence[tuple[int, ...]], lengths: Sequence[
     return sum(lengths)
 
 
-def greedy(made: Any, asked: Sequence[tuple[int, ...]], *, graphs: bool) -> list[tuple[list[int], list[float]]]:
-    """Return greedy tokens and their log-probabilities."""
-    engine = TorchEngine(made, graphs=graphs)
-    for index, prompt in enumerate(asked):
-        params = SamplingParams(max_new_tokens=48, temperature=0.0)
-        engine.submit(Request(request_id=f"{index:03}", prompt=prompt, params=params))
-    results = sorted(engine.results(), key=lambda answer: answer.request_id)
-    return [(list(answer.tokens), list(answer.logprobs)) for answer in results]
-
-
 def generation(rounds: int) -> Iterator[Result]:
     """Compare the generation of answers of unlike lengths."""
     made, plain = model(), model()
@@ -312,19 +227,12 @@ def generation(rounds: int) -> Iterator[Result]:
     for count, longest in ((16, 128), (128, 256)):
         asked = [tuple(rng.randrange(1, VOCABULARY) for _ in range(128)) for _ in range(count)]
         lengths = lengths_of(count, longest // 3, longest)
-        with_graphs, without = greedy(made, asked, graphs=True), greedy(made, asked, graphs=False)
-        same = sum(one[0] == other[0] for one, other in zip(with_graphs, without, strict=True))
         spent, peaks = seconds(
-            rounds,
-            partial(generated, made, asked, lengths, graphs=True),
-            partial(generated, made, asked, lengths, graphs=False),
-            partial(padded_batch, plain, asked, lengths),
+            rounds, partial(generated, made, asked, lengths), partial(padded_batch, plain, asked, lengths)
         )
         speeds = " against ".join(f"{sum(lengths) / statistics.median(side):,.0f}" for side in spent)
         note = f"{speeds} tokens/s; {', '.join(str(peak // MB) for peak in peaks)} MiB"
-        note += f"; greedy {same} of {count} equal"
-        yield line(f"{count} answers of up to {longest}: graphs against none", spent[0], spent[1], 1.3, note)
-        yield line(f"{count} answers of up to {longest}: against generate", spent[0], spent[2], 2, note)
+        yield line(f"{count} answers of up to {longest}: against generate", spent[0], spent[1], 2, note)
 
 
 # Memory
@@ -401,7 +309,6 @@ def in_phases(changes: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
 
 
 PARTS: dict[str, Callable[[int], Iterable[Result]]] = {
-    "attention": attention,
     "training": training,
     "generation": generation,
     "memory": memory,

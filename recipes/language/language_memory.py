@@ -16,6 +16,7 @@ from recipes.language.config.language_config import (
 from recipes.language.config.rollout_config import BACKENDS, MIN_SAVED
 from recipes.language.loop.protocols import optional_components
 from recipes.language.model_sizes import LanguageModelSizes, model_sizes
+from recipes.language.models.packing import MOST_OTHERS
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from recipes.training.typed_tensors import DTYPES
@@ -82,7 +83,9 @@ class Sizes(NamedTuple):
         """Return the tokens of the fullest pass over a share of the answers."""
         actor, group = self.config.actor, self.config.algorithm.group_size
         apart = group * self.longest
-        packed = min(apart, self.prompt + group * self.drawn) if actor.share_prompts else apart
+        # A prompt stands once before so many answers, in models whose attention takes a mask.
+        stems = -(-group * self.drawn // (MOST_OTHERS * self.prompt))
+        packed = min(apart, stems * self.prompt + group * self.drawn)
         every = -(-self.config.data.rollout_batch_size // (self.count(component) * minibatches)) * packed
         most = min(most, (actor.micro_batch_size or self.answers) * self.longest)
         return min(every, max(most, self.longest))

@@ -50,7 +50,7 @@ class ChatActor(ComparingWorker):
         torch.set_num_threads(config.threads)
         self._tokenizer = make_tokenizer(config)
         counts = self._read()
-        _, self._state = begin_training(
+        policy, self._state = begin_training(
             self._config,
             self._tokenizer,
             self._contact,
@@ -59,6 +59,7 @@ class ChatActor(ComparingWorker):
             world_size=self._world_size,
             is_sent=lambda _: False,
         )
+        self._masks = policy.takes_masks(self._config.runner.seq_length)
         self._updater = Updater(
             self._state.strategy,
             self._state.optimizer,
@@ -142,13 +143,19 @@ class ChatActor(ComparingWorker):
         """
         targets = sum(int(source.examples[number].trained.sum()) for number in chosen)
         parts = micro_batches(
-            source.lengths, chosen, self._world_size, self._rank, self._config.actor.max_tokens_per_micro_batch
+            source.lengths,
+            chosen,
+            self._world_size,
+            self._rank,
+            self._config.actor.max_tokens_per_micro_batch,
+            masks=self._masks,
         )
         return [_Pass(part, max(1, targets) / (len(parts) * self._world_size)) for part in parts]
 
     def _loss(self, part: _Pass) -> Loss:
-        row = pack_examples([self._examples.examples[number] for number in part.examples], self.torch_device)
-        evaluated: AnswerEval = self._state.strategy.module(row)
+        examples = [self._examples.examples[number] for number in part.examples]
+        rows = pack_examples(examples, self.torch_device, masks=self._masks)
+        evaluated: AnswerEval = self._state.strategy.module(rows)
         loss = -evaluated.logprobs.sum() / part.divisor
         return Loss(loss, {"actor/loss": loss.detach()})
 
@@ -157,7 +164,8 @@ class ChatActor(ComparingWorker):
         self._state.onload()
         source = self._evaluation
         parts = [part.examples for part in self._passes(source, range(len(source.examples)))]
-        total = summed_loss(self._state.strategy.module, source.examples, parts, self.torch_device)
+        module = self._state.strategy.module
+        total = summed_loss(module, source.examples, parts, self.torch_device, masks=self._masks)
         figures = loss_figures(self._state.strategy.reduce_sum(total))
         if self._config.actor.enable_offload:
             self._state.offload()

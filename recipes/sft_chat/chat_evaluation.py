@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.models.load_model import load_model, make_tokenizer, stop_token_ids
-from recipes.language.models.packing import PackedRow
+from recipes.language.models.packing import PackedRows
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
 from recipes.language.using.answer_scoring import write_evaluation
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
@@ -26,10 +26,12 @@ SCHEMA: Final = "rlinf.eval_chat/1"
 
 @torch.no_grad()
 def summed_loss(
-    compute: Callable[[PackedRow], AnswerEval],
+    compute: Callable[[PackedRows], AnswerEval],
     examples: Sequence[ChatExample],
     parts: Iterable[Sequence[int]],
     device: torch.device,
+    *,
+    masks: bool,
 ) -> Tensor:
     """Return the summed loss of the target tokens of examples, in nats, and how many there are; float64 [2].
 
@@ -38,12 +40,13 @@ def summed_loss(
         examples: all of them.
         parts: micro-batches, by the numbers of examples.
         device: the device of the model.
+        masks: whether it takes rows with a mask.
     """
     total = torch.zeros(2, dtype=torch.float64)
     for part in parts:
-        row = pack_examples([examples[number] for number in part], device)
-        loss = -float(compute(row).logprobs.double().sum())
-        total += torch.tensor([loss, len(row.targets)], dtype=torch.float64)
+        rows = pack_examples([examples[number] for number in part], device, masks=masks)
+        loss = -float(compute(rows).logprobs.double().sum())
+        total += torch.tensor([loss, len(rows.targets)], dtype=torch.float64)
     return total
 
 
@@ -111,8 +114,9 @@ def evaluate(
         written = make_writer(config, make_tokenizer(actor)).write(rows)
     examples = written.examples
     lengths = [len(example.tokens) for example in examples]
-    parts = micro_batches(lengths, range(len(examples)), 1, 0, actor.max_tokens_per_micro_batch)
-    figures = loss_figures(summed_loss(policy, examples, parts, device))
+    masks = policy.takes_masks(config.runner.seq_length)
+    parts = micro_batches(lengths, range(len(examples)), 1, 0, actor.max_tokens_per_micro_batch, masks=masks)
+    figures = loss_figures(summed_loss(policy, examples, parts, device, masks=masks))
     folder.mkdir(parents=True)
     parts = {
         "data": {"paths": list(config.data.val_data_paths), "type": config.data.source, "loss_on": config.data.loss_on},

@@ -21,10 +21,10 @@ from torch import Tensor
 from recipes.language.answers.answer_batch import balanced, token_budget_parts
 from recipes.language.data.chat_messages import Message
 from recipes.language.data.text_tokens import TextTokens
-from recipes.language.models.attention import PackedPlan, Segment
-from recipes.language.models.packing import PackedRow
+from recipes.language.models.packing import WIDEST, Layout, PackedRows
 from recipes.language.templates.chat_template import ChatTemplate, TemplateRefusalError
 from recipes.sft_chat.conversations import ASSISTANT, ChatRow
+from recipes.training.typed_tensors import integers
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 
@@ -304,32 +304,30 @@ def _behind(after: str, before: str) -> str:
     return repr(after[same : same + 30])
 
 
-def pack_examples(examples: Sequence[ChatExample], device: torch.device | str = "cpu") -> PackedRow:
-    """Lay examples into one row, without padding; its targets are the tokens that are trained on.
+def pack_examples(
+    examples: Sequence[ChatExample], device: torch.device | str = "cpu", *, masks: bool = True
+) -> PackedRows:
+    """Lay examples into rows, whose targets are the tokens that are trained on.
 
-    The last token of an example predicts nothing and is left out. Without examples the row is one token without
-    targets, so that a rank computes as many passes as the others.
+    The last token of an example predicts nothing and is left out. Without examples there is a token without targets, so
+    that a rank computes as many passes as the others.
+
+    Args:
+        examples: the examples.
+        device: the device of the result.
+        masks: whether the model takes rows with a mask, see `Layout`.
     """
-    rows = [example for example in examples if len(example.tokens) > 1]
-    if not rows:
-        nothing = torch.zeros(0, dtype=torch.int64, device=device)
-        plan = PackedPlan([Segment(0, 1)], device)
-        return PackedRow(torch.zeros((1, 1), dtype=torch.int64, device=device), plan, nothing, nothing)
-    lengths = [len(example.tokens) - 1 for example in rows]
-    starts = [sum(lengths[:number]) for number in range(len(lengths))]
-    tokens = torch.cat([example.tokens[:-1] for example in rows]).long()
-    following = torch.cat([example.tokens[1:] for example in rows]).long()
-    predictors = torch.cat([example.trained[1:] for example in rows]).nonzero()[:, 0]
-    return PackedRow(
-        tokens[None].to(device),
-        PackedPlan([Segment(start, length) for start, length in zip(starts, lengths, strict=True)], device),
-        predictors.to(device),
-        following[predictors].to(device),
-    )
+    shown = [example for example in examples if len(example.tokens) > 1]
+    nothing = torch.zeros(0, dtype=torch.int64)
+    layout = Layout([integers(example.tokens[:-1]) for example in shown] or [[0]], masks=masks)
+    trained = [example.trained[1:] for example in shown]
+    predictors = [layout.places(number)[learned] for number, learned in enumerate(trained)]
+    targets = [example.tokens[1:][learned].long() for example, learned in zip(shown, trained, strict=True)]
+    return layout.rows(torch.cat([nothing, *predictors]), torch.cat([nothing, *targets]), device)
 
 
 def micro_batches(
-    lengths: Sequence[int], chosen: Sequence[int], world_size: int, rank: int, max_tokens: int
+    lengths: Sequence[int], chosen: Sequence[int], world_size: int, rank: int, max_tokens: int, *, masks: bool
 ) -> list[list[int]]:
     """Return the micro-batches of a rank's share of a batch, by the numbers of examples; some are empty.
 
@@ -340,10 +338,14 @@ def micro_batches(
         chosen: the batch of all ranks together.
         world_size, rank: the number of ranks, and the rank of this process.
         max_tokens: the maximum tokens of a micro-batch; a longer example forms its own.
+        masks: whether the model takes rows with a mask.
     """
     costs = [lengths[number] for number in chosen]
     shares = balanced(costs, world_size)
-    divided = [token_budget_parts([costs[place] for place in share], max_tokens) for share in shares]
+    shares_row = WIDEST if masks else 0
+    divided = [
+        token_budget_parts([costs[place] for place in share], max_tokens, shares_row=shares_row) for share in shares
+    ]
     count = max(1, *(len(parts) for parts in divided))
     mine = [[chosen[shares[rank][place]] for place in part] for part in divided[rank]]
     return mine + [[] for _ in range(count - len(mine))]

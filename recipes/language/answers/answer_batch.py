@@ -182,7 +182,12 @@ def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def token_budget_parts(
-    costs: Sequence[int], budget: int, counts: Sequence[int] = (), most: int | None = None
+    costs: Sequence[int],
+    budget: int,
+    counts: Sequence[int] = (),
+    most: int | None = None,
+    *,
+    shares_row: int | None = None,
 ) -> list[list[int]]:
     """Return items in parts of at most `budget` total cost, similar ones together.
 
@@ -193,16 +198,20 @@ def token_budget_parts(
         budget: largest sum of the costs of a part.
         counts: a second cost of each item.
         most: largest sum of the counts of a part; None: any.
+        shares_row: items up to that cost share rows, and in a part with a longer one each takes as much as that one;
+            None: all share rows.
     """
     parts: list[list[int]] = []
     room = left = -1
+    widest = 0
     for item in sorted(range(len(costs)), key=lambda index: (-costs[index], index)):
         count = 0 if most is None else counts[item]
-        if costs[item] > room or count > left:
+        if max(costs[item], widest) > room or count > left:
             parts.append([])
             room, left = budget, most or 0
+            widest = 0 if shares_row is None or costs[item] <= shares_row else costs[item]
         parts[-1].append(item)
-        room -= costs[item]
+        room -= max(costs[item], widest)
         left -= count
     return parts
 

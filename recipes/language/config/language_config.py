@@ -172,9 +172,6 @@ class AnswerActorConfig(LanguageActorConfig):
         description="Maximum answers per forward and backward pass on one rank. Default: limited only by"
         " `max_tokens_per_micro_batch`.",
     )
-    share_prompts: Bool = Field(
-        default=True, description="Compute the shared prompt of a group once in training; losses are unchanged."
-    )
     warm_start: WarmStartConfig = Field(
         default_factory=WarmStartConfig,
         description="Supervised warm start of a model without `model_path`: steps, lr.",

@@ -54,8 +54,8 @@ RESERVED_OPTIONS: Final = {
 # The largest rank of an adapter that vLLM takes.
 LARGEST_RANK: Final = 512
 _GPU_KEYS: Final = frozenset(("tensor_parallel_size", "gpu_memory_utilization", "engine_options"))
-# Copies of a prompt's tokens that storing it once must save: attention in two parts costs a small model some time.
-MIN_SAVED: Final = 512
+# Copies of a prompt's tokens that storing it once must save: what is shared is put beside the rest at every step.
+MIN_SAVED: Final = 4096
 BACKENDS: Final = {
     "torch": Backend(name="torch"),
     "huggingface": Backend(name="torch"),

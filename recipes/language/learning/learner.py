@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch, answer_sums
 from recipes.language.learning.micro_batches import STAND_IN, MicroBatches
-from recipes.language.models.packing import PackedRow
+from recipes.language.models.packing import PackedRows
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.typed_tensors import floats, integers
@@ -37,7 +37,7 @@ class LearnerSettings:
         max_tokens: packed tokens of one forward and backward pass; an answer with its prompt above it is one by itself.
         max_answers: answers of one forward and backward pass at most; None: any number.
         longest: most tokens that an answer may have; None: as many as the longest of a batch.
-        share_prompts: whether the prompt of a group stands once in a packed row.
+        masks: whether the model takes rows with a mask, see `Layout`.
         temperature: the temperature that answers were sampled at.
         clip_grad: largest norm of a gradient; 0: any.
         skip_nonfinite: leave an update with a loss or gradient that is not finite out, instead of raising.
@@ -49,7 +49,7 @@ class LearnerSettings:
     max_tokens: int = 4096
     max_answers: int | None = None
     longest: int | None = None
-    share_prompts: bool = True
+    masks: bool = True
     temperature: float = 1.0
     clip_grad: float = 1.0
     skip_nonfinite: bool = False
@@ -114,7 +114,7 @@ class AnswerLearner(ABC):
             strategy,
             device,
             max_tokens=settings.max_tokens,
-            share_prompts=settings.share_prompts,
+            masks=settings.masks,
             max_answers=settings.max_answers,
         )
 
@@ -140,8 +140,8 @@ class AnswerLearner(ABC):
 
                 def part_loss(part: list[int], totals: Mapping[str, Tensor] = totals) -> Loss:
                     lengths = batch.answer_lengths[torch.tensor(part)] if part else STAND_IN.answer_lengths
-                    row = self._micro.pack(batch, part)
-                    return self._loss_of(row, lengths, self._padded_targets(batch, targets, part), totals)
+                    rows = self._micro.pack(batch, part)
+                    return self._loss_of(rows, lengths, self._padded_targets(batch, targets, part), totals)
 
                 tokens = int(batch.answer_lengths[torch.tensor(active, dtype=torch.int64)].sum())
                 with timer("training/update", tokens):
@@ -155,11 +155,11 @@ class AnswerLearner(ABC):
         """Refuse, after the first step, a loss that leaves out what it was to train."""
 
     @abstractmethod
-    def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
+    def _loss_of(self, rows: PackedRows, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
         """Return the loss of a micro-batch.
 
         Args:
-            row: its answers.
+            rows: its answers.
             lengths: int64 [n], tokens of each.
             targets: [n, longest answer], zero behind the end of each answer, with a bool `mask` of what is trained.
             totals: see `LossInputs`.
@@ -253,8 +253,8 @@ class LanguageLearner(AnswerLearner):
         """Return the log-probabilities of a batch's answer tokens, float32 [A], on the CPU. All ranks call it."""
         temperature = self._settings.temperature
 
-        def logprobs(row: PackedRow) -> Tensor:
-            evaluation: AnswerEval = self._strategy.module(row, temperature)
+        def logprobs(rows: PackedRows) -> Tensor:
+            evaluation: AnswerEval = self._strategy.module(rows, temperature)
             return evaluation.logprobs
 
         return self._micro.evaluate(batch, logprobs)
@@ -289,8 +289,8 @@ class LanguageLearner(AnswerLearner):
                 "use `inputs.logprobs` in the loss without detaching it",
             )
 
-    def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
-        evaluated: AnswerEval = self._strategy.module(row, self._settings.temperature, entropy=True)
+    def _loss_of(self, rows: PackedRows, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
+        evaluated: AnswerEval = self._strategy.module(rows, self._settings.temperature, entropy=True)
         entropy = evaluated.entropy
         if entropy is not None and not self._loss_settings.entropy_bonus:
             entropy = entropy.detach()  # a metric only
@@ -324,8 +324,8 @@ class ValueLearner(AnswerLearner):
         """
         return self._learn(batch, {"returns": returns, "old_values": old_values}, seed, step)
 
-    def _loss_of(self, row: PackedRow, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
-        values = padded(self._strategy.module(row), lengths)
+    def _loss_of(self, rows: PackedRows, lengths: Tensor, targets: Targets, totals: Mapping[str, Tensor]) -> Loss:
+        values = padded(self._strategy.module(rows), lengths)
         old, returns = targets["old_values"], targets["returns"]
         return value_loss(values, old, returns, self._loss_settings, targets["mask"], totals["token_total"])
 

@@ -232,7 +232,8 @@ def warm_start(policy: LanguagePolicy, examples: Sequence[Answer], batch_size: i
     for start in range(0, len(examples) - batch_size + 1, batch_size):
         shown = examples[start : start + batch_size]
         batch = RolloutBatch.of(shown, 0, [0.0] * len(shown))
-        logprobs = policy(pack(batch, device=device)).logprobs
+        masks = policy.takes_masks(int(batch.lengths.max()))
+        logprobs = policy(pack(batch, masks=masks, device=device)).logprobs
         loss = -logprobs[batch.trained.to(device)].mean()
         optimizer.zero_grad()
         loss.backward()

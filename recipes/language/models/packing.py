@@ -1,4 +1,4 @@
-"""Sequences laid into packed rows for a forward pass, shared prompts once."""
+"""Sequences laid into rows for a forward pass of transformers' own attention."""
 
 from __future__ import annotations
 
@@ -10,141 +10,158 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch
-from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment
-from recipes.training.typed_tensors import integers
+from recipes.training.typed_tensors import integers, pieces
 
-# Fewer common tokens than this are not worth their own segment.
-MIN_SHARED = 8
+# Fewer common tokens than this are not worth a mask.
+MIN_SHARED = 4
+# Sequences stand behind what they begin with alike as long as their own tokens are that many times as many: each of
+# them meets those of all others, too.
+MOST_OTHERS = 4
+# Tokens of a row that holds several sequences: a mask has a number for each pair of them.
+WIDEST = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class PackedRow:
-    """One row of tokens that holds many sequences.
+class PackedRows:
+    """Rows of tokens that hold sequences, filled up on the right.
 
     Attributes:
-        tokens: int64 [1, T].
-        plan: attention within the sequences; has the positions.
-        predictors: int64 [A], the position in the row whose output predicts each answer token, answer by answer.
-        targets: int64 [A], the answer tokens.
+        tokens: int64 [n, T].
+        positions: int64 [n, T], of each token in its sequence; None: the column, as each row is one sequence.
+        mask: bool [n, 1, T, T], which columns each token sees; None: all up to its own.
+        predictors: int64 [A], the place in [n * T] whose output predicts each target.
+        targets: int64 [A], tokens.
+        longest: tokens of the longest sequence.
     """
 
     tokens: Tensor
-    plan: PackedPlan
+    positions: Tensor | None
+    mask: Tensor | None
     predictors: Tensor
     targets: Tensor
+    longest: int
 
 
-def pack(batch: RolloutBatch, *, share_prompts: bool = True, device: torch.device | str = "cpu") -> PackedRow:
-    """Lay a batch into one row.
+def pack(batch: RolloutBatch, *, masks: bool = True, device: torch.device | str = "cpu") -> PackedRows:
+    """Lay a batch into rows.
 
     Args:
         batch: the sequences, in whatever order.
-        share_prompts: whether tokens stand once that several sequences begin with: those of all prompts, and each
-            prompt that has several answers. Losses and gradients are the same either way.
+        masks: see `Layout`.
         device: the device of the result.
     """
-    tokens = integers(batch.tokens)
-    rows: list[_Sequence] = []
-    start = 0
-    for length, prompt in zip(integers(batch.lengths), integers(batch.prompt_lengths), strict=True):
-        first, end = start + prompt, start + length
-        rows.append(_Sequence(tuple(tokens[start:first]), tuple(tokens[first:end])))
-        start = end
-    writer = _Row()
-    if share_prompts:
-        _shared(rows, writer)
-    else:
-        for number, (prompt, answer) in enumerate(rows):
-            writer.predict(number, answer, writer.add(prompt + answer[:-1], NO_PARENT), len(prompt) - 1)
-    return writer.row(device)
+    sequences = [integers(row) for row in pieces(batch.tokens, integers(batch.lengths))]
+    prompts = integers(batch.prompt_lengths)
+    # The last token predicts nothing.
+    layout = Layout([sequence[:-1] for sequence in sequences], masks=masks)
+    predictors = [layout.places(number)[prompt - 1 :] for number, prompt in enumerate(prompts)]
+    answers = [token for sequence, prompt in zip(sequences, prompts, strict=True) for token in sequence[prompt:]]
+    return layout.rows(torch.cat(predictors), torch.tensor(answers, dtype=torch.int64), device)
 
 
-def packed_tokens(batch: RolloutBatch, rows: Sequence[int], *, share_prompts: bool) -> int:
-    """Return about how many tokens some answers of one group take in a row.
+class _Place(NamedTuple):
+    """The place of a sequence in a row.
 
-    Segments of a trajectory begin with prompts of different lengths; those that are as long are taken for equal.
+    Attributes:
+        row: its row.
+        common: how many tokens it shares with others.
+        first, own: the columns of the first of these, and of the first that is its own.
+        end: the column behind all that share them.
     """
-    lengths, prompts = integers(batch.lengths), integers(batch.prompt_lengths)
-    if not share_prompts:
-        return sum(lengths[row] for row in rows)
-    return sum({prompts[row] for row in rows}) + sum(lengths[row] - prompts[row] for row in rows)
+
+    row: int
+    common: int
+    first: int
+    own: int
+    end: int
 
 
-class _Sequence(NamedTuple):
-    """The tokens of a sequence of a batch."""
+class _Tree(NamedTuple):
+    """Sequences, by their numbers, and how many tokens they begin with alike, which stand once."""
 
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
+    common: int
+    members: list[int]
+    size: int
 
 
-class _Row:
-    """A packed row that is being written."""
+class Layout:
+    """Places of sequences in rows.
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.segments: list[Segment] = []
-        self._answers: dict[int, tuple[list[int], tuple[int, ...]]] = {}
+    Args:
+        sequences: their tokens; each has at least one.
+        masks: whether rows may have a mask. Then tokens that several sequences begin with stand once, and sequences
+            that are short beside others share a row, up to `WIDEST` tokens; what a model computes is the same.
+    """
 
-    def add(self, tokens: Sequence[int], parent: int) -> int:
-        """Append a segment, and return its number; one without tokens is its parent."""
-        if not tokens:
-            return parent
-        self.segments.append(Segment(len(self.tokens), len(tokens), parent))
-        self.tokens += tokens
-        return len(self.segments) - 1
+    def __init__(self, sequences: Sequence[Sequence[int]], *, masks: bool) -> None:
+        self._sequences = sequences
+        self._longest = max(map(len, sequences))
+        masks = masks and self._longest <= WIDEST
+        alone = [_Tree(0, [number], len(sequence)) for number, sequence in enumerate(sequences)]
+        trees = _trees(sequences) if masks else alone
+        self._width = max(tree.size for tree in trees)
+        self._places: dict[int, _Place] = {}
+        taken: list[int] = []
+        for tree in sorted(trees, key=lambda tree: -tree.size):
+            most = self._width - tree.size if masks else 0
+            row = next((row for row, size in enumerate(taken) if size <= most), len(taken))
+            taken += [0] * (row == len(taken))
+            first, own = taken[row], taken[row] + tree.common
+            for number in tree.members:
+                self._places[number] = _Place(row, tree.common, first, own, first + tree.size)
+                own += len(sequences[number]) - tree.common
+            taken[row] += tree.size
+        self._taken = taken
 
-    def predict(self, number: int, answer: tuple[int, ...], segment: int, first: int) -> None:
-        """Note that `answer` is predicted from offset `first` of a segment on."""
-        start = self.segments[segment].start + first
-        self._answers[number] = (list(range(start, start + len(answer))), answer)
+    def places(self, number: int) -> Tensor:
+        """Return the place of each token of a sequence in [rows * width], int64."""
+        row, common, first, own, _ = self._places[number]
+        count = len(self._sequences[number]) - common
+        return row * self._width + torch.cat((torch.arange(first, first + common), torch.arange(own, own + count)))
 
-    def predict_after(self, number: int, answer: tuple[int, ...], last: int, segment: int) -> None:
-        """Record that position `last` of the row predicts `answer`, and a segment of all but its last token does."""
-        positions = [last]
-        if len(answer) > 1:
-            start = self.segments[segment].start
-            positions += range(start, start + len(answer) - 1)
-        self._answers[number] = (positions[: len(answer)], answer)
-
-    def row(self, device: torch.device | str) -> PackedRow:
-        """Return the row."""
-        predictors = [position for number in sorted(self._answers) for position in self._answers[number][0]]
-        targets = [token for number in sorted(self._answers) for token in self._answers[number][1]]
-        return PackedRow(
-            torch.tensor([self.tokens], device=device),
-            PackedPlan(self.segments, device),
-            torch.tensor(predictors, dtype=torch.int64, device=device),
-            torch.tensor(targets, dtype=torch.int64, device=device),
+    def rows(self, predictors: Tensor, targets: Tensor, device: torch.device | str = "cpu") -> PackedRows:
+        """Return the rows, with what they are to predict; see `PackedRows`."""
+        count, width = len(self._taken), self._width
+        tokens = torch.zeros(count * width, dtype=torch.int64)
+        positions = torch.zeros_like(tokens)
+        # Behind each token, the column up to which others see it.
+        ends = torch.full_like(tokens, width)
+        for number, place in self._places.items():
+            where = self.places(number)
+            tokens[where] = torch.tensor(self._sequences[number])
+            positions[where] = torch.arange(len(where))
+            ends[where[: place.common]] = place.end
+            ends[where[place.common :]] = place.own + len(where) - place.common
+        tokens = tokens.view(count, width).to(device)
+        predictors, targets = predictors.to(device), targets.to(device)
+        if count == len(self._sequences):
+            return PackedRows(tokens, None, None, predictors, targets, self._longest)
+        columns = torch.arange(width, device=device)
+        seen = (columns <= columns[:, None]) & (columns[:, None] < ends.view(count, 1, width).to(device))
+        return PackedRows(
+            tokens, positions.view(count, width).to(device), seen[:, None], predictors, targets, self._longest
         )
 
 
-def _shared(rows: Sequence[_Sequence], writer: _Row) -> None:
-    """Pack sequences as a tree: the common prefix of all prompts, then each prompt, then its answers."""
-    members: dict[tuple[int, ...], list[int]] = {}
-    for number, row in enumerate(rows):
-        members.setdefault(row.prompt, []).append(number)
-    common = common_prefix(list(members))
-    root = writer.add(rows[0].prompt[:common], NO_PARENT) if common else NO_PARENT
-    for prompt, numbers in members.items():
-        own = prompt[common:]
-        if len(numbers) == 1:
-            answer = rows[numbers[0]].answer
-            writer.predict(numbers[0], answer, writer.add(own + answer[:-1], root), len(own) - 1)
-            continue
-        stem = writer.add(own, root)
-        last = writer.segments[stem].start + len(own) - 1
-        for number in numbers:
-            answer = rows[number].answer
-            writer.predict_after(number, answer, last, writer.add(answer[:-1], stem))
+def _trees(sequences: Sequence[Sequence[int]]) -> list[_Tree]:
+    """Return sequences by what they begin with alike, where that is enough to be worth it."""
+    trees: list[_Tree] = []
+    for number in sorted(range(len(sequences)), key=lambda number: tuple(sequences[number])):
+        length = len(sequences[number])
+        if trees:
+            before = trees[-1]
+            common = _common(sequences[before.members[0]], sequences[number], before.common)
+            every = before.size + (len(before.members) - 1) * before.common + length
+            own = every - (len(before.members) + 1) * common
+            if common >= MIN_SHARED and own <= MOST_OTHERS * common and common + own <= WIDEST:
+                trees[-1] = _Tree(common, [*before.members, number], common + own)
+                continue
+        trees.append(_Tree(length, [number], length))
+    # What is alone shares nothing.
+    return [tree if len(tree.members) > 1 else tree._replace(common=0) for tree in trees]
 
 
-def common_prefix(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return the length of several prompts' common prefix, if worth sharing; each keeps its own token."""
-    if len(prompts) < 2:
-        return 0
-    low, high = min(prompts), max(prompts)
-    limit = min(len(prompt) for prompt in prompts) - 1
-    common = 0
-    while common < limit and low[common] == high[common]:
-        common += 1
-    return common if common >= MIN_SHARED else 0
+def _common(one: Sequence[int], other: Sequence[int], most: int) -> int:
+    """Return how many tokens two sequences begin with alike, `most` at most."""
+    limit = min(len(one), len(other), most)
+    return next((place for place in range(limit) if one[place] != other[place]), limit)

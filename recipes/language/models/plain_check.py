@@ -1,7 +1,7 @@
-"""The comparison of a model's own attention here with transformers' own, once, before anything depends on it.
+"""The comparison of rows, masks and caches with one sequence at a time, once, before anything depends on them.
 
 An engine and a trainer that share a fault agree with each other. The reference is therefore a pass of each sequence by
-itself, by transformers' eager attention.
+itself, by transformers' eager attention, without a cache, a mask or padding.
 """
 
 # transformers has few types.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import Tensor
 
-from recipes.language.models.attention import ATTENTION, PackedPlan, Segment
+from recipes.language.models.packing import Layout
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 
@@ -27,24 +27,25 @@ if TYPE_CHECKING:
 
 # What a model of transformers is compared with.
 PLAIN: Final = "transformers' eager attention, one sequence at a time"
-# Two answers to one prompt, as tokens.
-_PROMPT, _ANSWER = 40, 24
+# Answers to one prompt, as tokens.
+_PROMPT, _ANSWERS = 40, (24, 17)
 # Largest difference of one log-probability that rounding explains.
 LIMITS: Final = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
 
 
 @contextmanager
 def plain_attention(model: PreTrainedModel) -> Generator[None, None, None]:
-    """Let a model that `use_plans` has prepared compute by transformers' eager attention in here."""
+    """Let a model compute by transformers' eager attention in here."""
+    before: str = cast("Any", model.config)._attn_implementation
     model.set_attn_implementation("eager")
     try:
         yield
     finally:
-        model.set_attn_implementation(ATTENTION)
+        model.set_attn_implementation(before)
 
 
 def check_policy(policy: AnswerModel) -> Difference | None:
-    """Compare a policy's log-probabilities of a packed row with those of its model, sequence by sequence.
+    """Compare a policy's log-probabilities of rows with those of its model, sequence by sequence.
 
     All ranks that share the weights call it together.
 
@@ -58,17 +59,18 @@ def check_policy(policy: AnswerModel) -> Difference | None:
     if model.device.type == "meta":
         return None
     vocabulary: int = cast("Any", model.get_input_embeddings()).weight.shape[0]
-    generator = torch.Generator().manual_seed(0)
-    row = torch.randint(vocabulary, (_PROMPT + 2 * _ANSWER,), generator=generator).to(model.device)
-    prompt, answers = row[:_PROMPT], row[_PROMPT:].view(2, _ANSWER)
+    row = torch.randint(vocabulary, (_PROMPT + sum(_ANSWERS),), generator=torch.Generator().manual_seed(0))
+    answers = row[_PROMPT:].split(list(_ANSWERS))
+    sequences = [torch.cat((row[:_PROMPT], answer)).to(model.device) for answer in answers]
     kind = type(model).__name__
 
     def compared() -> tuple[Tensor, torch.dtype]:
-        ours = _packed_logprobs(policy, row).view(2, _ANSWER)
         with plain_attention(model):
-            theirs = torch.stack([_plain_logprobs(model, prompt, answer) for answer in answers])
+            theirs = torch.cat([_plain_logprobs(model, sequence) for sequence in sequences])
+        kinds = (True, False) if policy.takes_masks(_PROMPT + max(_ANSWERS)) else (False,)
+        apart = [(_row_logprobs(policy, sequences, masks) - theirs).abs().max() for masks in kinds]
         # Layers may compute in another type than that of the weights.
-        return (ours - theirs).abs().max(), cast("Any", model.get_output_embeddings()).weight.dtype
+        return torch.stack(apart).max(), cast("Any", model.get_output_embeddings()).weight.dtype
 
     try:
         with torch.no_grad():
@@ -84,24 +86,21 @@ def check_policy(policy: AnswerModel) -> Difference | None:
             why=f"rounding explains up to {limit:g}",
             help=_REMEDY,
         )
-    return Difference(largest, limit, f"{2 * _ANSWER} tokens")
+    return Difference(largest, limit, f"{sum(_ANSWERS)} tokens")
 
 
 _REMEDY = "use a model family listed in docs/language-models.md, and report this one"
 
 
-def _packed_logprobs(policy: AnswerModel, row: Tensor) -> Tensor:
-    from recipes.language.models.packing import PackedRow
-
-    first, second = _PROMPT, _PROMPT + _ANSWER
-    plan = PackedPlan([Segment(0, _PROMPT), Segment(first, _ANSWER, 0), Segment(second, _ANSWER, 0)], row.device)
-    before = [[_PROMPT - 1, *range(start, start + _ANSWER - 1)] for start in (first, second)]
-    predictors = torch.tensor([place for answer in before for place in answer], device=row.device)
-    return policy.answers(PackedRow(row[None], plan, predictors, row[_PROMPT:])).logprobs.float()
+def _row_logprobs(policy: AnswerModel, sequences: list[Tensor], masks: bool) -> Tensor:
+    layout = Layout([sequence[:-1].tolist() for sequence in sequences], masks=masks)
+    predictors = torch.cat([layout.places(number)[_PROMPT - 1 :] for number in range(len(sequences))])
+    targets = torch.cat([sequence[_PROMPT:] for sequence in sequences])
+    return policy.answers(layout.rows(predictors, targets, targets.device)).logprobs.float()
 
 
-def _plain_logprobs(model: PreTrainedModel, prompt: Tensor, answer: Tensor) -> Tensor:
-    tokens = torch.cat((prompt, answer))[None]
-    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-    logits: Tensor = cast("Any", model)(input_ids=tokens, position_ids=positions, use_cache=False).logits
-    return logits[0, len(prompt) - 1 : -1].float().log_softmax(-1).gather(1, answer[:, None])[:, 0]
+def _plain_logprobs(model: PreTrainedModel, sequence: Tensor) -> Tensor:
+    positions = torch.arange(len(sequence), device=sequence.device)[None]
+    logits: Tensor = cast("Any", model)(input_ids=sequence[None], position_ids=positions, use_cache=False).logits
+    answer = sequence[_PROMPT:, None]
+    return logits[0, _PROMPT - 1 : -1].float().log_softmax(-1).gather(1, answer)[:, 0]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType] - a part has no type
 
-from recipes.language.models.attention import longest_exact, use_plans
-from recipes.language.models.packing import PackedRow
+from recipes.language.models.architecture import longest_exact, sees_all_before, takes_masks, use_exact_attention
+from recipes.language.models.packing import PackedRows
 from recipes.training.huggingface import checkpoint_layers
 from rlinf_core import ConfigError
 
@@ -71,7 +71,7 @@ class AnswerModel(nn.Module):
         super().__init__()
         self.model = model
         causal = cast("Callable[[], PreTrainedModel]", getattr(model, "get_base_model", lambda: model))()
-        use_plans(causal)
+        use_exact_attention(causal)
         config = cast("Any", causal.config).get_text_config()
         self._longest = longest_exact(config)
         self._rule = LogitRule.of(config)
@@ -91,25 +91,36 @@ class AnswerModel(nn.Module):
         """Call a function that computes with the weights by another way than `forward`: FSDP2 gathers them for it."""
         return function()
 
-    def states(self, row: PackedRow) -> Tensor:
+    def takes_masks(self, longest: int) -> bool:
+        """Return whether rows of tokens may have a mask, see `Layout`.
+
+        Args:
+            longest: tokens of the longest sequence.
+        """
+        return takes_masks(self.causal) and sees_all_before(cast("Any", self.causal.config).get_text_config(), longest)
+
+    def states(self, rows: PackedRows) -> Tensor:
         """Return the hidden state from which each answer token is predicted, [A, W]."""
-        if self._longest is not None and row.plan.longest > self._longest:
+        if self._longest is not None and rows.longest > self._longest:
             raise ConfigError(
-                f"a sequence has {row.plan.longest} tokens; beyond {self._longest} the model's rotary angles depend on"
+                f"a sequence has {rows.longest} tokens; beyond {self._longest} the model's rotary angles depend on"
                 " the sequence length",
                 help=f"write `runner.seq_length: {self._longest}` or less",
             )
         decoder = cast("Any", self.causal.get_decoder())
-        hidden: Tensor = decoder(
-            input_ids=row.tokens, position_ids=row.plan.positions, use_cache=False, attention_plan=row.plan
-        ).last_hidden_state[0]
-        return hidden.index_select(0, row.predictors)
+        masked: dict[str, Any] = {}
+        if rows.mask is not None:
+            if not self.takes_masks(rows.longest):
+                raise ValueError(f"`{type(self.causal).__name__}` cannot compute rows with a mask")
+            masked = {"attention_mask": rows.mask, "position_ids": rows.positions}
+        hidden: Tensor = decoder(input_ids=rows.tokens, use_cache=False, **masked).last_hidden_state
+        return hidden.flatten(0, 1).index_select(0, rows.predictors)
 
-    def answers(self, row: PackedRow, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
+    def answers(self, rows: PackedRows, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
         """See `LanguagePolicy.forward`."""
         head = cast("nn.Linear", self.causal.get_output_embeddings())
         logprobs, entropies = chunked_logprobs(
-            self.states(row), head, row.targets, temperature, entropy=entropy, rule=self._rule
+            self.states(rows), head, rows.targets, temperature, entropy=entropy, rule=self._rule
         )
         return AnswerEval(logprobs, entropies)
 
@@ -117,15 +128,15 @@ class AnswerModel(nn.Module):
 class LanguagePolicy(AnswerModel):
     """A causal language model as a policy."""
 
-    def forward(self, row: PackedRow, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
-        """Return the log-probabilities of a packed row's answers.
+    def forward(self, rows: PackedRows, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
+        """Return the log-probabilities of the answers in packed rows.
 
         Args:
-            row: the sequences.
+            rows: the sequences.
             temperature: the temperature that they were sampled at; logits are divided by it.
             entropy: whether entropies are computed, with gradients.
         """
-        return self.answers(row, temperature, entropy=entropy)
+        return self.answers(rows, temperature, entropy=entropy)
 
 
 class ValueModel(AnswerModel):
@@ -149,10 +160,10 @@ class ValueModel(AnswerModel):
         """See `AnswerModel`; and the value."""
         return [*super().blocks, self.value_head]
 
-    def forward(self, row: PackedRow) -> Tensor:
-        """Return the value before each answer token of a packed row, float32 [A]."""
+    def forward(self, rows: PackedRows) -> Tensor:
+        """Return the value before each answer token of packed rows, float32 [A]."""
         # A copy: FSDP2 wants no view of what its parts return.
-        return self.value_head(self.states(row).float())[:, 0].clone()
+        return self.value_head(self.states(rows).float())[:, 0].clone()
 
 
 def checkpoint_decoder(model: AnswerModel) -> None:

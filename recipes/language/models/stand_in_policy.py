@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from recipes.language.models.packing import PackedRow
+from recipes.language.models.packing import PackedRows
 from recipes.language.models.policy import AnswerEval, LanguagePolicy
 from recipes.training.initial.weight_sources import WeightSource
 
@@ -31,9 +31,9 @@ class StandInLanguagePolicy(LanguagePolicy):
         """See `AnswerModel`: no layer computes, so that none is gathered alone."""
         return []
 
-    def forward(self, row: PackedRow, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
+    def forward(self, rows: PackedRows, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
         """See `LanguagePolicy`."""
-        logprobs = self.base.float().mean() - torch.ones(len(row.targets), device=self.base.device)
+        logprobs = self.base.float().mean() - torch.ones(len(rows.targets), device=self.base.device)
         return AnswerEval(logprobs, logprobs.detach().neg() if entropy else None)
 
 

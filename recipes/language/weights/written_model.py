@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 
-from recipes.language.models.attention import PackedPlan, Segment
-from recipes.language.models.packing import PackedRow
+from recipes.language.models.packing import Layout
 from recipes.language.models.plain_check import LIMITS
 from recipes.language.models.policy import AnswerModel
+from recipes.training.typed_tensors import integers
 from rlinf_core import RLinfError
 from rlinf_core.collective.memory_budget import free_bytes
 from rlinf_core.foreign.strict_json import load_json_object
@@ -53,10 +53,9 @@ def expected_logprobs(policy: AnswerModel, dtype: torch.dtype) -> ExpectedLogpro
     vocabulary: int = cast("Any", policy.causal.get_input_embeddings()).weight.shape[0]
     count = min(_TOKENS + 1, positions)
     row = torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(0))
-    device = next(policy.parameters()).device
-    plan = PackedPlan([Segment(0, 1), Segment(1, count - 1, 0)], device)
-    packed = PackedRow(row[None].to(device), plan, torch.arange(count - 1, device=device), row[1:].to(device))
-    logprobs = policy.computing(lambda: policy.answers(packed).logprobs.float())
+    layout = Layout([integers(row[:-1])], masks=False)
+    rows = layout.rows(layout.places(0), row[1:], next(policy.parameters()).device)
+    logprobs = policy.computing(lambda: policy.answers(rows).logprobs.float())
     return ExpectedLogprobs(row.tolist(), logprobs.tolist(), dtype)
 
 

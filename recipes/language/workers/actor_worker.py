@@ -111,7 +111,7 @@ class LanguageActor(ComparingWorker):
                 max_tokens=config.max_tokens_per_micro_batch,
                 max_answers=config.micro_batch_size,
                 longest=self._config.longest_answer,
-                share_prompts=config.share_prompts,
+                masks=policy.takes_masks(self._config.runner.seq_length),
                 temperature=self._config.rollout.sampling_params.temperature,
                 clip_grad=config.optim.clip_grad,
                 skip_nonfinite=self._config.runner.on_nonfinite == "skip",

@@ -70,7 +70,7 @@ class LanguageCritic(ComparingWorker):
                 minibatches=whole.minibatches,
                 epochs=whole.algorithm.update_epoch,
                 max_tokens=config.max_tokens_per_micro_batch,
-                share_prompts=whole.actor.share_prompts,
+                masks=model.takes_masks(whole.runner.seq_length),
                 clip_grad=config.optim.clip_grad,
                 skip_nonfinite=whole.runner.on_nonfinite == "skip",
             ),

@@ -13,7 +13,7 @@ from recipes.language.config.language_config import LanguageConfig, LanguageRefe
 from recipes.language.learning.micro_batches import MicroBatches
 from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.models.load_model import make_tokenizer
-from recipes.language.models.packing import PackedRow
+from recipes.language.models.packing import PackedRows
 from recipes.language.models.policy import METHODS, AnswerEval
 from recipes.language.rules.template_rules import vocabulary_difference
 from recipes.language.workers.token_evaluation import EvaluationServer
@@ -63,7 +63,7 @@ class LanguageReference(ComparingWorker):
             self._strategy,
             self.torch_device,
             max_tokens=config.max_tokens_per_micro_batch,
-            share_prompts=actor.share_prompts,
+            masks=policy.takes_masks(self._config.runner.seq_length),
         )
         self._exchange = EvaluationServer(self, actor.group_name, layout.actors)
         self._offload()
@@ -87,8 +87,8 @@ class LanguageReference(ComparingWorker):
         """Send the actors the log-probabilities of their batches' answer tokens."""
         temperature = self._config.rollout.sampling_params.temperature
 
-        def logprobs(row: PackedRow) -> Tensor:
-            evaluation: AnswerEval = self._strategy.module(row, temperature)
+        def logprobs(rows: PackedRows) -> Tensor:
+            evaluation: AnswerEval = self._strategy.module(rows, temperature)
             return evaluation.logprobs
 
         batch = self._exchange.recv()

@@ -177,7 +177,9 @@ class AdapterActor(ComparingWorker):
         total = 0.0
         config = self._config.actor
         with self._computing(), self._variants.using(model) as policy, torch.set_grad_enabled(backward):
-            for part in shares(data, self._world_size, self._rank, config.max_tokens_per_micro_batch):
+            masks = policy.takes_masks(max(len(datum.tokens) for datum in data))
+            budget = config.max_tokens_per_micro_batch
+            for part in shares(data, self._world_size, self._rank, budget, masks=masks):
                 chosen = [data[number] for number in part]
                 parts, value = self._loss(policy, chosen, loss, settings)
                 if backward and value.requires_grad:

@@ -14,89 +14,36 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment
-from recipes.language.models.packing import PackedRow
+from recipes.language.models.packing import MIN_SHARED, WIDEST, Layout
 from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.values import HIGH, LOW, Datum
 
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
-# Fewer common tokens than this are not worth their own segment.
-_SHARED = 6
-# Prefixes of prefixes: instructions, examples, a prompt and its answers.
-_LEVELS = 4
-
 
 def data_logprobs(policy: LanguagePolicy, data: Sequence[Datum], device: torch.device | str = "cpu") -> Tensor:
     """Return the log-probabilities of the targets of data, in the order of data, positions and K; float32 [A].
 
-    Tokens that several data begin with are computed once, and so are equal targets of one of these.
+    Tokens that several data begin with are computed once where that is worth it, and so are equal targets of one.
     """
-    tokens, segments, places = _laid(data)
+    longest = max(len(datum.tokens) for datum in data)
+    layout = Layout([datum.tokens.tolist() for datum in data], masks=policy.takes_masks(longest))
     positions: list[IntArray] = []
     targets: list[IntArray] = []
-    for datum, own in zip(data, places, strict=True):
-        wanted = datum.values["target_tokens"].astype(np.int64)
-        positions.append(own.repeat(wanted.shape[1] if wanted.ndim == 2 else 1))
-        targets.append(wanted.reshape(-1))
+    for number, datum in enumerate(data):
+        asked = datum.values["target_tokens"].astype(np.int64)
+        positions.append(layout.places(number).numpy().repeat(asked.shape[1] if asked.ndim == 2 else 1))
+        targets.append(asked.reshape(-1))
     pairs = np.stack([np.concatenate(positions), np.concatenate(targets)])
     once, again = np.unique(pairs, axis=1, return_inverse=True)
-    row = PackedRow(
-        torch.from_numpy(tokens)[None].to(device),
-        PackedPlan(segments, device),
-        *(torch.from_numpy(part).to(device) for part in once),
-    )
-    return policy(row).logprobs.index_select(0, torch.from_numpy(again.reshape(-1)).to(device))
+    predictors, wanted = (torch.from_numpy(part) for part in once)
+    rows = layout.rows(predictors, wanted, device)
+    return policy(rows).logprobs.index_select(0, torch.from_numpy(again.reshape(-1)).to(device))
 
 
-def _laid(data: Sequence[Datum]) -> tuple[IntArray, list[Segment], list[IntArray]]:
-    """Lay data into one row, without padding, as trees of what they begin with.
-
-    Returns:
-        The tokens of the row, its segments in preorder, and the place in the row of each token of each datum.
-    """
-    pieces: list[IntArray] = []
-    segments: list[Segment] = []
-    places: list[list[IntArray]] = [[] for _ in data]
-    length = 0
-    # Data that have that many tokens in common, which are laid, and the segment that they continue.
-    open_groups = [(list(range(len(data))), 0, NO_PARENT, 0)]
-    while open_groups:
-        numbers, begin, parent, level = open_groups.pop()
-        common = len(data[numbers[0]].tokens)
-        if len(numbers) > 1:
-            heads: dict[bytes, list[int]] = {}
-            for number in numbers:
-                # One by itself where it is too short, and where it cannot be shared further.
-                key = data[number].tokens[begin : begin + _SHARED].tobytes()
-                alone = level == _LEVELS or len(data[number].tokens) < begin + _SHARED
-                heads.setdefault(b"%d" % number if alone else key, []).append(number)
-            if len(heads) > 1:
-                open_groups += [(members, begin, parent, level) for members in reversed(heads.values())]
-                continue
-            common = begin + _common([data[number].tokens[begin:] for number in numbers])
-        if common > begin:
-            segments.append(Segment(length, common - begin, parent))
-            parent = len(segments) - 1
-            pieces.append(data[numbers[0]].tokens[begin:common])
-            for number in numbers:
-                places[number].append(np.arange(length, length + common - begin))
-            length += common - begin
-        if len(numbers) > 1:
-            rest = [number for number in numbers if len(data[number].tokens) > common]
-            if rest:
-                open_groups.append((rest, common, parent, level + 1))
-    return np.concatenate(pieces), segments, [np.concatenate(own) for own in places]
-
-
-def _common(rows: Sequence[IntArray]) -> int:
-    """Return how many tokens all rows begin with."""
-    shortest = min(len(row) for row in rows)
-    equal = np.stack([row[:shortest] for row in rows]) == rows[0][:shortest]
-    return int(equal.all(axis=0).cumprod().sum())
-
-
-def shares(data: Sequence[Datum], world_size: int, rank: int, max_tokens: int) -> list[list[int]]:
+def shares(
+    data: Sequence[Datum], world_size: int, rank: int, max_tokens: int, *, masks: bool = True
+) -> list[list[int]]:
     """Return the micro-batches of a rank's share of a batch, by the numbers of data; there may be none.
 
     Data with a common beginning are neighbours, so that few micro-batches compute it.
@@ -106,6 +53,7 @@ def shares(data: Sequence[Datum], world_size: int, rank: int, max_tokens: int) -
         world_size, rank: the number of ranks, and the rank of this process.
         max_tokens: about the maximum tokens of a micro-batch, common beginnings counted once; a longer datum forms its
             own.
+        masks: whether the model takes rows with a mask; otherwise each datum takes as much as the longest.
     """
     # Big-endian bytes are ordered as the numbers are.
     order = sorted(range(len(data)), key=lambda number: (data[number].tokens.astype(">u4").tobytes(), number))
@@ -113,7 +61,8 @@ def shares(data: Sequence[Datum], world_size: int, rank: int, max_tokens: int) -
     shared = [0, *(_beginning(data[one], data[other]) for one, other in pairwise(order))]
     ends = np.cumsum(np.subtract(lengths, shared))
     parts: list[list[int]] = []
-    room = -1
+    room, longest = -1, 0
+    shares_row = WIDEST if masks else 0
     for place, number in enumerate(order):
         # The rank within whose share of all tokens the middle of this datum's lies.
         middle = ends[place] - (lengths[place] - shared[place]) / 2
@@ -121,9 +70,11 @@ def shares(data: Sequence[Datum], world_size: int, rank: int, max_tokens: int) -
         if min(world_size - 1, int(middle * world_size / ends[-1])) != rank:
             continue
         cost = lengths[place] - (shared[place] if parts else 0)
-        if cost > room:
+        longest = max(longest, lengths[place])
+        is_wide = longest > shares_row and (len(parts[-1]) + 1 if parts else 1) * longest > max_tokens
+        if cost > room or is_wide:
             parts.append([])
-            room, cost = max_tokens, lengths[place]
+            room, cost, longest = max_tokens, lengths[place], lengths[place]
         parts[-1].append(number)
         room -= cost
     return parts
@@ -133,7 +84,7 @@ def _beginning(one: Datum, other: Datum) -> int:
     """Return the tokens that two data begin with, where they are enough to be computed once."""
     shortest = min(len(one.tokens), len(other.tokens))
     common = int((one.tokens[:shortest] == other.tokens[:shortest]).cumprod().sum())
-    return common if common >= _SHARED else 0
+    return common if common >= MIN_SHARED else 0
 
 
 Inputs: TypeAlias = Mapping[str, Tensor]

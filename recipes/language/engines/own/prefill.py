@@ -1,120 +1,191 @@
-"""The forward pass over prompts, tokens that they begin with alike once."""
+"""The forward pass over contexts, tokens that they begin with alike once."""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from recipes.language.engines.own.kv_memory import Tokens
-from recipes.language.models.attention import NO_PARENT, PackedPlan, Segment
-from recipes.language.models.attention_rule import AttentionRule
+from recipes.language.models.architecture import takes_masks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from recipes.language.engines.own.kv_layer import KeyValues
+
+Tokens = tuple[int, ...]
+
+# Contexts are laid into one row as long as that is so many times what all begin with: each meets the others' tokens.
+_MOST_OTHERS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPrefix:
-    """Keys and values of tokens that prompts share as a prefix.
+class Prefix:
+    """Tokens that contexts begin with alike, and their keys and values.
 
     Attributes:
         tokens: their ids; none where nothing is shared.
-        keys, values: the keys and values, for each layer, float [heads, P, dim].
+        layers: keys and values of each layer, of one row.
     """
 
     tokens: Tokens = ()
-    keys: Sequence[Tensor] = ()
-    values: Sequence[Tensor] = ()
+    layers: Sequence[KeyValues] = ()
 
-    def begins(self, prompt: Tokens) -> bool:
-        """Return whether a prompt starts with the tokens and continues after them."""
-        return len(prompt) > len(self.tokens) and prompt[: len(self.tokens)] == self.tokens
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The memory of keys and values."""
+        return [tensor for layer in self.layers for tensor in layer]
 
-
-class PrefillPlan:
-    """Attention of a packed row of prompts that also keeps each layer's keys and values.
-
-    Args:
-        plan: the whole row.
-        layers: the layers of the model.
-        known: what the row begins with, where its keys and values are there already: the forward pass takes the tokens
-            after it alone.
-
-    Attributes:
-        positions: int64 [1, T], positions of the tokens of the forward pass in their sequences.
-        keys, values: the keys and values, for each layer, float [heads, P + T, dim], after the forward pass.
-    """
-
-    def __init__(self, plan: PackedPlan, layers: int, known: SharedPrefix | None = None) -> None:
-        self._plan = plan
-        self._known = known
-        self._first = len(known.tokens) if known else 0
-        self.positions = plan.positions[:, self._first :]
-        self.keys: list[Tensor] = [torch.empty(0)] * layers
-        self.values: list[Tensor] = [torch.empty(0)] * layers
-
-    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, rule: AttentionRule) -> Tensor:
-        """See `AttentionPlan`; B is 1."""
-        if self._known is not None:
-            keys = torch.cat((self._known.keys[layer][None], keys), dim=2)
-            values = torch.cat((self._known.values[layer][None], values), dim=2)
-            # What known tokens attend to is of no use any more: any queries serve.
-            queries = pad(queries, (0, 0, self._first, 0))
-        self.keys[layer], self.values[layer] = keys[0], values[0]
-        return self._plan.attend(layer, queries, keys, values, rule)[:, :, self._first :]
-
-    def prefix(self, tokens: Tokens) -> SharedPrefix:
-        """Return keys and values of the first tokens of the row, after the forward pass."""
-        count = len(tokens)
-        return SharedPrefix(
-            tokens,
-            [key[:, :count].clone() for key in self.keys],
-            [value[:, :count].clone() for value in self.values],
-        )
+    def begins(self, context: Tokens) -> bool:
+        """Return whether a context starts with the tokens and continues after them."""
+        return len(context) > len(self.tokens) and context[: len(self.tokens)] == self.tokens
 
 
 @dataclass(frozen=True, slots=True)
-class PackedContexts:
-    """Distinct contexts as one row of tokens, what all begin with first and once.
+class Prefilled:
+    """Keys and values of contexts, one row each.
 
     Attributes:
-        tokens: the tokens of the row.
-        segments: the segments of the row.
-        shared: how many tokens all begin with.
-        numbers: the number of each context, by its tokens.
+        logits: float [contexts, V], of the token behind each.
+        layers: those of each layer, behind the prefix and flush right.
+        mask: int64 [contexts, columns], 1 where there is a token.
+        prefix: what all contexts begin with.
     """
 
-    tokens: list[int]
-    segments: list[Segment]
-    shared: int
-    numbers: dict[Tokens, int]
+    logits: Tensor
+    layers: Sequence[KeyValues]
+    mask: Tensor
+    prefix: Prefix
 
-    @classmethod
-    def of(cls, contexts: Sequence[Tokens], shared: int) -> PackedContexts:
-        """Lay out contexts that all begin with the same `shared` tokens."""
-        numbers: dict[Tokens, int] = {}
-        for context in contexts:
-            numbers.setdefault(context, len(numbers))
-        tokens = list(contexts[0][:shared])
-        segments = [Segment(0, shared)] if shared else []
-        parent = 0 if shared else NO_PARENT
-        for context in numbers:
-            segments.append(Segment(len(tokens), len(context) - shared, parent))
-            tokens += context[shared:]
-        return cls(tokens, segments, shared, numbers)
+    def behind(self, which: Tensor) -> tuple[list[KeyValues], Tensor]:
+        """Return keys and values of some contexts behind the prefix, with their mask."""
+        layers = [(keys.index_select(0, which), values.index_select(0, which)) for keys, values in self.layers]
+        return layers, self.mask.index_select(0, which)
+
+    def whole(self, which: Tensor) -> tuple[list[KeyValues], Tensor]:
+        """Return keys and values of some contexts, with their mask."""
+        layers, mask = self.behind(which)
+        if not self.prefix.tokens:
+            return layers, mask
+        count = len(which)
+        whole = [
+            (
+                torch.cat((first[0].expand(count, -1, -1, -1), own[0]), dim=2),
+                torch.cat((first[1].expand(count, -1, -1, -1), own[1]), dim=2),
+            )
+            for first, own in zip(self.prefix.layers, layers, strict=True)
+        ]
+        return whole, pad(mask, (len(self.prefix.tokens), 0), value=1)
+
+
+class ForwardPass:
+    """Passes of a model that extend a cache.
+
+    Args:
+        model: a causal language model of transformers.
+
+    Attributes:
+        takes_masks: whether a mask may say which columns each token sees.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model: Any = model
+        self._takes = frozenset(inspect.signature(self._model.forward).parameters)
+        self.takes_masks = takes_masks(model)
 
     @property
-    def _own(self) -> list[Segment]:
-        return self.segments[1:] if self.shared else self.segments
+    def takes_positions(self) -> bool:
+        """Whether tokens have the positions that they are given, and not those of their columns."""
+        return "position_ids" in self._takes
 
-    def last(self) -> list[int]:
-        """Return the position of each context's last token in the row."""
-        return [segment.start + segment.length - 1 for segment in self._own]
+    @cached_property
+    def bytes_per_token(self) -> int:
+        """Memory of the keys and values of a token, in bytes."""
+        return sum(tensor.nbytes for tensor in self.prefix((0,)).tensors)
 
-    def positions(self) -> list[Tensor]:
-        """Return the positions of each context's tokens in the row, int64 [its length]."""
-        begin = torch.arange(self.shared)
-        return [
-            torch.cat((begin, torch.arange(segment.start, segment.start + segment.length))) for segment in self._own
-        ]
+    def logits(
+        self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any, wanted: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits behind the last of some tokens, float [rows, V], whose keys and values a cache then has.
+
+        Args:
+            tokens: int64 [rows, n].
+            mask: int64 [rows, columns], 1 where the cache and then `tokens` have a token; None: everywhere. Or bool
+                [rows, 1, n, columns], whether each of `tokens` sees a column.
+            positions: int64 [rows, n], of `tokens` in their sequences.
+            cache: the cache of the rows.
+            wanted: int64 [k], the columns of `tokens` behind which they are wanted, so that the result is
+                [rows * k, V]; None: the last.
+        """
+        arguments: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1 if wanted is None else wanted}
+        taken = {name: value for name, value in arguments.items() if name in self._takes}
+        logits = self._model(
+            input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **taken
+        ).logits
+        if wanted is None:
+            return logits[:, -1]
+        return (logits if "logits_to_keep" in taken else logits[:, wanted]).flatten(0, 1)
+
+    def prefix(self, tokens: Tokens) -> Prefix:
+        """Return keys and values of tokens that contexts begin with."""
+        cache = _new_cache()
+        row = torch.tensor([tokens], device=self._model.device)
+        self.logits(row, None, torch.arange(len(tokens), device=row.device)[None], cache)
+        return Prefix(tokens, [layer.own for layer in cache.layers])
+
+    def prefilled(self, contexts: Sequence[Tokens], prefix: Prefix) -> Prefilled:
+        """Return keys and values of contexts that all begin with a prefix, and continue after it."""
+        known, device = len(prefix.tokens), self._model.device
+        width = max(map(len, contexts)) - known
+        tokens = torch.zeros(len(contexts), width, dtype=torch.int64)
+        mask = torch.ones(len(contexts), width, dtype=torch.int64)
+        for row, context in enumerate(contexts):
+            padding = width - (len(context) - known)
+            tokens[row, padding:] = torch.tensor(context[known:])
+            mask[row, :padding] = 0
+        positions = (known + mask.cumsum(1) - 1).clamp(min=0)
+        cache = _new_cache(prefix)
+        tokens, mask, positions = tokens.to(device), mask.to(device), positions.to(device)
+        if self.takes_masks and len(contexts) * width <= _MOST_OTHERS * known:
+            logits = self._at_once(tokens, mask, positions, cache)
+            own = [layer.own for layer in cache.layers]
+            layers = [(_in_rows(keys, len(contexts)), _in_rows(values, len(contexts))) for keys, values in own]
+            return Prefilled(logits, layers, mask, prefix)
+        seen = None if bool(mask.all()) else pad(mask, (known, 0), value=1)
+        logits = self.logits(tokens, seen, positions, cache)
+        return Prefilled(logits, [layer.own for layer in cache.layers], mask, prefix)
+
+    def _at_once(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """Return the logits behind rows of tokens, all laid into one row, so that a prefix is read once for all."""
+        rows, width = tokens.shape
+        ones = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
+        same = torch.eye(rows, dtype=torch.bool, device=tokens.device)
+        seen = same[:, None, :, None] & ones[None, :, None, :] & mask.bool()[None, None]
+        seen = pad(seen.reshape(rows * width, rows * width), (cache.get_seq_length(), 0), value=True)
+        wanted = torch.arange(1, rows + 1, device=tokens.device) * width - 1
+        return self.logits(tokens.reshape(1, -1), seen[None, None], positions.reshape(1, -1), cache, wanted)
+
+
+def _in_rows(tensor: Tensor, rows: int) -> Tensor:
+    """Return keys or values [1, heads, rows * columns, dim] as [rows, heads, columns, dim]."""
+    return tensor[0].unflatten(1, (rows, -1)).transpose(0, 1)
+
+
+def _new_cache(prefix: Prefix | None = None) -> Any:
+    """Return an empty cache, behind a prefix that all of its rows share."""
+    from transformers.cache_utils import Cache
+
+    from recipes.language.engines.own.kv_layer import KvLayer
+
+    if prefix is None or not prefix.tokens:
+        return Cache(layer_class_to_replicate=KvLayer)
+    return Cache(layers=[KvLayer(layer) for layer in prefix.layers])

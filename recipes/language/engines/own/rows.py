@@ -98,13 +98,8 @@ class Rows:
         """The last token of each row, int64 [n]."""
         return self._tokens.gather(1, (self._numbers[1] - 1)[:, None])[:, 0]
 
-    def add(self, answers: SequenceABC[Answer], seed: int) -> None:
-        """Append a row for each answer.
-
-        Args:
-            answers: the answers.
-            seed: added to that of their requests.
-        """
+    def add(self, answers: SequenceABC[Answer]) -> None:
+        """Append a row for each answer."""
         numbers: list[list[int]] = [[], [], []]
         shares: list[list[float]] = [[], []]
         limits: list[int] = []
@@ -115,7 +110,7 @@ class Rows:
             request, params = answer.request, answer.request.params
             if id(request) not in keys:
                 stops = self._stops | frozenset(params.stop_token_ids)
-                keys[id(request)] = prompt_key(params.seed + seed, request.prompt), stops
+                keys[id(request)] = prompt_key(params.seed, request.prompt), stops
             key, stops = keys[id(request)]
             own = stream_key(key, answer.sample), len(request.begun.tokens), params.top_k
             for column, value in zip(numbers, own, strict=True):

@@ -14,28 +14,27 @@ from torch import Tensor
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.rollout_config import MIN_SAVED
 from recipes.language.engines.engine import ArrivingTensors, PauseMode
-from recipes.language.engines.own.decoder import Decoder
-from recipes.language.engines.own.kv_cache import KvCache, NewRow
-from recipes.language.engines.own.kv_memory import Tokens, cache_shape
+from recipes.language.engines.own.kv_batch import KvBatch, NewRow, Reservation
 from recipes.language.engines.own.merged_adapter import MergedAdapter
-from recipes.language.engines.own.prefill import PackedContexts, PrefillPlan, SharedPrefix
+from recipes.language.engines.own.prefill import ForwardPass, Prefix, Tokens
 from recipes.language.engines.own.rows import Rows
 from recipes.language.engines.request_queue import Answer, QueuedEngine, RequestQueue
 from recipes.language.engines.sampling import draw
-from recipes.language.models.attention import PackedPlan, longest_exact, use_plans
+from recipes.language.models.architecture import longest_exact, sees_all_before, use_exact_attention
 from recipes.language.models.fingerprint import Fingerprint
-from recipes.language.models.packing import MIN_SHARED, common_prefix
+from recipes.training.typed_tensors import integers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _Entry = tuple[Answer, NewRow]
 
+# Tokens of one prefill, padding included.
 _PREFILL_TOKENS = 8192
+# Fewer common tokens than this are not worth a pass of their own.
+_MIN_COMMON = 8
 # Ended rows are carried along until they are this share of the batch: leaving them out copies all others.
 _ENDED_SHARE = 8
-# On a GPU ended rows cost little, and after a copy the decoding step has to be recorded again.
-_ENDED_SHARE_GPU = 2
 # Of a GPU's free memory, for keys and values where nobody has said how many tokens may run.
 _CACHE_SHARE = 0.6
 
@@ -44,15 +43,14 @@ class TorchEngine(QueuedEngine):
     """Decodes all running answers together; rows leave when they end, and prompts that share tokens compute them once.
 
     Args:
-        model: a causal language model in evaluation mode; its attention is replaced.
+        model: a causal language model in evaluation mode.
         stop_token_ids: tokens that end every answer, such as the tokenizer's end of sequence.
         decode: text of token ids, needed for `SamplingParams.stop`.
         max_running_tokens: bound on prompt and answer tokens of the answers that run at once; 0: none.
         max_sequence_tokens: longest prompt and answer together; at most, and with 0, what the model has positions for.
-        share_prefixes: whether tokens that all prompts begin with are computed once.
+        share_prefixes: whether tokens that prompts begin with alike are computed and stored once. A model that counts
+            columns, such as those of a sliding window, shares none.
         adapter_scale: alpha / rank of a LoRA adapter whose weights are loaded.
-        seed: added to that of every request.
-        graphs: whether a GPU repeats decoding steps from a CUDA graph.
         min_saved: copies of a prompt's tokens that storing it once for several answers must save.
     """
 
@@ -68,27 +66,22 @@ class TorchEngine(QueuedEngine):
         max_sequence_tokens: int = 0,
         share_prefixes: bool = True,
         adapter_scale: float = 1.0,
-        seed: int = 0,
-        graphs: bool = True,
         min_saved: int = MIN_SAVED,
     ) -> None:
-        use_plans(model)
+        use_exact_attention(model)
         self._model = model.eval()
         self._stop_token_ids = frozenset(stop_token_ids)
         self._decode = decode
-        self._ended_share = _ENDED_SHARE_GPU if model.device.type == "cuda" else _ENDED_SHARE
-        self._share = share_prefixes
         self._min_saved = min_saved
-        self._seed = seed
-        self._cache = KvCache(cache_shape(model))
-        self._decoder = Decoder(model, graphs=graphs)
-        self._prefix = SharedPrefix()
-        self._rows = self._no_rows()
+        self._pass = ForwardPass(model)
         self._adapter = MergedAdapter(model, adapter_scale)
         text = model.config.get_text_config()
         positions = longest_exact(text) or int(getattr(text, "max_position_embeddings", 0))
+        longest = min(max_sequence_tokens or positions, positions or max_sequence_tokens)
+        sees_all = sees_all_before(text, longest or 1 << 62)
+        self._share = share_prefixes and sees_all and self._pass.takes_positions
         queue = RequestQueue(
-            max_sequence_tokens=min(max_sequence_tokens or positions, positions or max_sequence_tokens),
+            max_sequence_tokens=longest,
             max_running_tokens=max_running_tokens,
             stops_at_texts=decode is not None,
         )
@@ -97,9 +90,16 @@ class TorchEngine(QueuedEngine):
         self._full = False
         # Of weights whose memory was given up.
         self._shapes: dict[str, torch.Size] = {}
+        self._clear()
 
-    def _no_rows(self) -> Rows:
-        return Rows(self._cache.shape.device, self._stop_token_ids, self._decode)
+    def _clear(self) -> None:
+        """Drop all rows with their keys and values."""
+        self._rows = Rows(self._model.device, self._stop_token_ids, self._decode)
+        self._prefix = Prefix()
+        # By the key of their rows.
+        self._batches: dict[tuple[int, int], KvBatch] = {}
+        # The places of the engine's rows among those of all batches; None: the same.
+        self._order: Tensor | None = None
 
     # Requests
 
@@ -113,10 +113,24 @@ class TorchEngine(QueuedEngine):
 
     @property
     def _reserved(self) -> int:
-        return self._cache.reservation(self._rows.alive()).tokens
+        return self._reservation().tokens
+
+    def _reservation(self) -> Reservation:
+        """Return what running answers may come to need."""
+        alive = set(self._rows.alive())
+        return Reservation(
+            [
+                row
+                for batch in self._batches.values()
+                for row, number in zip(batch.rows, integers(batch.numbers), strict=True)
+                if number in alive
+            ]
+        )
 
     def _cached_bytes(self) -> int:
-        return self._cache.nbytes + len(self._prefix.tokens) * self._cache.shape.bytes_per_token
+        every = [*self._prefix.tensors, *(part for batch in self._batches.values() for part in batch.tensors)]
+        # What all prompts begin with is a batch's, too, where its rows share it.
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in every}.values())
 
     def unfinished_answers(self) -> list[Sequence]:
         return self._rows.unfinished() + self._queue.waiting()
@@ -138,21 +152,25 @@ class TorchEngine(QueuedEngine):
         if not taken:
             return []
         self._leave_out_ended()
-        common = self._common([answer.request.context for answer, _ in taken])
+        common = self._common([answer.request.prompt for answer, _ in taken])
         taken = self._sharing(taken, common)
+        if common and common != self._prefix.tokens:
+            self._prefix = self._pass.prefix(common)
+            self._prefilled += len(common)
+        prefix = self._prefix if common else Prefix()
         ended: list[Sequence] = []
-        for wave in self._waves(taken, common):
-            ended += self._prefill(wave, common)
+        for wave in self._waves(taken, len(common)):
+            ended += self._prefill(wave, prefix)
         return ended
 
     def _admitted(self) -> list[_Entry]:
         """Return answers that may start now, in batches: every start copies all running answers."""
         if self._full or not self._queue:
             return []
-        running = self._rows.alive()
+        running = self._rows.running
         limit = self._limit or self._room()
-        reservation = self._cache.reservation(running)
-        stored = self._cache.prompts()
+        reservation = self._reservation()
+        stored = {tokens for batch in self._batches.values() for tokens in batch.stems()}
         taken: list[_Entry] = []
         while self._queue:
             row = self._row(self._queue.first(), stored)
@@ -161,7 +179,7 @@ class TorchEngine(QueuedEngine):
                 break
             stored.add(row.shared)
             taken.append((self._queue.pop(), row))
-        if self._queue and len(taken) * self._ended_share < len(running):
+        if self._queue and len(taken) * _ENDED_SHARE < running:
             for answer, _ in taken:
                 self._queue.put_back(answer)
             self._full = True
@@ -173,7 +191,8 @@ class TorchEngine(QueuedEngine):
         request = answer.request
         prompt = request.prompt
         saved = (self._queue.waiting_for(prompt) - 1) * len(prompt)
-        shared = prompt if self._share and (saved >= self._min_saved or prompt in stored) else ()
+        is_shared = self._share and not request.begun.tokens and (saved >= self._min_saved or prompt in stored)
+        shared = prompt if is_shared else ()
         return NewRow(shared, len(request.context), answer.most_tokens)
 
     def _sharing(self, taken: list[_Entry], common: Tokens) -> list[_Entry]:
@@ -189,73 +208,84 @@ class TorchEngine(QueuedEngine):
         if device.type != "cuda":
             return 0
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        free += self._cache.nbytes - torch.cuda.memory_allocated(device)
-        return max(1, int(_CACHE_SHARE * free) // self._cache.shape.bytes_per_token)
+        free += self._cached_bytes() - torch.cuda.memory_allocated(device)
+        return max(1, int(_CACHE_SHARE * free) // self._pass.bytes_per_token)
 
-    def _waves(self, taken: list[_Entry], common: Tokens) -> Iterable[list[_Entry]]:
-        """Yield answers in parts whose distinct contexts fit into one forward pass."""
+    def _waves(self, taken: list[_Entry], known: int) -> Iterable[list[_Entry]]:
+        """Yield answers in parts whose distinct contexts fit into one forward pass, those of similar lengths together.
+
+        Args:
+            taken: the answers.
+            known: tokens of each context that are computed already.
+        """
         wave: list[_Entry] = []
         seen: set[Tokens] = set()
-        tokens = 0
-        for answer, row in taken:
+        for answer, row in sorted(taken, key=lambda entry: entry[1].length):
             context = answer.request.context
             if context not in seen:
-                own = len(context) - len(common)
-                if tokens and tokens + own > _PREFILL_TOKENS:
+                if seen and (len(seen) + 1) * (len(context) - known) > _PREFILL_TOKENS:
                     yield wave
-                    wave, seen, tokens = [], set[Tokens](), 0
+                    wave, seen = [], set[Tokens]()
                 seen.add(context)
-                tokens += own
             wave.append((answer, row))
         yield wave
 
-    def _prefill(self, wave: list[_Entry], common: Tokens) -> list[Sequence]:
-        device = self._model.device
+    def _prefill(self, wave: list[_Entry], prefix: Prefix) -> list[Sequence]:
         answers = [answer for answer, _ in wave]
-        contexts = [answer.request.context for answer in answers]
-        packed = PackedContexts.of(contexts, len(common))
-        is_known = bool(common) and common == self._prefix.tokens
-        known = len(common) if is_known else 0
-        plan = PrefillPlan(
-            PackedPlan(packed.segments, device), self._cache.shape.layers, self._prefix if is_known else None
-        )
-        logits = self._model(
-            input_ids=torch.tensor([packed.tokens[known:]], device=device),
-            position_ids=plan.positions,
-            use_cache=False,
-            logits_to_keep=torch.tensor(packed.last(), device=device) - known,
-            attention_plan=plan,
-        ).logits[0]
-        if common and not is_known:
-            self._prefix = plan.prefix(common)
-        which = [packed.numbers[context] for context in contexts]
-        positions = packed.positions()
-        self._rows.add(answers, self._seed)
-        self._cache.add(plan.keys, plan.values, [row for _, row in wave], [positions[number] for number in which])
-        self._prefilled += len(packed.tokens) - known
-        self._prompted += sum(map(len, contexts))
-        return self._draw(logits[torch.tensor(which, device=device)], first=self._rows.count - len(wave))
+        contexts = list(dict.fromkeys(answer.request.context for answer in answers))
+        prefilled = self._pass.prefilled(contexts, prefix)
+        places = {context: place for place, context in enumerate(contexts)}
+        which = [places[answer.request.context] for answer in answers]
+        first = self._rows.count
+        self._rows.add(answers)
+        # Rows of one batch that share alike: what all contexts begin with, their prompt, or nothing.
+        alike: dict[tuple[tuple[int, int], bool], list[int]] = {}
+        for number, (_, row) in enumerate(wave):
+            alike.setdefault((row.key, row.shared == prefix.tokens), []).append(number)
+        for (key, _), numbers in alike.items():
+            batch = self._batches.setdefault(key, KvBatch(len(prefilled.layers), folds=self._pass.takes_masks))
+            rows, own = [wave[number][1] for number in numbers], [which[number] for number in numbers]
+            batch.add(prefilled, rows, own, [first + number for number in numbers])
+        self._settle_order()
+        self._prefilled += sum(len(context) - len(prefix.tokens) for context in contexts)
+        self._prompted += sum(len(answer.request.context) for answer in answers)
+        logits = prefilled.logits.index_select(0, torch.tensor(which, device=self._model.device))
+        return self._draw(logits, first)
 
-    def _common(self, contexts: list[Tokens]) -> Tokens:
-        """Return the tokens that these contexts share with waiting or earlier ones, and continue after."""
+    def _settle_order(self) -> None:
+        """Note where the rows of the engine are."""
+        numbers = [batch.numbers for batch in self._batches.values()]
+        order = torch.cat(numbers).argsort() if numbers else torch.empty(0, dtype=torch.int64)
+        is_same = len(numbers) < 2 and bool((order == torch.arange(len(order))).all())
+        self._order = None if is_same else order.to(self._model.device)
+
+    def _common(self, prompts: list[Tokens]) -> Tokens:
+        """Return the tokens that these prompts share with waiting or earlier ones, and continue after."""
         if not self._share:
             return ()
-        waiting = {answer.request.context for answer in self._queue}
-        longest = common_prefix(list(waiting.union(contexts)))
+        waiting = {answer.request.prompt for answer in self._queue}
+        longest = _common_length(waiting.union(prompts))
         known = self._prefix
-        if known.tokens and longest < len(known.tokens) + MIN_SHARED and all(map(known.begins, contexts)):
+        if known.tokens and longest < len(known.tokens) + _MIN_COMMON and all(map(known.begins, prompts)):
             return known.tokens
-        return contexts[0][:longest]
+        return prompts[0][:longest]
+
+    def _logits(self) -> Tensor:
+        """Return the logits of the next token of each row, float [rows, V]; keep keys and values of the newest."""
+        newest, parts = self._rows.newest, list[Tensor]()
+        for batch in self._batches.values():
+            tokens = newest if self._order is None else newest.index_select(0, batch.numbers.to(newest.device))
+            parts.append(batch.logits(self._pass, tokens))
+        return parts[0] if self._order is None else torch.cat(parts).index_select(0, self._order)
 
     def _go_on(self) -> list[Sequence]:
         """Draw one token for every running answer."""
         if not self._rows.running:
             self._leave_out_ended()
             return []
-        if self._rows.ended * self._ended_share >= self._rows.count:
+        if self._rows.ended * _ENDED_SHARE >= self._rows.count:
             self._leave_out_ended()
-        logits = self._decoder.logits(self._rows.newest, self._cache)
-        return self._draw(logits, first=0)
+        return self._draw(self._logits(), first=0)
 
     def _draw(self, logits: Tensor, first: int) -> list[Sequence]:
         """Draw a token for each row from `first` on, and return the answers that it ends."""
@@ -271,8 +301,11 @@ class TorchEngine(QueuedEngine):
 
     def _leave_out_ended(self) -> None:
         if self._rows.ended:
+            numbers = torch.full((self._rows.count,), -1)
             kept = self._rows.leave_out_ended()
-            self._cache.keep(kept)
+            numbers[kept] = torch.arange(len(kept))
+            self._batches = {key: batch for key, batch in self._batches.items() if batch.keep(numbers)}
+            self._settle_order()
 
     # Control
 
@@ -294,9 +327,9 @@ class TorchEngine(QueuedEngine):
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
         """See `Engine`. Keys and values of running answers stay those of the weights that computed them."""
         self._check_awake()
-        self._prefix = SharedPrefix()
-        self._cache.close_prompts()
-        self._decoder.forget()
+        self._prefix = Prefix()
+        for batch in self._batches.values():
+            batch.close()
         if adapter_only:
             digest = self._adapter.load(tensors)
         else:
@@ -347,10 +380,7 @@ class TorchEngine(QueuedEngine):
             raise ValueError(f"{self._rows.running} answers are in progress: pause the engine first")
         if level > 1 and self._adapter.is_merged:
             raise ValueError("a LoRA adapter update replaces only the adapter: the engine can sleep at level 1")
-        self._leave_out_ended()
-        self._cache = KvCache(self._cache.shape)
-        self._decoder.forget()
-        self._prefix = SharedPrefix()
+        self._clear()
         if level > 1:
             # Buffers, which no trainer sends, stay.
             self._shapes = {name: weight.shape for name, weight in self._model.named_parameters()}
@@ -369,7 +399,14 @@ class TorchEngine(QueuedEngine):
 
     def stop(self) -> None:
         self._queue.abort()
-        self._rows = self._no_rows()
-        self._cache = KvCache(self._cache.shape)
-        self._decoder.forget()
-        self._prefix = SharedPrefix()
+        self._clear()
+
+
+def _common_length(prompts: Iterable[Tokens]) -> int:
+    """Return how many tokens prompts begin with alike, if worth a pass; each keeps a token of its own."""
+    distinct = set(prompts)
+    low, high, most = min(distinct), max(distinct), min(map(len, distinct)) - 1
+    common = 0
+    while common < most and low[common] == high[common]:
+        common += 1
+    return common if len(distinct) > 1 and common >= _MIN_COMMON else 0

@@ -96,7 +96,7 @@ def test_rows_left_out_are_warned_of(tmp_path: Path) -> None:
 
 def test_ranks_share_a_batch_in_as_many_passes() -> None:
     lengths = [10, 90, 20, 30, 70, 40]
-    parts = [micro_batches(lengths, range(6), 2, rank, 60) for rank in (0, 1)]
+    parts = [micro_batches(lengths, range(6), 2, rank, 60, masks=True) for rank in (0, 1)]
     assert len(parts[0]) == len(parts[1])
     assert sorted(number for rank in parts for part in rank for number in part) == list(range(6))
     tokens = [sum(lengths[number] for part in rank for number in part) for rank in parts]
@@ -110,13 +110,12 @@ def test_empty_pass_has_a_loss_without_targets() -> None:
     assert len(evaluated.logprobs) == 0
 
 
-def test_packed_row_has_the_learned_tokens_as_targets() -> None:
+def test_packed_rows_have_the_learned_tokens_as_targets() -> None:
     examples = [
         ChatExample.of([5, 6, 7], [False, False, True]),
         ChatExample.of([8, 9], [False, True]),
         ChatExample.of([1], [True]),
     ]
-    row = pack_examples(examples)
-    assert row.tokens.tolist() == [[5, 6, 8]]
-    assert row.plan.positions.tolist() == [[0, 1, 0]]
-    assert (row.predictors.tolist(), row.targets.tolist()) == ([1, 2], [7, 9])
+    rows = pack_examples(examples)
+    assert rows.tokens.tolist() == [[5, 6], [8, 0]]
+    assert (rows.predictors.tolist(), rows.targets.tolist()) == ([1, 2], [7, 9])

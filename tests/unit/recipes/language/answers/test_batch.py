@@ -41,6 +41,17 @@ def test_parts_stay_within_their_budget_but_for_items_above_it(costs: list[int],
         assert sum(costs[item] for item in part) <= budget or len(part) == 1
 
 
+@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 200), st.integers(0, 100))
+def test_parts_with_long_items_stay_in_budget_filled_up(costs: list[int], budget: int, shares_row: int) -> None:
+    parts = token_budget_parts(costs, budget, shares_row=shares_row)
+
+    assert sorted(item for part in parts for item in part) == list(range(len(costs)))
+    for part in parts:
+        sizes = [costs[item] for item in part]
+        padded = max(sizes) * len(sizes) if max(sizes) > shares_row else sum(sizes)
+        assert padded <= budget or len(part) == 1
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 100), st.integers(1, 8)), max_size=40), st.integers(1, 200), st.integers(8, 20)
 )

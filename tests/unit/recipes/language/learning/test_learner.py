@@ -42,7 +42,7 @@ def targets_of(batch: Any) -> TokenTargets:
 def test_micro_batches_add_up_to_the_gradient_of_the_whole(how: Any) -> None:
     batch = random_batch(0, size=3)
     gradients: list[list[torch.Tensor]] = []
-    for tokens, share, most in (
+    for tokens, masks, most in (
         (10_000, True, None),
         (30, True, None),
         (30, False, None),
@@ -50,7 +50,7 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(how: Any) -> None:
         (99, True, 2),
     ):
         model = tiny_model()
-        settings = LearnerSettings(max_tokens=tokens, share_prompts=share, max_answers=most, clip_grad=0.0)
+        settings = LearnerSettings(max_tokens=tokens, masks=masks, max_answers=most, clip_grad=0.0)
         learner(model, settings, how).train(batch, targets_of(batch), 0)
         gradients.append([weight.grad.clone() for weight in model.parameters() if weight.grad is not None])
 

@@ -59,7 +59,7 @@ _ONE_BY_ONE = LearnerSettings(clip_grad=0.05, max_tokens=1)
 CASES: Mapping[str, Case] = {
     "FSDP2": Case(),
     "FSDP2, several micro-batches": Case(settings=LearnerSettings(max_tokens=40), how="seq-mean-token-mean"),
-    "FSDP2, prompts by themselves": Case(settings=LearnerSettings(share_prompts=False, max_tokens=60)),
+    "FSDP2, prompts by themselves": Case(settings=LearnerSettings(masks=False, max_tokens=60)),
     "FSDP2, one rank has nothing": Case(groups=((0, 1, 2, 3, 4, 5), ()), settings=LearnerSettings(max_tokens=50)),
     "FSDP2, gradients stay whole": Case(sharding="shard_grad_op", how="seq-mean-token-sum"),
     "FSDP2, several optimizer steps": Case(settings=LearnerSettings(minibatches=2, epochs=2, max_tokens=40)),

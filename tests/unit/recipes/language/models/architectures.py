@@ -65,6 +65,7 @@ OF_OTHER_PARTS: dict[str, Any] = {
 }
 # What some families need besides, as by default their parts do not fit tiny ones.
 OWN: dict[str, dict[str, Any]] = {
+    "codegen": {"rotary_dim": 8},
     "cohere_compass_text": {"layer_types": ["full_attention", "sliding_attention"]},
     "cwm": {"bos_token_id": 2},
     "dbrx": {"ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96}, "attn_config": {"kv_n_heads": 2}},
@@ -74,6 +75,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": VOCABULARY},
     "gemma4_text": {"per_layer_config": {"01": {"head_dim": 32}}, "vocab_size_per_layer_input": VOCABULARY},
     "gemma4_unified_text": {"per_layer_config": {"01": {"head_dim": 32}}},
+    "gptj": {"rotary_dim": 8},
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "window_size": 8, "attention_types": [[["global", "local"], 1]]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},

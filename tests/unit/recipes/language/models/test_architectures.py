@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Generator
+from collections.abc import Sequence as SequenceABC
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -17,8 +19,8 @@ import torch
 pytest.importorskip("transformers")
 
 from recipes.language.engines.own.engine_check import check_engine
-from recipes.language.models.attention import PackedPlan, Segment, longest_exact, use_plans
-from recipes.language.models.packing import PackedRow
+from recipes.language.models.architecture import longest_exact
+from recipes.language.models.packing import Layout, PackedRows
 from recipes.language.models.plain_check import check_policy, plain_attention
 from recipes.language.models.policy import LanguagePolicy
 from recipes.language.rules.architecture_rules import (
@@ -69,24 +71,26 @@ def test_trainer_and_engine_equal_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mistral", "phimoe", "qwen2_moe"])
-def test_windows_hold_in_rows_of_many_short_sequences(name: str) -> None:
+def test_windows_hold_in_rows_of_unlike_sequences(name: str) -> None:
     made = model(name)
-    lengths = (3, 12, 5, 20)
-    tokens = torch.randint(VOCABULARY, (1, sum(lengths)), generator=torch.Generator().manual_seed(3))
-    starts = [sum(lengths[:number]) for number in range(len(lengths))]
-    inner = [torch.arange(start, start + length - 1) for start, length in zip(starts, lengths, strict=True)]
+    rows = torch.randint(VOCABULARY, (40,), generator=torch.Generator().manual_seed(3)).split([3, 12, 5, 20])
+    policy = LanguagePolicy(made)
     with torch.no_grad():
-        apart = [
-            made(input_ids=tokens[:, start : start + length], use_cache=False).logits[0, :-1].log_softmax(-1)
-            for start, length in zip(starts, lengths, strict=True)
-        ]
         wanted = torch.cat(
-            [item.gather(1, tokens[0, places + 1, None]) for item, places in zip(apart, inner, strict=True)]
+            [
+                made(input_ids=row[None], use_cache=False).logits[0, :-1].log_softmax(-1).gather(1, row[1:, None])
+                for row in rows
+            ]
         )
-        places = torch.cat(inner)
-        plan = PackedPlan([Segment(start, length) for start, length in zip(starts, lengths, strict=True)])
-        ours = LanguagePolicy(made)(PackedRow(tokens, plan, places, tokens[0, places + 1])).logprobs
+        ours = policy(laid([row[:-1] for row in rows], [row[1:] for row in rows], policy.takes_masks(20))).logprobs
     torch.testing.assert_close(ours, wanted[:, 0], atol=1e-5, rtol=0)
+
+
+def laid(sequences: SequenceABC[Any], targets: SequenceABC[Any], masks: bool) -> PackedRows:
+    """Return sequences whose last tokens predict targets."""
+    layout = Layout([sequence.tolist() for sequence in sequences], masks=masks)
+    predictors = [layout.places(number)[-len(wanted) :] for number, wanted in enumerate(targets)]
+    return layout.rows(torch.cat(predictors), torch.cat(list(targets)))
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_oss", "mistral"])
@@ -108,57 +112,50 @@ def assert_gradients_equal(ours: Any, theirs: Any) -> None:
     (-torch.cat(logprobs).gather(1, answers[:, None]).mean()).backward()
     wanted = [weight.grad for weight in theirs.parameters()]
     largest = max(float(gradient.abs().max()) for gradient in wanted if gradient is not None)
-    shared = PackedPlan([Segment(0, 40), Segment(40, 24, 0), Segment(64, 24, 0)])
-    apart = PackedPlan([Segment(0, 64), Segment(64, 64)])
-    for tokens, plan, places in (
-        (row, shared, [39, *range(40, 63), 39, *range(64, 87)]),
-        (torch.cat((prompt, first, prompt, second)), apart, [*range(39, 63), *range(103, 127)]),
-    ):
+    policy = LanguagePolicy(ours)
+    sequences = [torch.cat((prompt, answer[:-1])) for answer in (first, second)]
+    for masks in {policy.takes_masks(63), False}:
         ours.zero_grad()
-        (-LanguagePolicy(ours)(PackedRow(tokens[None], plan, torch.tensor(places), answers)).logprobs.mean()).backward()
+        (-policy(laid(sequences, (first, second), masks)).logprobs.mean()).backward()
         for mine, other in zip([weight.grad for weight in ours.parameters()], wanted, strict=True):
             if other is not None:
                 torch.testing.assert_close(mine, other, atol=1e-5 * largest, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["nemotron", "doge"])
-def test_what_cannot_be_computed_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError):
-        check_policy(LanguagePolicy(model(name)))
-
-
-def test_an_engine_refuses_attention_of_two_parts() -> None:
-    made = model("diffllama")
-    use_plans(made)
-    with pytest.raises(ConfigError, match="cannot sample from `DiffLlamaForCausalLM`"):
-        check_engine(made)
-
-
-def test_an_unknown_keyword_of_attention_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = model("qwen2")
-    policy = LanguagePolicy(made)
-    made.model.layers[1].self_attn.register_forward_pre_hook(
-        lambda _, args, kwargs: (args, {**kwargs, "tilt": 0.5}), with_kwargs=True
-    )
-    with pytest.raises(ConfigError, match="layer 1 of the model passes `tilt`"):
-        check_policy(policy)
+def test_a_model_without_a_cache_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot sample from `OpenAIGPTLMHeadModel`"):
+        check_engine(model("openai-gpt"))
 
 
 def test_a_wrong_pass_is_refused_with_both_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy = LanguagePolicy(model("mistral"))
-    monkeypatch.setattr("recipes.language.models.attention_rule.AttentionRule.hides", lambda self, length: False)
+    policy = LanguagePolicy(model("qwen2"))
+    rows = Layout.rows
+
+    def all_seen(*args: Any) -> PackedRows:
+        packed = rows(*args)
+        return packed if packed.mask is None else replace(packed, mask=torch.ones_like(packed.mask))
+
+    monkeypatch.setattr(Layout, "rows", all_seen)
     with pytest.raises(ConfigError, match=r"differs by 0\.\d+ from transformers' eager attention") as error:
         check_policy(policy)
     assert error.value.why == "rounding explains up to 0.001"
 
 
+def test_a_model_of_a_sliding_window_takes_no_mask() -> None:
+    policy = LanguagePolicy(model("mistral"))
+    assert policy.takes_masks(8)
+    assert not policy.takes_masks(9)
+    tokens = torch.arange(2, 22)
+    rows = laid([torch.cat((tokens, tokens[:number])) for number in (1, 2)], [tokens[:1]] * 2, masks=True)
+    with pytest.raises(ValueError, match="cannot compute rows with a mask"):
+        policy(rows)
+
+
 def test_plain_attention_is_taken_back() -> None:
     made = model("qwen2")
-    use_plans(made)
     with plain_attention(made):
         assert made.config._attn_implementation == "eager"
-    with pytest.raises(ConfigError, match="do not pass on"):
-        made(input_ids=torch.tensor([[1, 2]]))
+    assert made.config._attn_implementation == "sdpa"
 
 
 class TestLongRope:
@@ -174,10 +171,9 @@ class TestLongRope:
         made = model("phi3", rope_parameters=self.ROPE, original_max_position_embeddings=64, sliding_window=None)
         assert longest_exact(made.config) == 64
         policy = LanguagePolicy(made)
-        tokens = torch.ones(1, 65, dtype=torch.int64)
-        row = PackedRow(tokens, PackedPlan([Segment(0, 65)]), torch.arange(64), tokens[0, 1:])
+        tokens = torch.ones(65, dtype=torch.int64)
         with pytest.raises(ConfigError, match="a sequence has 65 tokens"):
-            policy(row)
+            policy(laid([tokens], [tokens[1:]], masks=False))
 
     @pytest.mark.parametrize(("length", "is_fine"), [(64, True), (65, False)])
     @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])

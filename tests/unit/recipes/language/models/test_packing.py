@@ -11,20 +11,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers")
 
 from recipes.language.answers.answer_batch import RolloutBatch
-from recipes.language.models.packing import pack, packed_tokens
+from recipes.language.models.packing import Layout, pack
 from recipes.language.models.policy import LanguagePolicy, ValueModel, checkpoint_decoder, chunked_logprobs
 from tests.unit.recipes.language.tiny import answers, plain_logprobs, random_batch, tiny_model
 
 
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize(("seed", "size", "common"), [(0, 1, 0), (1, 4, 0), (2, 1, 20), (3, 4, 20), (4, 3, 8)])
-def test_packed_sequences_equal_single_ones_with_gradients(seed: int, size: int, common: int, share: bool) -> None:
+def test_packed_sequences_equal_single_ones_with_gradients(seed: int, size: int, common: int, masks: bool) -> None:
     model, plain = tiny_model(), tiny_model()
     policy = LanguagePolicy(model)
     batch = random_batch(seed, size=size, common=common)
     weights = torch.randn(len(batch.trained), generator=torch.Generator().manual_seed(seed))
 
-    logprobs = policy(pack(batch, share_prompts=share)).logprobs
+    logprobs = policy(pack(batch, masks=masks)).logprobs
     (logprobs * weights).sum().backward()
     expected = plain_logprobs(plain, batch)
     (expected * weights).sum().backward()
@@ -34,16 +34,55 @@ def test_packed_sequences_equal_single_ones_with_gradients(seed: int, size: int,
         torch.testing.assert_close(mine.grad, theirs.grad, atol=2e-5, rtol=1e-4)
 
 
-def test_a_shared_prompt_stands_once() -> None:
-    batch = random_batch(5, groups=3, size=4, common=10)
-    prompts = sum(set(zip(batch.groups.tolist(), batch.prompt_lengths.tolist(), strict=True)), ())[1::2]
-    answers = int(batch.answer_lengths.sum())
+def random_rows(seed: int) -> list[list[int]]:
+    """Return sequences that begin alike to different degrees, some of them equal, one the beginning of others."""
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(2, 9) for _ in range(draw.randrange(1, 30))] for _ in range(4)]
+    rows = [prompt + [draw.randrange(2, 9) for _ in range(draw.randrange(1, 12))] for prompt in prompts * 4]
+    return draw.sample([*rows, rows[0], rows[0], *prompts, [3]], k=len(rows) + len(prompts) + 3)
 
-    shared, plain = pack(batch), pack(batch, share_prompts=False)
 
-    # The last token of an answer predicts nothing and is left out.
-    assert plain.tokens.shape[1] == int(batch.lengths.sum()) - len(batch)
-    assert shared.tokens.shape[1] == 10 + sum(prompts) - 3 * 10 + answers - len(batch)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_row_holds_each_sequence_and_shows_its_tokens_no_other(seed: int) -> None:
+    rows = random_rows(seed)
+    layout = Layout(rows, masks=True)
+    packed = layout.rows(torch.tensor([0]), torch.tensor([0]))
+    assert packed.mask is not None
+    assert packed.positions is not None
+    width = packed.tokens.shape[1]
+    assert packed.tokens.numel() < sum(map(len, rows))
+    for number, row in enumerate(rows):
+        places = layout.places(number)
+        assert packed.tokens.flatten()[places].tolist() == row
+        assert packed.positions.flatten()[places].tolist() == list(range(len(row)))
+        for position, place in enumerate(places.tolist()):
+            seen = packed.mask[place // width, 0, place % width].nonzero()[:, 0] + place // width * width
+            assert seen.tolist() == places[: position + 1].tolist()
+    # What fills rows up sees itself, so that no softmax is of nothing.
+    assert bool(packed.mask.any(dim=-1).all())
+
+
+def test_a_prompt_stands_once_before_answers_of_some_tokens() -> None:
+    prompt, other = list(range(2, 42)), list(range(40, 20, -1))
+    answers = [[50 + number] * 20 for number in range(8)]
+    together = Layout([prompt + answer for answer in answers], masks=True).rows(torch.tensor([0]), torch.tensor([0]))
+    assert together.tokens.shape == (1, 40 + 8 * 20)
+    divided = Layout([prompt + answer for answer in [*answers, [60] * 20]], masks=True)
+    assert divided.rows(torch.tensor([0]), torch.tensor([0])).tokens.shape == (2, 200)
+    # What is short beside others shares a row, and a mask is left out where there is nothing to hide.
+    mixed = Layout([prompt, other, other[::-1]], masks=True).rows(torch.tensor([0]), torch.tensor([0]))
+    assert mixed.tokens.shape == (2, 40)
+    plain = Layout([prompt, other, other[::-1]], masks=False).rows(torch.tensor([0]), torch.tensor([0]))
+    assert plain.tokens.shape == (3, 40)
+    assert plain.mask is None
+    assert plain.positions is None
+
+
+def test_rows_of_long_sequences_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipes.language.models.packing.WIDEST", 30)
+    rows = Layout([[5] * 31, [5] * 30, [5] * 10, [5] * 10], masks=True).rows(torch.tensor([0]), torch.tensor([0]))
+    assert rows.mask is None
+    assert rows.tokens.shape == (4, 31)
 
 
 def test_log_probabilities_in_chunks_equal_those_of_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,8 +225,5 @@ def test_segments_of_a_group_pack_with_their_own_prompts() -> None:
     expected = plain_logprobs(model, batch)
     policy = LanguagePolicy(tiny_model())
 
-    for shared in (True, False):
-        torch.testing.assert_close(policy(pack(batch, share_prompts=shared)).logprobs, expected, atol=1e-5, rtol=1e-4)
-    costs = [packed_tokens(batch, rows, share_prompts=True) for rows in ([0], [0, 2], [0, 1, 2])]
-    size = len(prompt)
-    assert costs == [size + 6, size + 11, 2 * size + 2 + 15]
+    for masks in (True, False):
+        torch.testing.assert_close(policy(pack(batch, masks=masks)).logprobs, expected, atol=1e-5, rtol=1e-4)

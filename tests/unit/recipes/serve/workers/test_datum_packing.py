@@ -12,7 +12,7 @@ import torch
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.values import Datum
-from recipes.serve.workers.datum_packing import _laid, data_logprobs, shares
+from recipes.serve.workers.datum_packing import data_logprobs, shares
 
 
 def datum(tokens: list[int], targets: Any = None) -> Datum:
@@ -59,15 +59,6 @@ def test_shared_beginnings_change_no_gradient() -> None:
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)
 
 
-def test_common_tokens_stand_once() -> None:
-    examples = list(range(3, 13))
-    rows = [examples + [20 + prompt] * 6 + [answer] for prompt in range(3) for answer in (3, 4, 5)]
-    tokens, segments, places = _laid([datum(row) for row in rows])
-    assert len(tokens) == 10 + 3 * 6 + 9
-    assert len(segments) == 1 + 3 + 9
-    assert [tokens[place].tolist() for place in places] == rows
-
-
 def test_several_targets_share_a_position() -> None:
     policy = LanguagePolicy(built_model(built_tokenizer(), hidden_dim=32, layers=1, seed=1))
     with torch.no_grad():
@@ -89,7 +80,8 @@ def test_micro_batches_keep_common_beginnings_together() -> None:
     prompts = [[*range(3, 20), *draw.integers(3, 90, 12).tolist()] for _ in range(16)]
     data = [datum(prompt + draw.integers(3, 90, 4).tolist()) for prompt in prompts for _ in range(8)]
     draw.shuffle(data)
-    sizes = [len(_laid([data[number] for number in part])[0]) for part in shares(data, 1, 0, 200)]
-    assert max(sizes) <= 200
-    # Besides what each one needs, a micro-batch repeats one beginning.
-    assert sum(sizes) <= len(_laid(data)[0]) + 29 * len(sizes)
+    parts = shares(data, 1, 0, 200)
+    beginnings = [{tuple(data[number].tokens[:29]) for number in part} for part in parts]
+    # Besides its own, a micro-batch repeats one beginning.
+    assert sum(map(len, beginnings)) <= 16 + len(parts)
+    assert max(map(len, parts)) > 8

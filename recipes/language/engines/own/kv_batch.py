@@ -1,0 +1,290 @@
+"""Rows of similar lengths that decode together, and the cache of transformers with their keys and values."""
+
+# transformers has few types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from recipes.language.engines.own.prefill import ForwardPass, Prefilled, Tokens
+
+if TYPE_CHECKING:
+    from recipes.language.engines.own.kv_layer import KeyValues, Lanes
+
+# Rows that share tokens are queries of one row as long as their own tokens are that many times those they share: each
+# query meets the own tokens of all of them.
+_MOST_OTHERS = 4
+# Lengths up to this share a batch; beyond it a batch takes lengths that differ by less than a factor of 4.
+_SHORT = 512
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """An answer that enters a batch.
+
+    Attributes:
+        shared: first tokens of its context that are stored once for all rows that have them: the whole context, what
+            all contexts begin with, or none.
+        length: tokens of the context.
+        most: tokens that context and answer come to at most.
+    """
+
+    shared: Tokens
+    length: int
+    most: int
+
+    @property
+    def most_own(self) -> int:
+        """Tokens that the row comes to beside those it shares."""
+        return self.most - len(self.shared)
+
+    @cached_property
+    def key(self) -> tuple[int, int]:
+        """The batch that it belongs to, by the lengths of shared and own tokens."""
+        return (_size(len(self.shared)) + 1 if self.shared else 0), _size(self.length - len(self.shared))
+
+
+class Reservation:
+    """Tokens that rows may come to need: those of a batch are as wide as its widest."""
+
+    def __init__(self, rows: Sequence[NewRow] = ()) -> None:
+        # By batch: rows and the most own tokens of one, and what rows share.
+        self._rows: dict[tuple[int, int], tuple[int, int]] = {}
+        self._stems: dict[tuple[int, int], set[Tokens]] = {}
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: NewRow) -> None:
+        """Count a row."""
+        count, widest = self._rows.get(row.key, (0, 0))
+        self._rows[row.key] = count + 1, max(widest, row.most_own)
+        if row.shared:
+            self._stems.setdefault(row.key, set()).add(row.shared)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all rows, and of all that they share."""
+        rows = sum(count * widest for count, widest in self._rows.values())
+        return rows + sum(len(stems) * max(map(len, stems)) for stems in self._stems.values())
+
+
+class KvBatch:
+    """Rows that decode together.
+
+    Rows end at a common column, behind the tokens that they share with others; a mask hides columns without a token.
+
+    Args:
+        layers: layers of the model.
+        folds: whether rows that share tokens may be queries of one row.
+
+    Attributes:
+        cache: what the model reads and extends.
+        rows: the rows, as they have entered.
+        numbers: int64 [rows], of the rows in the order of the engine, on the CPU.
+        positions: int64 [rows, 1], of each row's next token, on the device.
+    """
+
+    def __init__(self, layers: int, *, folds: bool) -> None:
+        from transformers.cache_utils import Cache
+
+        from recipes.language.engines.own.kv_layer import KvLayer
+
+        self._layers = [KvLayer() for _ in range(layers)]
+        self.cache: Any = Cache(layers=[*self._layers])
+        self._folds = folds
+        self.rows: list[NewRow] = []
+        self.numbers = torch.empty(0, dtype=torch.int64)
+        self.positions = torch.empty(0, 1, dtype=torch.int64)
+        self._last = torch.empty(0, 1, dtype=torch.int64)
+        # What rows share; None where no further row may: the weights that computed it are gone.
+        self._stems: list[Tokens | None] = []
+        self._owners = torch.empty(0, dtype=torch.int64)
+        self._stem_mask = torch.empty(0, 0, dtype=torch.int64)
+        self._own_mask = torch.empty(0, 0, dtype=torch.int64)
+        self._mask: Tensor | None = None
+        self._lanes: Lanes | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The memory of keys and values."""
+        return [tensor for layer in self._layers for tensor in layer.tensors]
+
+    def stems(self) -> dict[Tokens, int]:
+        """Return the number of what rows share and further ones may, by its tokens."""
+        return {tokens: number for number, tokens in enumerate(self._stems) if tokens is not None}
+
+    def close(self) -> None:
+        """Let no further row share what is there, as new weights compute something else."""
+        self._stems = [None] * len(self._stems)
+
+    def logits(self, forward: ForwardPass, newest: Tensor) -> Tensor:
+        """Return the logits of the next token of each row, float [rows, V], and keep keys and values of the newest.
+
+        Args:
+            forward: the model.
+            newest: int64 [rows], the last token of each row.
+        """
+        lanes, tokens, positions = self._lanes, newest[:, None], self.positions
+        columns = self._layers[0].end + 1
+        if lanes is not None and lanes.count * columns > _MOST_OTHERS * self._stem_mask.shape[1]:
+            lanes = None
+        for layer in self._layers:
+            layer.lanes = lanes
+        # Rows that have ended are carried along; a model has no positions beyond its last.
+        self.positions = torch.minimum(positions + 1, self._last)
+        if lanes is None:
+            mask = None if self._mask is None else self._mask[:, : self._stem_mask.shape[1] + columns]
+            return forward.logits(tokens, mask, positions, self.cache)
+        mask = self._mask_of_lanes(lanes, columns)
+        tokens, positions = lanes.laid(tokens)[..., 0], lanes.laid(positions)[..., 0]
+        wanted = torch.arange(lanes.count, device=tokens.device)
+        return forward.logits(tokens, mask, positions, self.cache, wanted).index_select(0, lanes.places)
+
+    def _mask_of_lanes(self, lanes: Lanes, columns: int) -> Tensor:
+        """Return which columns each query sees, bool [stems, 1, queries, columns]: of its stem, and its own."""
+        grown = columns - self._own_mask.shape[1]
+        own = lanes.laid(pad(self._own_mask, (0, grown), value=1).bool())
+        same = torch.eye(lanes.count, dtype=torch.bool, device=own.device)[None, :, :, None]
+        own = (same & own[:, None]).flatten(2, 3)
+        stems = self._stem_mask.bool()[:, None].expand(-1, lanes.count, -1)
+        return torch.cat((stems, own), dim=2)[:, None]
+
+    def add(self, prefilled: Prefilled, rows: Sequence[NewRow], which: Sequence[int], numbers: Sequence[int]) -> None:
+        """Append rows.
+
+        Args:
+            prefilled: keys and values of their contexts.
+            rows: what enters, of the key of this batch; all share what all contexts begin with, or none of them does.
+            which: the number of each row's context.
+            numbers: the number of each row in the order of the engine.
+        """
+        contexts, shared = torch.tensor(which, device=prefilled.logits.device), rows[0].shared
+        if not shared:
+            own, mask = prefilled.whole(contexts)
+        else:
+            own, mask = prefilled.behind(contexts)
+            if shared == prefilled.prefix.tokens:
+                self._add_stems([shared], prefilled.prefix.layers, mask.new_ones(1, len(shared)))
+            else:
+                missing = {row.shared: place for row, place in zip(rows, which, strict=True)}
+                missing = {tokens: place for tokens, place in missing.items() if tokens not in self.stems()}
+                if missing:
+                    places = torch.tensor(list(missing.values()), device=contexts.device)
+                    self._add_stems(list(missing), *prefilled.whole(places))
+                own, mask = [(keys[:, :, :0], values[:, :, :0]) for keys, values in own], mask[:, :0]
+            stems = self.stems()
+            self._owners = torch.cat((self._owners, torch.tensor([stems[row.shared] for row in rows])))
+        was_empty = not self.rows
+        self.rows += rows
+        self.numbers = torch.cat((self.numbers, torch.tensor(numbers)))
+        positions = torch.tensor([[row.length] for row in rows], device=contexts.device)
+        self.positions = positions if was_empty else torch.cat((self.positions, positions))
+        before = mask if was_empty else self._seen()
+        width = max(before.shape[1], mask.shape[1])
+        parts = [mask] if was_empty else [before, mask]
+        self._own_mask = torch.cat([pad(part, (width - part.shape[1], 0)) for part in parts])
+        self._settle()
+        for layer, added in zip(self._layers, own, strict=True):
+            layer.lay([added] if was_empty else [layer.own, added])
+
+    def _add_stems(self, tokens: Sequence[Tokens], layers: Sequence[KeyValues], mask: Tensor) -> None:
+        """Append what rows share, flush right."""
+        if tokens[0] in self.stems():
+            return
+        held = self._stem_mask.to(mask.device)
+        width = max(held.shape[1], mask.shape[1])
+        parts = [mask] if not self._stems else [held, mask]
+        self._stem_mask = torch.cat([pad(part, (width - part.shape[1], 0)) for part in parts])
+        for layer, added in zip(self._layers, layers, strict=True):
+            if layer.stems is None:
+                layer.stems = added
+                continue
+            pairs = zip(layer.stems, added, strict=True)
+            keys, values = (torch.cat([pad(part, (0, 0, width - part.shape[2], 0)) for part in pair]) for pair in pairs)
+            layer.stems = keys, values
+        self._stems += tokens
+
+    def _seen(self) -> Tensor:
+        """Return the mask of the own tokens that there are, int64 [rows, columns]."""
+        grown = self._layers[0].end - self._own_mask.shape[1]
+        return pad(self._own_mask, (0, grown), value=1)
+
+    def _settle(self) -> None:
+        """Prepare for all tokens that are to come."""
+        own, device = self._own_mask, self.positions.device
+        stems = self._stem_mask.index_select(0, self._owners.to(device)) if self._stems else own[:, :0]
+        self._lanes = _lanes(self._owners, len(self._stems), device) if self._folds and self._stems else None
+        self._last = torch.tensor([[row.most - 1] for row in self.rows], device=device)
+        coming = int((self._last - self.positions).max()) + 1
+        for layer in self._layers:
+            layer.owners, layer.most = self._owners.to(device), own.shape[1] + coming
+        seen = torch.cat((stems, own), dim=1)
+        self._mask = None if bool(seen.all()) else pad(seen, (0, coming), value=1)
+
+    def keep(self, numbers: Tensor) -> bool:
+        """Keep the rows whose new number is not negative, and what they share; return whether any is left.
+
+        Args:
+            numbers: int64 [all rows of the engine], on the CPU.
+        """
+        new = numbers[self.numbers]
+        kept = (new >= 0).nonzero()[:, 0]
+        self.numbers = new[kept]
+        if len(kept) == len(new) or not len(kept):
+            return bool(len(kept))
+        index = kept.to(self.positions.device)
+        self.rows = [self.rows[row] for row in kept.tolist()]
+        self.positions = self.positions[index]
+        mask = self._seen()[index]
+        first = int(mask.any(dim=0).int().argmax()) if mask.shape[1] else 0
+        self._own_mask = mask[:, first:]
+        if self._stems:
+            self._keep_stems(self._owners[kept])
+        self._settle()
+        for layer in self._layers:
+            keys, values = layer.own
+            layer.lay([(keys[:, :, first:].index_select(0, index), values[:, :, first:].index_select(0, index))])
+        return True
+
+    def _keep_stems(self, owners: Tensor) -> None:
+        """Keep the stems that rows have, int64 [rows] on the CPU."""
+        used, self._owners = owners.unique(return_inverse=True)
+        if len(used) == len(self._stems):
+            return
+        self._stems = [self._stems[number] for number in used.tolist()]
+        index = used.to(self.positions.device)
+        mask = self._stem_mask[index]
+        first = int(mask.any(dim=0).int().argmax())
+        self._stem_mask = mask[:, first:]
+        for layer in self._layers:
+            if layer.stems:
+                keys, values = (part[:, :, first:].index_select(0, index) for part in layer.stems)
+                layer.stems = keys, values
+
+
+def _lanes(owners: Tensor, stems: int, device: torch.device) -> Lanes:
+    """Lay rows out by their stems, int64 [rows] on the CPU."""
+    from recipes.language.engines.own.kv_layer import Lanes
+
+    counts = owners.bincount(minlength=stems)
+    most = int(counts.max())
+    order = owners.argsort(stable=True)
+    before = (counts.cumsum(0) - counts)[owners[order]]
+    places = torch.empty_like(owners)
+    places[order] = owners[order] * most + torch.arange(len(owners)) - before
+    rows = torch.zeros(stems * most, dtype=torch.int64)
+    rows[places] = torch.arange(len(owners))
+    return Lanes(rows.to(device), places.to(device), most)
+
+
+def _size(length: int) -> int:
+    """Return the class of a length: 0 up to `_SHORT`, then one for each factor of 4."""
+    return max(0, (length - 1).bit_length() - (_SHORT - 1).bit_length() + 1) // 2
