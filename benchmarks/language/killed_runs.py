@@ -98,6 +98,8 @@ def killed(folder: Path, times: int, seconds: float) -> Iterable[Result]:
         seconds: no further run begins after them.
     """
     until = time.monotonic() + seconds
+    # What a shell has started in the background ignores Ctrl-C, as do its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in range(2):
         for name, text in _FILES.items():
             path = folder / f"tasks/{number}" / name

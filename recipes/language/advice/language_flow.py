@@ -18,8 +18,12 @@ from rlinf_core.advice.search import Flow, Simulated
 ROLLOUT, ACTOR, REWARD, DRIVER = "rollout", "actor", "reward", "driver"
 STEP, UPDATE, SCORE, ANSWER = "engine/step", "training/update", "reward/score", "answer"
 SYNC, HANDOVER, TURNS, PAUSE = "driver/sync", "driver/handover", "driver/turns", "driver/pause"
+# Between two steps of an engine.
+LAG: Final = "driver/lag"
 # Rollouts that run ahead may gain this share of a step within the steps that are measured.
 _WINDOW: Final = 0.02
+# Steps of an engine may be so many times fewer than the longest answer has tokens.
+_MOST_OFF: Final = 2.0
 # Accelerators of a kind up to which every count is tried.
 _EVERY_COUNT: Final = 16
 
@@ -85,7 +89,7 @@ class LanguageFlow:
         return [row._replace(rows=row.rows / share) if row.phase == UPDATE else row for row in run.rows]
 
     def constants(self, run: Recorded, durations: Durations) -> list[CallRow]:
-        """See `JobFlow`."""
+        """See `JobFlow`: weights on their way, what lies between phases or an engine's steps, and waits for tools."""
         phases = run.phases
         if run.arrangement.staleness:
             return []
@@ -97,7 +101,28 @@ class LanguageFlow:
             # A run in which agents wait for tools, and not for engines, tells how long these take.
             tools = sum(seconds for name, seconds in phases.items() if name.startswith("agent/tool_seconds/"))
             constants |= {TURNS: float(turns), PAUSE: tools / (turns - 1)}
+        if run.sizes.get(ANSWER):
+            constants[LAG] = self._lag(run, durations, constants)
         return [CallRow(DRIVER, phase, 0, "", 1, seconds) for phase, seconds in constants.items()]
+
+    def _lag(self, run: Recorded, durations: Durations, constants: Mapping[str, float]) -> float:
+        """Return the seconds between two steps of an engine, by which a rollout takes longer than its calls."""
+        calls = {name: fits for name, fits in durations.phases.items() if name != UPDATE}
+        calls |= {name: {"": Duration(constants[name])} for name in (TURNS, PAUSE) if name in constants}
+
+        def seconds(lag: float) -> float:
+            flow = self.flow(Durations({**calls, LAG: {"": Duration(lag)}}), run.models, run.sizes)
+            return flow.simulate(run.arrangement).seconds
+
+        silent = seconds(0.0)
+        lack = run.phases["time/generate_rollouts"] - silent
+        if lack <= 0.0:
+            return 0.0
+        # A rollout has about as many steps of an engine as the longest answer has tokens; how many, a lag shows. Behind
+        # slow scores it shows nothing.
+        guess = lack / max(tokens for tokens, _ in run.sizes[ANSWER])
+        shown = seconds(guess) - silent
+        return guess * min(_MOST_OFF, lack / shown) if shown > 0.0 else 0.0
 
     def rows(self, arrangement: Arrangement) -> Mapping[str, float]:
         """See `JobFlow`: the largest number of answers under way in an engine."""
@@ -171,8 +196,8 @@ class TimedLanguageFlow:
     ) -> None:
         self._job, self._durations, self._models, self._drawn = job, durations, models, lengths
         self.lengths = lru_cache(maxsize=None)(self._lengths)
-        self._sync, self._handover, turns, self._pause = (
-            self._of(name, None).at(0) for name in (SYNC, HANDOVER, TURNS, PAUSE)
+        self._sync, self._handover, turns, self._pause, self._lag = (
+            self._of(name, None).at(0) for name in (SYNC, HANDOVER, TURNS, PAUSE, LAG)
         )
         self._turns = max(1, round(turns))
 
@@ -207,6 +232,7 @@ class TimedLanguageFlow:
         step, score = self._of(STEP, rollout.kind), self._of(SCORE, None).mean(self._job.answers)
         score += self._pause * (self._turns - 1)
         line = step.mean(0), step.mean(1) - step.mean(0)
+        token = sum(line) + self._lag
         answered = trained = load = 0.0
         for number in range(first + 1, last + 1):
             groups = self.lengths(number)
@@ -216,15 +242,16 @@ class TimedLanguageFlow:
             if ahead:
                 most = self._job.prompts * self._job.answers * (ahead + 1)
                 load += tokens * line[1] / rollout.size + line[0] * max(longest, tokens / most) / (ahead + 1)
-                answered += longest * sum(line) + score
+                answered += longest * token + score
             else:
                 mine = [groups[rank :: rollout.size] for rank in range(min(rollout.size, len(groups)))]
                 if self._turns > 1:
                     # Rows come and go: an engine is busy, or the longest conversation takes its time.
                     busy = max(line[1] * sum(map(sum, part)) for part in mine)
-                    answered += max(busy, longest * sum(line) + score)
+                    answered += max(busy, longest * token + score)
                     continue
-                answered += score + max(line[0] * max(map(max, part)) + line[1] * sum(map(sum, part)) for part in mine)
+                fix = line[0] + self._lag
+                answered += score + max(fix * max(map(max, part)) + line[1] * sum(map(sum, part)) for part in mine)
         whole, steps = self._handover * (last - first) + trained, last - first
         if not ahead:
             return self._sync + (answered + whole) / steps
@@ -248,5 +275,6 @@ class TimedLanguageFlow:
                 partial(self._trained, actor),
                 self._turns,
                 self._pause,
+                self._lag,
             )
         )

@@ -31,6 +31,7 @@ class AnswerJob(NamedTuple):
         training: the calls of one actor in a step, by the tokens of all answers.
         turns: turns of a conversation, over which its tokens are spread evenly.
         pause: seconds between two turns of a conversation, as a tool takes them.
+        lag: seconds between two steps of an engine, in which its accelerator is free.
     """
 
     rollout: Sequence[Device]
@@ -45,6 +46,7 @@ class AnswerJob(NamedTuple):
     training: Callable[[float], Sequence[float]]
     turns: int = 1
     pause: float = 0.0
+    lag: float = 0.0
 
 
 class _Engine:
@@ -109,6 +111,8 @@ class _Virtual:
             if self.job.staleness or self.job.turns > 1:
                 steps = min(steps, max(1, max(row[0] for row in engine.rows) // _PARTS))
             yield Use(device, steps * self.job.step.mean(len(engine.rows)))
+            if self.job.lag:
+                yield Use(None, steps * self.job.lag)
             left: list[list[int]] = []
             for row in engine.rows:
                 row[0] -= steps

@@ -108,6 +108,9 @@ OF_MATH = [
     ({"rollout": "0", "actor": "1"}, 1, 1),
     ({"rollout": "0", "actor": "0-1"}, 1, 0),
     ({"rollout": "0-1", "actor": "2"}, 1, 1),
+    ({"rollout": "0", "actor": "1"}, 1, 0),
+    ({"rollout": "0", "actor": "1"}, 1, 2),
+    ({"rollout": "0", "actor": "1-2"}, 1, 1),
 ]
 OF_AGENT = [
     ({"rollout": "0", "actor": "0"}, 1, 0),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipes.language.advice.language_flow import ANSWER, PAUSE, SCORE, STEP, TURNS, UPDATE, LanguageFlow, flow_of
+from recipes.language.advice.language_flow import ANSWER, LAG, PAUSE, SCORE, STEP, TURNS, UPDATE, LanguageFlow, flow_of
 from rlinf_core import RLinfError
 from rlinf_core.advice.arrangements import Arrangement, DeviceSpan
 from rlinf_core.advice.durations import CallRow, Duration, Durations
@@ -31,8 +31,11 @@ JOB = job_of()
 SOME: dict[str, list[tuple[float, int]]] = {ANSWER: [(10.0, 3), (40.0, 1)]}
 
 
-def timed(step: tuple[float, float], update: tuple[float, float], score: float = 0.0, sizes: Any = None) -> Flow:
+def timed(
+    step: tuple[float, float], update: tuple[float, float], score: float = 0.0, sizes: Any = None, lag: float = 0.0
+) -> Flow:
     phases = {STEP: {"m": Duration(*step)}, UPDATE: {"m": Duration(*update)}, SCORE: {"": Duration(score)}}
+    phases |= {LAG: {"": Duration(lag)}}
     return JOB.flow(Durations(phases), MODELS, sizes or {ANSWER: [(10.0, 1)]})
 
 
@@ -68,9 +71,11 @@ spans = st.sampled_from([(first, size) for first in range(3) for size in range(1
 
 
 @settings(max_examples=15, deadline=None)
-@given(line, line, st.floats(0, 0.05), spans, spans, st.integers(0, 2))
-def test_no_simulation_is_below_its_bound(step: Any, update: Any, score: float, r: Any, a: Any, ahead: int) -> None:
-    flow, where = timed(step, update, score, SOME), arranged(r, a, ahead)
+@given(line, line, st.floats(0, 0.05), spans, spans, st.integers(0, 2), st.floats(0, 0.05))
+def test_no_simulation_is_below_its_bound(
+    step: Any, update: Any, score: float, r: Any, a: Any, ahead: int, lag: float
+) -> None:
+    flow, where = timed(step, update, score, SOME, lag), arranged(r, a, ahead)
     assert flow.bound(where) <= flow.simulate(where).seconds * (1 + 1e-9)
 
 
@@ -104,3 +109,20 @@ def test_a_conversation_waits_for_its_tools() -> None:
     # Twice five tokens, and a tool in between.
     assert flow.simulate(where).seconds == pytest.approx(2 * 0.5 + 3.0, rel=0.05)
     assert flow.bound(where) <= 4.0 + 1e-9
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_run_is_predicted_as_long_as_it_took(turns: int) -> None:
+    """Engines do more than their steps: what a rollout took longer is found again, and grows with the tokens."""
+    where = arranged((0, 1), (1, 1), 0)
+    phases = {"time/generate_rollouts": 6.0, "time/actor_training": 1.0, "time/step": 7.5, "time/sync_weights": 0.25}
+    tools = {"agent/turns": 2.0, "agent/tool_seconds/search": 1.0} if turns > 1 else {}
+    sizes = {ANSWER: [(10.0, 1)]}
+    run: Any = SimpleNamespace(arrangement=where, models=MODELS, phases={**phases, **tools}, sizes=sizes, rows=[])
+    calls = {STEP: {"m": Duration(0.1, 0.01)}, UPDATE: {"m": Duration(1.0)}, SCORE: {"": Duration(0.05)}}
+    durations = Durations({**calls, **Durations.of(JOB.constants(run, Durations(calls))).phases})
+    predicted, longer = (
+        JOB.flow(durations, MODELS, {ANSWER: [(tokens, 1)]}).simulate(where).seconds for tokens in (10.0, 20.0)
+    )
+    assert predicted == pytest.approx(7.5, rel=0.01)
+    assert longer > 7.5 + 0.8 * (6.0 - 1.0 * (turns - 1))
