@@ -188,7 +188,7 @@ STEP = "checkpoints/global_step_2"
 
 @pytest.fixture
 def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the earlier."""
+    """A copy of the run."""
     monkeypatch.chdir(tmp_path)
     return shutil.copytree(DATA / "first", tmp_path / "runs" / "first")
 
@@ -240,7 +240,7 @@ def test_an_active_run_is_refused(cli: Cli, earlier: Path) -> None:
     RunFolder.open(earlier).update(status=RunStatus.RUNNING, **own_identity()._asdict())
     done = cli("runs", "convert", "first")
     assert done.code != 0
-    assert "active earlier" in " ".join(done.err.split())
+    assert "active run" in " ".join(done.err.split())
     assert (earlier / STEP / "actor" / ".metadata").exists()
 
 
