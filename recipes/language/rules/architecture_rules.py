@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 
 from rlinf_core.suggest import excerpt
 
-# Model types whose attention transformers does not let be replaced, or that hold state other than keys and values.
+# Model types that transformers does not compute in rows, or from a cache of keys and values, as one sequence at a time.
 # The nightly sweep over the installed transformers compares this list with what it sees.
 REFUSED: Final = frozenset(
     (
@@ -22,27 +22,16 @@ REFUSED: Final = frozenset(
         "bert-generation",
         "big_bird",
         "bigbird_pegasus",
-        "biogpt",
         "blenderbot",
         "blenderbot-small",
-        "bloom",
         "camembert",
-        "codegen",
         "cpmant",
         "data2vec-text",
-        "diffllama",
-        "doge",
         "electra",
         "ernie",
-        "falcon",
         "falcon_h1",
         "falcon_mamba",
         "git",
-        "got_ocr2",
-        "gpt_neo",
-        "gpt_neox_japanese",
-        "gptj",
-        "hrm_text",
         "inkling2_text",
         "inkling_text",
         "jamba",
@@ -52,13 +41,9 @@ REFUSED: Final = frozenset(
         "marian",
         "mbart",
         "megatron-bert",
-        "mimo_v2_flash",
         "mllama",
         "modernbert-decoder",
-        "moshi",
-        "mpt",
         "mvp",
-        "nemotron",
         "nemotron_h",
         "olmo_hybrid",
         "openai-gpt",
@@ -77,10 +62,8 @@ REFUSED: Final = frozenset(
         "roc_bert",
         "roformer",
         "rwkv",
-        "stablelm",
         "trocr",
         "whisper",
-        "xglm",
         "xlm",
         "xlm-roberta",
         "xlm-roberta-xl",
@@ -91,8 +74,6 @@ REFUSED: Final = frozenset(
         "zamba2",
     )
 )
-# Model types that are trained, and whose layers have keys of unlike sizes, which the engine `torch` does not store.
-NOT_SAMPLED: Final = frozenset(("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"))
 # Sizes that are at least 1 in every family that has them.
 _SIZES: Final = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
@@ -192,18 +173,6 @@ def _fault_of_type(settings: Mapping[str, Any], writes: bool) -> ArchitectureFau
     if writes and not {kind, str(inner)} & known.writing:
         return ArchitectureFault(f"a model of type `{kind}` is not a causal language model", "name a language model")
     return None
-
-
-def fault_of_sampling(settings: Mapping[str, Any]) -> ArchitectureFault | None:
-    """Return why the engine `torch` cannot answer by a model that could be trained; None: nothing is known against it.
-
-    Args:
-        settings: config.json of its folder.
-    """
-    kind = settings.get("model_type")
-    if not isinstance(kind, str) or kind not in NOT_SAMPLED:
-        return None
-    return ArchitectureFault(f"the engine `torch` cannot sample from models of type `{kind}`", "write `backend: vllm`")
 
 
 def _fault_of_head(settings: Mapping[str, Any]) -> ArchitectureFault | None:

@@ -86,9 +86,7 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
     if lacks_folder(judge.model_path, _MODEL, report):
         return
     length = judge.seq_length if judge.backend == "torch" else None
-    faults = faults_of_folder(
-        _MODEL, judge.model_path, length, length=("judge", "seq_length"), samples=judge.backend == "torch"
-    )
+    faults = faults_of_folder(_MODEL, judge.model_path, length, length=("judge", "seq_length"))
     folder, template = FilePath(judge.model_path), ("judge", "apply_chat_template")
     settings = read_object(folder / SETTINGS)
     faults += faults_of_tokenizer(folder, _MODEL, settings, chat=judge.apply_chat_template, template=template)

@@ -11,7 +11,7 @@ from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.language.config.rollout_config import BACKENDS
-from recipes.language.rules.architecture_rules import fault_of_architecture, fault_of_sampling
+from recipes.language.rules.architecture_rules import fault_of_architecture
 from recipes.language.rules.template_rules import stored_vocabulary
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import runs_in_this_interpreter
@@ -152,10 +152,8 @@ def faults(config: LanguageConfig) -> list[Fault]:
         if path[0] in OPTIONAL and OPTIONAL[path[0]].unneeded(config):
             continue  # nothing reads it
         answers = path == MODEL
-        samples = answers and BACKENDS[config.rollout.backend].name == "torch"
-        reported += faults_of_folder(
-            path, folder, config.runner.seq_length, answers=answers, samples=samples, writes=path[0] != "critic"
-        )
+        writes = path[0] != "critic"
+        reported += faults_of_folder(path, folder, config.runner.seq_length, answers=answers, writes=writes)
     return reported + tokenizer_faults(config, chat=config.data.apply_chat_template)
 
 
@@ -166,7 +164,6 @@ def faults_of_folder(
     *,
     length: Path = ("runner", "seq_length"),
     answers: bool = False,
-    samples: bool = False,
     writes: bool = True,
 ) -> list[Fault]:
     """Return the faults of the folder of a model; none where there is no such folder here.
@@ -177,7 +174,6 @@ def faults_of_folder(
         seq_length: tokens of the longest sequence; None: another package computes the model.
         length: the key of that.
         answers: whether answers end where the folder says.
-        samples: whether the engine `torch` answers by it.
         writes: see `fault_of_architecture`.
     """
     if folder is None or not os.path.isdir(folder):
@@ -191,7 +187,6 @@ def faults_of_folder(
         except ConfigError as error:
             reported.append(Fault(at, f"{error.message}: {error.why}", error.help or ""))
     unlike = None if seq_length is None else fault_of_architecture(settings, seq_length, writes=writes)
-    unlike = unlike or (fault_of_sampling(settings) if samples else None)
     if unlike is not None:
         reported.append(Fault(length if unlike.limits_length else at, unlike.message, unlike.help, of_files=False))
     return reported
