@@ -175,10 +175,10 @@ SPANNING = ("env.train.max_episode_steps=25", "rollout.pipeline_stage_num=2")
 
 @pytest.fixture(scope="session")
 def spanning(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """A run of five steps with episodes that span passes, and with checkpoints of the steps 3 and 5."""
+    """A run of five steps with episodes that span passes, checkpoints of the steps 3 and 5, and evaluations."""
     folder = tmp_path_factory.mktemp("spanning")
     with closing(Train(cluster, folder, "recipes.embodied.program", SMALL, "laptop")) as made:
-        yield made(*SPANNING, "runner.max_steps=5", "runner.save_interval=3")
+        yield made(*SPANNING, "runner.max_steps=5", "runner.save_interval=3", "runner.val_check_interval=2")
 
 
 @pytest.fixture(scope="module")

@@ -70,9 +70,17 @@ class Debugged(Worker):
         return self.recv("debugged", 0, timeout=timeout)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def group(cluster: Cluster) -> Iterator[WorkerGroup[Debugged]]:
+    """Two workers that tests leave idle."""
     with Debugged.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="debugged") as launched:
+        yield launched
+
+
+@pytest.fixture
+def held(cluster: Cluster) -> Iterator[WorkerGroup[Debugged]]:
+    """Two workers, the first of which a test may hold up for ever."""
+    with Debugged.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="held") as launched:
         yield launched
 
 
@@ -92,27 +100,27 @@ def debug(*arguments: str) -> tuple[int, dict[tuple[str, bool], dict[str, Any]]]
     return done.returncode, {(one["name"], one["parent"] is not None): one for one in record["processes"]}
 
 
-def test_worker_that_holds_the_lock_shows_its_line(group: WorkerGroup[Debugged], tmp_path: Path) -> None:
-    group.execute_on(0).hold_the_lock(tmp_path / "ready")
+def test_worker_that_holds_the_lock_shows_its_line(held: WorkerGroup[Debugged], tmp_path: Path) -> None:
+    held.execute_on(0).hold_the_lock(tmp_path / "ready")
     until(lambda: (tmp_path / "ready").exists())
-    code, processes = debug("debugged", "driver")
-    held, idle = processes["debugged:0", False], processes["debugged:1", False]
-    assert held["state"] == "silent"
-    assert held["source"] == ("py-spy" if py_spy() else "signal")
+    code, processes = debug("held", "driver")
+    busy, idle = processes["held:0", False], processes["held:1", False]
+    assert busy["state"] == "silent"
+    assert busy["source"] == ("py-spy" if py_spy() else "signal")
     # py-spy names the class of a method.
     place = re.escape(f'File "{__file__}", line {line_of("library.pthread_mutex_lock(lock)", 2)}, in ')
-    assert re.search(rf"{place}(Debugged\.)?hold_the_lock", held["stacks"])
+    assert re.search(rf"{place}(Debugged\.)?hold_the_lock", busy["stacks"])
     assert (bool(idle["stacks"]), idle["reason"]) == (True, "")
     assert "thread MainThread" in processes["driver", False]["stacks"]
     assert code == 0, [(name, process["reason"]) for name, process in processes.items()]
 
 
 @pytest.mark.skipif(py_spy() is None, reason="py-spy is not installed")
-def test_native_frames_are_named(group: WorkerGroup[Debugged], tmp_path: Path) -> None:
-    group.execute_on(0).hold_the_lock(tmp_path / "ready")
+def test_native_frames_are_named(held: WorkerGroup[Debugged], tmp_path: Path) -> None:
+    held.execute_on(0).hold_the_lock(tmp_path / "ready")
     until(lambda: (tmp_path / "ready").exists())
-    _, processes = debug("debugged:0", "--native")
-    assert "pthread_mutex_lock" in processes["debugged:0", False]["stacks"]
+    _, processes = debug("held:0", "--native")
+    assert "pthread_mutex_lock" in processes["held:0", False]["stacks"]
 
 
 def test_hung_child_of_a_worker_is_shown(group: WorkerGroup[Debugged]) -> None:

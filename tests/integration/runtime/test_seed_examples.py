@@ -25,7 +25,7 @@ CHANGES = {
     "torch.cuda.current_device()": '"cpu"',
     ", device='cuda:0'": "",
     'backend="nccl"': 'backend="gloo"',
-    ".launch(cluster=cluster, ": ".launch(cluster=cluster, placement_strategy=four_processes, ",
+    ".launch(cluster=cluster, ": ".launch(cluster=cluster, placement_strategy=processes, ",
 }
 TIMED_BLOCK = """
 class MyWorker(Worker):
@@ -53,12 +53,12 @@ timing = handle.consume_durations()  # dict of tag -> duration
 MAIN = {"__name__": "__main__"}
 
 
-@pytest.mark.parametrize("program", ["process_group", "send_and_receive"])
-def test_programs(cluster: Cluster, program: str) -> None:
+@pytest.mark.parametrize(("program", "processes"), [("process_group", 4), ("send_and_receive", 2)])
+def test_programs(cluster: Cluster, program: str, processes: int) -> None:
     text = (SEEDS / f"{program}.txt").read_text()
     for written, run in CHANGES.items():
         text = text.replace(written, run)
-    names: dict[str, Any] = {**MAIN, "os": os, "four_processes": NodePlacementStrategy([0] * 4)}
+    names: dict[str, Any] = {**MAIN, "os": os, "processes": NodePlacementStrategy([0] * processes)}
     examples = doctest.DocTestParser().get_examples(text)
     assert len(examples) > 5
     try:

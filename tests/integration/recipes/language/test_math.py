@@ -34,8 +34,11 @@ def whole(train_math: Train) -> Run:
     return train_math("runner.save_format=both", "runner.save_interval=2", *checked)
 
 
+# By day `tests/golden` trains and keeps this job, `agent/test_agent.py` holds engine and trainer to be the same model
+# and shows samples, and `test_written_model.py` loads what was kept.
 @pytest.mark.ray
 @pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_a_model_built_on_the_spot_is_trained_kept_and_shown(whole: Run) -> None:
     steps = [record.metrics for record in whole.metrics]
     assert len(steps) == 4

@@ -122,16 +122,6 @@ def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
-def test_a_driver_that_returns_leaves_nothing(folder: Path) -> None:
-    before = shared_memory()
-    process = start(folder, "return")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    until_none_is_left(folder, 20)
-    assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
-    assert shared_memory() <= before
-
-
 @pytest.mark.nightly
 def test_one_cluster_after_another_leaves_nothing_either(folder: Path) -> None:
     """As a run does that starts again after a worker died."""
@@ -142,7 +132,7 @@ def test_one_cluster_after_another_leaves_nothing_either(folder: Path) -> None:
     assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
 
 
-def test_killed_driver_leaves_nothing_after_the_next_start(folder: Path) -> None:
+def test_neither_a_killed_driver_nor_the_next_leaves_anything(folder: Path) -> None:
     before = shared_memory()
     process = start(folder, "block")
     process.kill()
@@ -154,6 +144,7 @@ def test_killed_driver_leaves_nothing_after_the_next_start(folder: Path) -> None
     assert following.returncode == 0, err
     until_none_is_left(folder, 20)
     assert [path for path in folder.rglob("*") if path.is_socket() or path.name in ("job", "token")] == []
+    assert shared_memory() <= before
 
 
 @pytest.mark.nightly

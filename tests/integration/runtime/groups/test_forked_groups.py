@@ -99,7 +99,15 @@ class Light(Worker):
 
 @pytest.fixture
 def pair(cluster: Cluster) -> Iterator[WorkerGroup[Light]]:
+    """Two that a test may end."""
     with Light.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="light") as group:
+        yield group
+
+
+@pytest.fixture(scope="module")
+def unharmed(cluster: Cluster) -> Iterator[WorkerGroup[Light]]:
+    """Two that tests share, and leave as they are."""
+    with Light.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="unharmed") as group:
         yield group
 
 
@@ -155,17 +163,17 @@ def test_one_that_a_worker_launches_is_forked_too(cluster: Cluster) -> None:
         assert b"fork_server" in group.parent_of_a_child().wait()[0]
 
 
-def test_calls_keep_their_order_and_results_their_types(pair: WorkerGroup[Light]) -> None:
-    calls = [pair.note(number) for number in range(200)]
+def test_calls_keep_their_order_and_results_their_types(unharmed: WorkerGroup[Light]) -> None:
+    calls = [unharmed.note(number) for number in range(200)]
     assert calls[-1].wait() == [list(range(200))] * 2
-    (result, _) = pair.value(np.arange(3, dtype=np.int16), key={"a": Exact(2)}).wait()
+    (result, _) = unharmed.value(np.arange(3, dtype=np.int16), key={"a": Exact(2)}).wait()
     assert result[0].dtype == np.int16
     assert result[1] == {"a": Exact(2)}
 
 
-def test_another_process_calls_them_by_name(cluster: Cluster, pair: WorkerGroup[Light]) -> None:
+def test_another_process_calls_them_by_name(cluster: Cluster, unharmed: WorkerGroup[Light]) -> None:
     with Light.create_group().launch(cluster, NodePlacementStrategy([0]), name="light-caller") as caller:
-        assert caller.parent_of("light", 1).wait() == [pair.parent().wait()[1]]
+        assert caller.parent_of("unharmed", 1).wait() == [unharmed.parent().wait()[1]]
 
 
 def test_failures_are_those_of_other_workers(pair: WorkerGroup[Light]) -> None:
@@ -180,13 +188,13 @@ def test_failures_are_those_of_other_workers(pair: WorkerGroup[Light]) -> None:
         pair.parent().wait(timeout=60)
 
 
-def test_a_cancelled_call_ends_its_wait(pair: WorkerGroup[Light]) -> None:
+def test_a_cancelled_call_ends_its_wait(unharmed: WorkerGroup[Light]) -> None:
     channel = Channel.create("light-empty")
-    call = pair.wait_for(channel.name)
+    call = unharmed.wait_for(channel.name)
     call.cancel()
     with pytest.raises(WorkerGroupError, match="was cancelled"):
         call.wait()
-    assert len(pair.parent().wait(timeout=60)) == 2
+    assert len(unharmed.parent().wait(timeout=60)) == 2
     channel.close()
 
 
@@ -217,17 +225,17 @@ def test_processes_end_with_their_host(pair: WorkerGroup[Light]) -> None:
         os.close(descriptor)
 
 
-def test_their_lines_have_their_names(pair: WorkerGroup[Light], capfd: pytest.CaptureFixture[str]) -> None:
-    pair.greet().wait()
+def test_their_lines_have_their_names(unharmed: WorkerGroup[Light], capfd: pytest.CaptureFixture[str]) -> None:
+    unharmed.greet().wait()
     greetings: list[tuple[str, ...]] = []
 
     def both_came() -> bool:
-        greetings.extend(re.findall(r"\((light:\d) pid=(\d+)\) a greeting of the (\w+)", capfd.readouterr().out))
+        greetings.extend(re.findall(r"\((unharmed:\d) pid=(\d+)\) a greeting of the (\w+)", capfd.readouterr().out))
         return len(greetings) >= 2
 
     until(both_came, "a line of each process")
-    first, second = map(str, pids_of(pair))
-    assert sorted(greetings) == [("light:0", first, "first"), ("light:1", second, "second")]
+    first, second = map(str, pids_of(unharmed))
+    assert sorted(greetings) == [("unharmed:0", first, "first"), ("unharmed:1", second, "second")]
 
 
 def test_a_process_that_cannot_be_forked_fails_the_launch(cluster: Cluster) -> None:

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from rlinf_core.channel.channel import Channel
 from rlinf_core.cluster.cluster import Cluster
@@ -57,6 +56,9 @@ def four_gpus(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def test_worker_keeps_its_nodes_visibility_variable(four_gpus: Cluster) -> None:
     """It is given no accelerator and kept from none: it computes on one of them where its torch can."""
     with Seeing.create_group().launch(four_gpus, NodePlacementStrategy([0] * 2), name="unreserved") as group:
+        # Not at the head of this module, which every worker here imports.
+        import torch
+
         own = os.environ.get("CUDA_VISIBLE_DEVICES")
         assert [tuple(item.values()) for item in group.sight().wait()] == [(own, "0", "2"), (own, "1", "2")]
         usable = torch.cuda.device_count()
