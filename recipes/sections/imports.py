@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from typing import Final, Literal
 
 from recipes.sections.checks import Report
 from rlinf_core import JobConfig
@@ -14,9 +15,13 @@ from rlinf_core.config.tree import Path
 from rlinf_core.placement.environment import process_environment
 from rlinf_core.process.import_path import locate, syntax_tree
 
+Kind = Literal["class", "function", "value"]
+# Expressions that are neither a class nor a function.
+_PLAIN: Final = (ast.Constant, ast.List, ast.Dict, ast.Set, ast.Tuple, ast.JoinedStr)
+
 
 def check_import(
-    config: JobConfig, at: Path, target: str, component: str, report: Report, *, is_own: bool = False
+    config: JobConfig, at: Path, target: str, component: str, report: Report, *, is_class: bool = False
 ) -> None:
     """Report a `package.module:name` that the processes of a component could not import.
 
@@ -26,10 +31,11 @@ def check_import(
         target: what is named.
         component: the component whose processes import it.
         report: where findings go.
-        is_own: whether somebody must have written it for us, as an environment or a policy: Python itself has none.
+        is_class: whether it must be a class that extends one of rlinf's or gymnasium's, as an environment or a policy:
+            Python itself has none.
     """
     module = target.partition(":")[0]
-    if is_own and module.partition(".")[0] in sys.stdlib_module_names:
+    if is_class and module.partition(".")[0] in sys.stdlib_module_names:
         message = f"`{target}` is in Python's standard library, which defines no such component"
         report(at, "unknown-choice", message, "name your own module, as in `my_package.module:name`")
         return
@@ -46,6 +52,11 @@ def check_import(
     wrong = missing_name(target)
     if wrong:
         report(at, "unknown-choice", f"`{target}` cannot be imported: {wrong}", "correct the name")
+        return
+    kind = _kind_of(target)
+    if kind == "function" if is_class else kind == "value":
+        wanted = "a class" if is_class else "a class or a function"
+        report(at, "unknown-choice", f"`{target}` is a {kind}, not {wanted}", f"name {wanted}")
 
 
 def check_own_algorithm(config: JobConfig, adv_type: str, loss_type: str, report: Report) -> None:
@@ -84,17 +95,35 @@ def missing_name(target: str) -> str | None:
         return str(error)
     if spec is None or tree is None:
         return None
-    names = set(_bound(tree.body))
+    names = {name for name, _ in _bound(tree.body)}
     return None if name in names or "*" in names or "__getattr__" in names else f"{spec.origin} defines no `{name}`"
 
 
-def _bound(statements: list[ast.stmt]) -> Iterator[str]:
-    """Return the names that statements of a module bind, those in branches included."""
+def _kind_of(target: str) -> Kind | None:
+    """Return what the module of `package.module:name` binds the name to; None where reading it does not tell."""
+    module, _, name = target.partition(":")
+    spec = locate(module)
+    tree = syntax_tree(spec) if spec is not None else None
+    if tree is None:
+        return None
+    kinds: set[Kind | None] = {kind for bound, kind in _bound(tree.body) if bound == name}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _bound(statements: list[ast.stmt]) -> Iterator[tuple[str, Kind | None]]:
+    """Yield the names that statements of a module bind, those in branches included, and their kinds where known."""
     for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                yield node.name
-            elif isinstance(node, ast.alias):
-                yield node.asname or node.name.partition(".")[0]
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                yield node.id
+        if isinstance(statement, ast.ClassDef):
+            yield statement.name, "class"
+        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            # A decorator may make anything of it.
+            yield statement.name, None if statement.decorator_list else "function"
+        else:
+            is_plain = isinstance(statement, ast.Assign) and isinstance(statement.value, _PLAIN)
+            for node in ast.walk(statement):
+                if isinstance(node, ast.alias):
+                    yield node.asname or node.name.partition(".")[0], None
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.id, "value" if is_plain else None
+                elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                    yield node.name, None

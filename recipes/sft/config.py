@@ -114,7 +114,7 @@ def check(config: SftConfig, world_sizes: WorldSizes, report: Report) -> None:
     _check_batches(config, world_sizes.get("actor") or 1, report)
     if ":" in config.actor.model.model_type:
         model_type = config.actor.model.model_type
-        check_import(config, ("actor", "model", "model_type"), model_type, "actor", report, is_own=True)
+        check_import(config, ("actor", "model", "model_type"), model_type, "actor", report, is_class=True)
     _check_target(config, report)
     if evaluates(config):
         check_environments(config, "eval", config.env.eval, world_sizes.get("env"), report)

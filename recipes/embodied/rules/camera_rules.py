@@ -46,7 +46,7 @@ def check_cameras(config: PolicyJob, section: str, environments: EnvironmentConf
         )
     for name, camera in options.cameras.items():
         if camera.source is not None and ":" in camera.source:
-            check_import(config, (*at, name, "source"), camera.source, "env", report)
+            check_import(config, (*at, name, "source"), camera.source, "env", report, is_class=True)
         if camera.source == "scene" and environments.env_type != "franka_robot":
             message = f"camera `{name}`: `source: scene` shows a Franka arm"
             report((*at, name, "source"), "conflicting-settings", message, "name another source")

@@ -170,7 +170,7 @@ def check_environments(
     elif has_ids(kind) and environments.task is not None:
         _check_made(config, section, environments, report, here=here)
     elif ":" in kind:
-        check_import(config, at, kind, "env", report, is_own=True)
+        check_import(config, at, kind, "env", report, is_class=True)
     if is_robot(kind):
         _check_robots(config, section, environments, workers, report)
         check_cameras(config, section, environments, report)
@@ -271,7 +271,7 @@ def _check_drivers(config: PolicyJob, labels: Sequence[str], report: Report) -> 
             at: Path = ("cluster", "node_groups", index, "hardware", "configs", number)
             driver = driver_of(unit)
             if driver is not None:
-                check_import(config, (*at, "driver"), driver, "env", report)
+                check_import(config, (*at, "driver"), driver, "env", report, is_class=True)
             else:
                 message = f"`env_type: {DRIVEN.lower()}` needs a `driver`, but this robot has none"
                 report(at, "conflicting-settings", message, "write `driver: package.module:Class`")

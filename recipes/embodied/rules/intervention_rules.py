@@ -36,7 +36,7 @@ def check_intervention(config: EmbodiedConfig, workers: int | None, report: Repo
             about=[("algorithm", "loss_type")],
         )
     if ":" in source:
-        check_import(config, _SOURCE, source, "env", report)
+        check_import(config, _SOURCE, source, "env", report, is_class=True)
         return
     total, stages = config.env.train.total_num_envs, config.rollout.pipeline_stage_num
     if drives_one(source) and workers is not None and (total != workers or stages != 1):
@@ -69,7 +69,7 @@ def check_judge(config: PolicyJob, section: str, environments: EnvironmentConfig
     if judge.source == ENVIRONMENT:
         return
     if ":" in judge.source:
-        check_import(config, (*at, "source"), judge.source, "env", report)
+        check_import(config, (*at, "source"), judge.source, "env", report, is_class=True)
         return
     known = JUDGES[judge.source]
     if known.module is not None and runs_in_this_interpreter(config, "env") and missing_modules([known.module]):

@@ -299,7 +299,7 @@ def _check_imports(config: EmbodiedConfig, report: Report) -> None:
     """Check that the user's own model can be imported; environments are judged with their sections."""
     name = config.actor.model.model_type
     if ":" in name:
-        check_import(config, ("actor", "model", "model_type"), name, "actor", report, is_own=True)
+        check_import(config, ("actor", "model", "model_type"), name, "actor", report, is_class=True)
 
 
 def _check_observations(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:

@@ -14,8 +14,9 @@ from recipes.embodied import embodied_memory
 from recipes.embodied import program as embodied_program
 from recipes.embodied.advice import embodied_flow
 from recipes.embodied.interpreters import locked_venvs
+from recipes.embodied.loop import env_errors
 from recipes.embodied.rules import job_check
-from recipes.embodied.using import evaluation, exporting, playing, recording, replaying, trained_policy
+from recipes.embodied.using import evaluation, exporting, recording, trained_policy
 from recipes.language import language_memory
 from recipes.language.advice import language_flow
 from recipes.language.rules import job_rules
@@ -59,8 +60,8 @@ RECIPES = (
         facts=embodied_config.facts,
         record=recording.record,
         evaluate=evaluation.evaluate,
-        play=playing.play,
-        replay=replaying.replay,
+        play=evaluation.play,
+        replay=env_errors.replay,
         export=exporting.export,
         policy=trained_policy.load,
         memory=embodied_memory.forecast,
@@ -104,7 +105,7 @@ RECIPES = (
         facts=embodied_config.facts,
         record=recording.record,
         evaluate=evaluation.evaluate,
-        play=playing.play,
+        play=evaluation.play,
         export=exporting.export,
         policy=trained_policy.load,
         memory=sft_memory.forecast,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.real.franka_robot import SPEC
 from recipes.embodied.envs.registry import MissingPackageError, make_env
 from recipes.sections.imports import missing_module, missing_name
+from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.errors import ConfigError
 from rlinf_core.process.requirements import install_command
 
@@ -83,3 +85,41 @@ def test_environments_need_neither_torch_nor_ray(kind: str) -> None:
 
 def test_the_table_says_how_large_the_actions_of_an_arm_are() -> None:
     assert ENV_TYPES["franka_robot"].action_size == SPEC.action_size
+
+
+OWN = """
+import functools
+from json import loads
+Env = 3
+class Ship:
+    def step(self): ...
+def make(): ...
+@functools.cache
+def wrapped(): ...
+if Env:
+    def chosen(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Ship", None),
+        ("wrapped", None),
+        ("chosen", None),
+        ("loads", None),
+        ("make", "`own_kinds:make` is a function, not a class"),
+        ("Env", "is a value"),
+        ("step", "own_kinds.py defines no `step`"),
+    ],
+)
+def test_the_kind_of_an_own_environment_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, problem: str | None
+) -> None:
+    (tmp_path / "own_kinds.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    overrides = (f"env.train.env_type=own_kinds:{name}", "env.train.max_episode_steps=9")
+    lines = [finding.message for finding in load_with_lint("gymnasium_ppo", overrides, environ={}).diagnostics]
+    messages = [line for line in lines if "own_kinds" in line]
+    assert bool(messages) is (problem is not None), messages
+    assert problem is None or all(problem in message for message in messages)
