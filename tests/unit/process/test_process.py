@@ -137,7 +137,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two packages on the path: one whose modules end the process that imports them, and one without `__init__.py`."""
     for package in ("planted_kit", "planted_kit/inner", "planted_spaces/inner"):
         (tmp_path / package).mkdir(parents=True)
-        (tmp_path / package / "parts.py").write_text(f"def part(text): ...\n{RUN}")
+        (tmp_path / package / "parts.py").write_text(f"def part(text): ...\nclass Part: ...\n{RUN}")
         if "kit" in package:
             (tmp_path / package / "__init__.py").write_text(RUN)
     monkeypatch.syspath_prepend(tmp_path)
@@ -153,13 +153,16 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (MATH, "reward: {reward_type: 'TARGET'}"),
         (AGENT, "agent: {run: 'TARGET'}"),
         (AGENT, "agent: {tools: ['TARGET']}"),
-        (LAPTOP, "env: {train: {env_type: 'TARGET'}}"),
-        (LAPTOP, "actor: {model: {model_type: 'TARGET'}}"),
+        (LAPTOP, "env: {train: {env_type: 'CLASS'}}"),
+        (LAPTOP, "actor: {model: {model_type: 'CLASS'}}"),
         (LAPTOP, "algorithm: {loss_type: 'TARGET'}"),
     ],
 )
 def test_no_key_has_a_package_imported_when_a_file_is_checked(planted: Path, file: str, text: str, target: str) -> None:
-    wrong = load_job("-", stdin=f"{file}{text.replace('TARGET', target.replace(':part', ':other'))}\n".encode())
+    if "CLASS" in text:
+        text, target = text.replace("CLASS", "TARGET"), target.replace(":part", ":Part")
+    other = f"{target.partition(':')[0]}:other"
+    wrong = load_job("-", stdin=f"{file}{text.replace('TARGET', other)}\n".encode())
     assert f"{planted}" in str([item.message for item in wrong.diagnostics if "defines no `other`" in item.message])
     job = load_job("-", stdin=f"{file}{text.replace('TARGET', target)}\n".encode())
     assert not [item for item in job.diagnostics if target in item.message]

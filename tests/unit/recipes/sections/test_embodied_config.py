@@ -218,10 +218,12 @@ class TestOptions:
         refuse_unknown_options(wrong, {"loss_type": f"{self.OWN}:plain"}, "algorithm.options")
 
     def test_an_owner_is_not_imported(self, findings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "planted_loss.py").write_text("def cispo(): ...\nraise SystemExit('this was imported')\n")
+        (tmp_path / "planted_loss.py").write_text(
+            "def cispo(): ...\nclass Policy: ...\nraise SystemExit('this was imported')\n"
+        )
         monkeypatch.syspath_prepend(tmp_path)
         assert findings(self.text("{a: 1}").replace(self.OWN, "planted_loss")) == []
-        policy = "actor:\n  model: {model_type: 'planted_loss:cispo', options: {a: 1}}\n"
+        policy = "actor:\n  model: {model_type: 'planted_loss:Policy', options: {a: 1}}\n"
         assert findings(f"{LAPTOP}{policy}") == []
         assert "planted_loss" not in sys.modules
 
