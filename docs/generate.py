@@ -13,6 +13,7 @@ import io
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -57,7 +58,8 @@ def _recipes() -> dict[str, Recipe]:
     """Return the recipes that come with rlinf, whatever others this Python has."""
     project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     offered: dict[str, str] = project["entry-points"]["rlinf.recipes"]
-    return {name: cast("Recipe", import_target(target, "recipe")) for name, target in offered.items()}
+    named = {name: target.partition(":") for name, target in offered.items()}
+    return {name: cast("Recipe", getattr(import_module(module), which)) for name, (module, _, which) in named.items()}
 
 
 def _picture() -> str:
