@@ -54,7 +54,7 @@ def check_import(
         report(at, "unknown-choice", f"`{target}` cannot be imported: {wrong}", "correct the name")
         return
     kind = _kind_of(target)
-    if kind == "function" if is_class else kind == "value":
+    if kind == "value" or (kind == "function" and is_class):
         wanted = "a class" if is_class else "a class or a function"
         report(at, "unknown-choice", f"`{target}` is a {kind}, not {wanted}", f"name {wanted}")
 
