@@ -22,8 +22,8 @@ from recipes.training.arrays import REMEDY, NonFiniteError
 from recipes.training.optim.optimizer import of_values
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError, Updater, first_nonfinite
-from rlinf_core import ConfigError, Loss, LossInputs, LossSettings, broadcast_trailing
-from rlinf_core.algorithms.loss_inputs import broadcast_mask, denominator
+from rlinf_core import ConfigError, Loss, LossInputs, LossSettings, broadcast_mask, broadcast_trailing
+from rlinf_core.algorithms.loss_inputs import denominator
 from rlinf_core.algorithms.losses import as_loss
 from rlinf_core.algorithms.options import checked_options, get_policy_loss
 from rlinf_core.worker.timer import timer
