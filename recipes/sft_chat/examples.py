@@ -21,7 +21,7 @@ from torch import Tensor
 from recipes.language.answers.answer_batch import balanced, token_budget_parts
 from recipes.language.data.chat_messages import Message
 from recipes.language.data.text_tokens import TextTokens
-from recipes.language.models.packing import WIDEST, Layout, PackedRows
+from recipes.language.models.packing import WIDEST, PackedRows, RowLayout
 from recipes.language.templates.chat_template import ChatTemplate, TemplateRefusalError
 from recipes.sft_chat.conversations import ASSISTANT, ChatRow
 from recipes.training.typed_tensors import integers
@@ -315,11 +315,11 @@ def pack_examples(
     Args:
         examples: the examples.
         device: the device of the result.
-        masks: whether the model takes rows with a mask, see `Layout`.
+        masks: whether the model takes rows with a mask, see `RowLayout`.
     """
     shown = [example for example in examples if len(example.tokens) > 1]
     nothing = torch.zeros(0, dtype=torch.int64)
-    layout = Layout([integers(example.tokens[:-1]) for example in shown] or [[0]], masks=masks)
+    layout = RowLayout([integers(example.tokens[:-1]) for example in shown] or [[0]], masks=masks)
     trained = [example.trained[1:] for example in shown]
     predictors = [layout.places(number)[learned] for number, learned in enumerate(trained)]
     targets = [example.tokens[1:][learned].long() for example, learned in zip(shown, trained, strict=True)]

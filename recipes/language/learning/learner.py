@@ -37,7 +37,7 @@ class LearnerSettings:
         max_tokens: packed tokens of one forward and backward pass; an answer with its prompt above it is one by itself.
         max_answers: answers of one forward and backward pass at most; None: any number.
         longest: most tokens that an answer may have; None: as many as the longest of a batch.
-        masks: whether the model takes rows with a mask, see `Layout`.
+        masks: whether the model takes rows with a mask, see `RowLayout`.
         temperature: the temperature that answers were sampled at.
         clip_grad: largest norm of a gradient; 0: any.
         skip_nonfinite: leave an update with a loss or gradient that is not finite out, instead of raising.

@@ -21,7 +21,7 @@ class MicroBatches:
         strategy: the ranks, which all have as many micro-batches.
         device: where packed rows are to be.
         max_tokens: packed tokens of a micro-batch; an answer with its prompt above it is one by itself.
-        masks: whether the model takes rows with a mask, see `Layout`.
+        masks: whether the model takes rows with a mask, see `RowLayout`.
         max_answers: answers of a micro-batch at most; None: any number.
     """
 

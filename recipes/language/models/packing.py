@@ -47,13 +47,13 @@ def pack(batch: RolloutBatch, *, masks: bool = True, device: torch.device | str 
 
     Args:
         batch: the sequences, in whatever order.
-        masks: see `Layout`.
+        masks: see `RowLayout`.
         device: the device of the result.
     """
     sequences = [integers(row) for row in pieces(batch.tokens, integers(batch.lengths))]
     prompts = integers(batch.prompt_lengths)
     # The last token predicts nothing.
-    layout = Layout([sequence[:-1] for sequence in sequences], masks=masks)
+    layout = RowLayout([sequence[:-1] for sequence in sequences], masks=masks)
     predictors = [layout.places(number)[prompt - 1 :] for number, prompt in enumerate(prompts)]
     answers = [token for sequence, prompt in zip(sequences, prompts, strict=True) for token in sequence[prompt:]]
     return layout.rows(torch.cat(predictors), torch.tensor(answers, dtype=torch.int64), device)
@@ -84,7 +84,7 @@ class _Tree(NamedTuple):
     size: int
 
 
-class Layout:
+class RowLayout:
     """Places of sequences in rows.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 from torch import Tensor
 
-from recipes.language.models.packing import Layout
+from recipes.language.models.packing import RowLayout
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 
@@ -93,7 +93,7 @@ _REMEDY = "use a model family listed in docs/language-models.md, and report this
 
 
 def _row_logprobs(policy: AnswerModel, sequences: list[Tensor], masks: bool) -> Tensor:
-    layout = Layout([sequence[:-1].tolist() for sequence in sequences], masks=masks)
+    layout = RowLayout([sequence[:-1].tolist() for sequence in sequences], masks=masks)
     predictors = torch.cat([layout.places(number)[_PROMPT - 1 :] for number in range(len(sequences))])
     targets = torch.cat([sequence[_PROMPT:] for sequence in sequences])
     return policy.answers(layout.rows(predictors, targets, targets.device)).logprobs.float()

@@ -92,7 +92,7 @@ class AnswerModel(nn.Module):
         return function()
 
     def takes_masks(self, longest: int) -> bool:
-        """Return whether rows of tokens may have a mask, see `Layout`.
+        """Return whether rows of tokens may have a mask, see `RowLayout`.
 
         Args:
             longest: tokens of the longest sequence.

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import torch
 
-from recipes.language.models.packing import Layout
+from recipes.language.models.packing import RowLayout
 from recipes.language.models.plain_check import LIMITS
 from recipes.language.models.policy import AnswerModel
 from recipes.training.typed_tensors import integers
@@ -53,7 +53,7 @@ def expected_logprobs(policy: AnswerModel, dtype: torch.dtype) -> ExpectedLogpro
     vocabulary: int = cast("Any", policy.causal.get_input_embeddings()).weight.shape[0]
     count = min(_TOKENS + 1, positions)
     row = torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(0))
-    layout = Layout([integers(row[:-1])], masks=False)
+    layout = RowLayout([integers(row[:-1])], masks=False)
     rows = layout.rows(layout.places(0), row[1:], next(policy.parameters()).device)
     logprobs = policy.computing(lambda: policy.answers(rows).logprobs.float())
     return ExpectedLogprobs(row.tolist(), logprobs.tolist(), dtype)

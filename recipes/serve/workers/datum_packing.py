@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from recipes.language.models.packing import MIN_SHARED, WIDEST, Layout
+from recipes.language.models.packing import MIN_SHARED, WIDEST, RowLayout
 from recipes.language.models.policy import LanguagePolicy
 from recipes.serve.values import HIGH, LOW, Datum
 
@@ -27,7 +27,7 @@ def data_logprobs(policy: LanguagePolicy, data: Sequence[Datum], device: torch.d
     Tokens that several data begin with are computed once where that is worth it, and so are equal targets of one.
     """
     longest = max(len(datum.tokens) for datum in data)
-    layout = Layout([datum.tokens.tolist() for datum in data], masks=policy.takes_masks(longest))
+    layout = RowLayout([datum.tokens.tolist() for datum in data], masks=policy.takes_masks(longest))
     positions: list[IntArray] = []
     targets: list[IntArray] = []
     for number, datum in enumerate(data):

@@ -20,7 +20,7 @@ pytest.importorskip("transformers")
 
 from recipes.language.engines.own.engine_check import check_engine
 from recipes.language.models.architecture import longest_exact
-from recipes.language.models.packing import Layout, PackedRows
+from recipes.language.models.packing import PackedRows, RowLayout
 from recipes.language.models.plain_check import check_policy, plain_attention
 from recipes.language.models.policy import LanguagePolicy
 from recipes.language.rules.architecture_rules import (
@@ -86,7 +86,7 @@ def test_windows_hold_in_rows_of_unlike_sequences(name: str) -> None:
 
 def laid(sequences: SequenceABC[Any], targets: SequenceABC[Any], masks: bool) -> PackedRows:
     """Return sequences whose last tokens predict targets."""
-    layout = Layout([sequence.tolist() for sequence in sequences], masks=masks)
+    layout = RowLayout([sequence.tolist() for sequence in sequences], masks=masks)
     predictors = [layout.places(number)[-len(wanted) :] for number, wanted in enumerate(targets)]
     return layout.rows(torch.cat(predictors), torch.cat(list(targets)))
 
@@ -127,13 +127,13 @@ def test_a_model_without_a_cache_is_refused() -> None:
 
 def test_a_wrong_pass_is_refused_with_both_values(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = LanguagePolicy(model("qwen2"))
-    rows = Layout.rows
+    rows = RowLayout.rows
 
     def all_seen(*args: Any) -> PackedRows:
         packed = rows(*args)
         return packed if packed.mask is None else replace(packed, mask=torch.ones_like(packed.mask))
 
-    monkeypatch.setattr(Layout, "rows", all_seen)
+    monkeypatch.setattr(RowLayout, "rows", all_seen)
     with pytest.raises(ConfigError, match=r"differs by 0\.\d+ from transformers' eager attention") as error:
         check_policy(policy)
     assert error.value.why == "rounding explains up to 0.001"

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("transformers")
 
 from recipes.language.answers.answer_batch import RolloutBatch
-from recipes.language.models.packing import Layout, pack
+from recipes.language.models.packing import RowLayout, pack
 from recipes.language.models.policy import LanguagePolicy, ValueModel, checkpoint_decoder, chunked_logprobs
 from tests.unit.recipes.language.tiny import answers, plain_logprobs, random_batch, tiny_model
 
@@ -45,7 +45,7 @@ def random_rows(seed: int) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_row_holds_each_sequence_and_shows_its_tokens_no_other(seed: int) -> None:
     rows = random_rows(seed)
-    layout = Layout(rows, masks=True)
+    layout = RowLayout(rows, masks=True)
     packed = layout.rows(torch.tensor([0]), torch.tensor([0]))
     assert packed.mask is not None
     assert packed.positions is not None
@@ -65,14 +65,14 @@ def test_a_row_holds_each_sequence_and_shows_its_tokens_no_other(seed: int) -> N
 def test_a_prompt_stands_once_before_answers_of_some_tokens() -> None:
     prompt, other = list(range(2, 42)), list(range(40, 20, -1))
     answers = [[50 + number] * 20 for number in range(8)]
-    together = Layout([prompt + answer for answer in answers], masks=True).rows(torch.tensor([0]), torch.tensor([0]))
+    together = RowLayout([prompt + answer for answer in answers], masks=True).rows(torch.tensor([0]), torch.tensor([0]))
     assert together.tokens.shape == (1, 40 + 8 * 20)
-    divided = Layout([prompt + answer for answer in [*answers, [60] * 20]], masks=True)
+    divided = RowLayout([prompt + answer for answer in [*answers, [60] * 20]], masks=True)
     assert divided.rows(torch.tensor([0]), torch.tensor([0])).tokens.shape == (2, 200)
     # What is short beside others shares a row, and a mask is left out where there is nothing to hide.
-    mixed = Layout([prompt, other, other[::-1]], masks=True).rows(torch.tensor([0]), torch.tensor([0]))
+    mixed = RowLayout([prompt, other, other[::-1]], masks=True).rows(torch.tensor([0]), torch.tensor([0]))
     assert mixed.tokens.shape == (2, 40)
-    plain = Layout([prompt, other, other[::-1]], masks=False).rows(torch.tensor([0]), torch.tensor([0]))
+    plain = RowLayout([prompt, other, other[::-1]], masks=False).rows(torch.tensor([0]), torch.tensor([0]))
     assert plain.tokens.shape == (3, 40)
     assert plain.mask is None
     assert plain.positions is None
@@ -80,7 +80,7 @@ def test_a_prompt_stands_once_before_answers_of_some_tokens() -> None:
 
 def test_rows_of_long_sequences_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipes.language.models.packing.WIDEST", 30)
-    rows = Layout([[5] * 31, [5] * 30, [5] * 10, [5] * 10], masks=True).rows(torch.tensor([0]), torch.tensor([0]))
+    rows = RowLayout([[5] * 31, [5] * 30, [5] * 10, [5] * 10], masks=True).rows(torch.tensor([0]), torch.tensor([0]))
     assert rows.mask is None
     assert rows.tokens.shape == (4, 31)
 

@@ -21,7 +21,7 @@ from torch import nn
 import recipes.language.weights.written_model as written_model
 from recipes.language.learning.warm_start import begin_training
 from recipes.language.models.load_model import built_tokenizer, hollow_causal
-from recipes.language.models.packing import Layout
+from recipes.language.models.packing import RowLayout
 from recipes.language.weights.loaded_model import answer
 from recipes.language.weights.model_export import export_state
 from rlinf_core import ConfigError, load_job
@@ -161,7 +161,7 @@ def outcome(case: Case, folder: Path, rank: int = 0, world_size: int = 1) -> dic
 
 def _step(state: Any) -> None:
     tokens = torch.arange(2, 42)
-    layout = Layout([tokens[:-1].tolist()], masks=False)
+    layout = RowLayout([tokens[:-1].tolist()], masks=False)
     loss = -state.strategy.module(layout.rows(layout.places(0), tokens[1:])).logprobs.mean()
     loss.backward()
     state.strategy.finish_gradients()
