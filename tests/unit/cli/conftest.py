@@ -116,13 +116,6 @@ def mixed(tmp_path: Path) -> Path:
 PACKAGES = Path(__file__).parent / "packages"
 
 
-@pytest.fixture(autouse=True)
-def online(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Undoes what a test before this one has set: making a small model forbids its process to fetch others."""
-    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-
-
 @pytest.fixture
 def fake_recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The recipe `fake`, for `cli` and `rlinf` alike, in an empty working folder, which is returned."""

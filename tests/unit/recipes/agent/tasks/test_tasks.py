@@ -95,5 +95,5 @@ def test_tools_are_made_by_their_names() -> None:
     assert asyncio.run(Toolbox(tools, 1.0).call("dedent", " a")).text == "a"
     with pytest.raises(ConfigError, match="two tools are named `calculator`"):
         make_tools(agent_config(agent={"tools": ["calculator", "calculator"]}))
-    with pytest.raises(ConfigError, match="not a function"):
+    with pytest.raises(ConfigError, match="not a class or a function"):
         make_tools(agent_config(agent={"tools": ["string:digits"]}))

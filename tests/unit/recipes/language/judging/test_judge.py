@@ -88,7 +88,7 @@ def by_parity(text: str) -> float:
 def test_a_verdict_of_ones_own_is_imported() -> None:
     assert verdict_rule(f"{__name__}:by_parity")("ab") == 1.0
     assert verdict_rule(f"{__name__}:no_verdict")("ab") is None
-    with pytest.raises(ConfigError, match="not a function"):
+    with pytest.raises(ConfigError, match="not a class or a function"):
         verdict_rule(f"{__name__}:PLACED")
 
 

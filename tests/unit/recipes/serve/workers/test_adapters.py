@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -135,7 +136,8 @@ def test_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
 def test_ranks_share_a_batch(world_size: int) -> None:
-    batch = data(5, 2, 9, 3)
+    rows = [np.arange(10 * number, 10 * number + length) for number, length in enumerate((5, 2, 9, 3))]
+    batch = [Datum(row, {"target_tokens": row}) for row in rows]
     parts = [shares(batch, world_size, rank, 9) for rank in range(world_size)]
     assert sorted(number for rank in parts for part in rank for number in part) == [0, 1, 2, 3]
     assert all(sum(len(batch[number].tokens) for number in part) <= 9 for rank in parts for part in rank)
