@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 EVERYDAY := -m "not nightly" --durations=10
-# Two processes: pure tests one by one, those of Ray by file, since the tests of a file share a cluster and its groups.
-# Hosts of name spaces and accelerators are there once: one process.
+# Pure tests one by one, a process for each core. Those of Ray by file, since the tests of a file share a cluster and its
+# groups; they wait for processes half of their time, which a third process uses. Hosts of name spaces and accelerators
+# are there once: one process.
 PURE := --numprocesses=2 --dist=worksteal $(EVERYDAY) tests/unit
-SHARED := --numprocesses=2 --dist=loadfile $(EVERYDAY) tests/golden tests/integration
+SHARED := --numprocesses=3 --dist=loadfile $(EVERYDAY) tests/golden tests/integration
 WHOLE := $(EVERYDAY) tests/cluster tests/gpu
 LONG := --hypothesis-profile=nightly --timeout=3600 --durations=10
 
