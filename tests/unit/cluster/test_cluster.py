@@ -284,6 +284,8 @@ def test_unmarked_engine_process_is_known_by_its_files(tmp_path: Path) -> None:
             for file in (log, other)
         )
     try:
+        # A program has begun before the kernel shows its arguments.
+        until(lambda: proc.command(ours.pid) and proc.command(foreign.pid), "the arguments of both")
         assert ray_processes(folder) == [ours.pid]
         proc.reap(str(folder))
         assert ours.wait(timeout=30) < 0

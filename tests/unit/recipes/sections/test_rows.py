@@ -68,6 +68,7 @@ def _facts(message: str) -> str:
     """Return the names and numbers, but for what the machine adds and for long lists, which grow with the product."""
     for here, text in ((sys.executable, "python"), (f"{Path.cwd()}/", ""), (str(Path.cwd()), ".")):
         message = message.replace(here, text)
+    message = re.sub(r"\S*site-packages\S*", "", message)
     short = re.sub(r"(`[^`]*`(, | and | or )){7,}`[^`]*`", "", re.sub(r"(?<![`\w:/])/\S*", "", message))
     return " ".join(re.findall(r"`[^`]*`|\b\d[\d.]*(?:e[-+]?\d+)?\b", short))
 
