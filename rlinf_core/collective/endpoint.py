@@ -30,10 +30,11 @@ from rlinf_core.collective.transfer.peer_streams import Explain, PeerStreams, di
 from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Handler, Receiver
 from rlinf_core.collective.transfer.sender import Sender
-from rlinf_core.collective.work import WaitTable, Work, plain_seconds
+from rlinf_core.collective.wait_table import WaitTable
+from rlinf_core.collective.work import Work
 from rlinf_core.errors import CancelledOperationError, MismatchError, RuntimeFailure
 from rlinf_core.process.inflight_ops import InflightOps
-from rlinf_core.waiting import OperationKind
+from rlinf_core.waiting import OperationKind, plain_seconds
 
 _log = logging.getLogger(__name__)
 _SOCKET = "s"

@@ -1,8 +1,4 @@
-"""Work handles: the future results of operations, and the table of the waits for them.
-
-A handle enters the table when it is waited for, the table fails handles from outside, and `then` makes another handle:
-each refers to the others, so that they are one module.
-"""
+"""Work handles: the future results of operations, and of functions of those results."""
 
 from __future__ import annotations
 
@@ -11,15 +7,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Hashable
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator
+from contextlib import nullcontext, suppress
 from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core import env_vars
+from rlinf_core.collective.wait_table import AwaitedOperation, WaitTable
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.process import tracing
-from rlinf_core.process.inflight_ops import InflightOps, current_task_key
-from rlinf_core.waiting import Operation, OperationKind, plain_seconds
+from rlinf_core.process.inflight_ops import current_task_key
+from rlinf_core.waiting import OperationKind, plain_seconds
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -42,117 +39,14 @@ _state = _State()
 os.register_at_fork(after_in_child=_state.__init__)
 
 
-class WaitTable:
-    """The operations that the threads and tasks of a process wait in; publishes them, and fails them from outside.
-
-    Attributes:
-        operations: where they are published.
-        patience: the default time limit of an operation in seconds.
-        picture: describes the peers that an expired operation waits for, if known; may block briefly.
-        paused: how many of the last seconds did not count for a wait for this target, as somebody debugged its peers.
-        check: called before a wait begins; raises if it must not.
-        acknowledged: called when a wait begins that may be for the acknowledgement of a tensor.
-    """
-
-    def __init__(self, operations: InflightOps | None = None) -> None:
-        self.operations = InflightOps() if operations is None else operations
-        self.patience = 0.0
-        self.picture: Callable[[Work[object]], str | None] = lambda work: None
-        self.paused: Callable[[str, float], float] = lambda target, seconds: 0.0
-        self.check: Callable[[], None] = _go_on
-        self.acknowledged: Callable[[Work[object]], object] = lambda work: None
-        self._waiting: dict[int, Work[object]] = {}
-        # While the run is traced: since when who waits for what continues in the background.
-        self._traced: dict[int, tuple[float, Hashable]] = {}
-
-    def waiting(self) -> list[Work[object]]:
-        """Return what threads and tasks are blocked in now."""
-        return list(self._waiting.copy().values())
-
-    def fail(self, serial: int, error: BaseException) -> bool:
-        """Fail the awaited operation with this serial; return False if it is not awaited."""
-        work = self._waiting.get(serial)
-        return work is not None and work.fail(error)
-
-    def fail_task(self, task_key: Hashable, error: BaseException) -> None:
-        """Fail the operations that a task, or a thread by its number, waits in; all of them for None."""
-        for serial, work in self._waiting.copy().items():
-            if task_key is None or self.operations.task_key(serial) == task_key:
-                work.fail(error)
-
-    @contextmanager
-    def during(
-        self, work: Work[object], task_key: Hashable = None, seconds: float | None = None
-    ) -> Generator[None, None, None]:
-        """Publish, within the block, that the calling thread, or the task `task_key`, waits for `work`.
-
-        `seconds` is how long it waits at most; by default as long as the operation may take.
-        """
-        serial = self.enter(work, task_key, seconds)
-        try:
-            yield
-        finally:
-            self.leave(work, serial)
-
-    def enter(self, work: Work[object], task_key: Hashable = None, seconds: float | None = None) -> int:
-        """Do what `during` does first; return what `leave` takes."""
-        self.check()
-        bounded = (work.seconds if seconds is None else seconds) < self.patience
-        serial = work.serial
-        if serial is not None:
-            self.operations.attach(serial, task_key, bounded=bounded)
-            if tracing.recorder is not None:
-                self._traced[serial] = (time.monotonic(), task_key)
-        else:
-            serial = self.operations.begin(work.kind, work.target, work.key, task_key=task_key, bounded=bounded)
-        self._waiting[serial] = work
-        if work.kind is OperationKind.SEND_TENSOR:
-            self.acknowledged(work)
-        return serial
-
-    def leave(self, work: Work[object], serial: int) -> None:
-        self._waiting.pop(serial, None)
-        if tracing.recorder is not None and serial in self._traced:
-            since, task_key = self._traced.pop(serial)
-            tracing.recorder.add(tracing.WAIT, work.title, since, time.monotonic(), task_key)
-        if work.serial is None or work.settled:
-            self.operations.end(serial)
-        else:
-            self.operations.detach(serial)
-
-
-def _go_on() -> None:
-    """Allow every wait."""
-
-
-class Work(Generic[T]):
+class Work(AwaitedOperation, Generic[T]):
     """The future outcome of one operation. Any thread may wait for it, any number of times.
 
     What arrives is decoded once, by the first thread that asks for it, so that a large copy or slow unpickling never
     holds up the thread that reads.
-
-    Attributes:
-        target: its peer: an address, or the name of a channel.
-        since: when it was issued, on the monotonic clock.
-        seconds: its time limit.
-        serial: its number on the waits while it continues in the background, else None.
     """
 
-    __slots__ = (
-        "_callbacks",
-        "_decode",
-        "_decoding",
-        "_done",
-        "_error",
-        "_value",
-        "_waits",
-        "key",
-        "kind",
-        "seconds",
-        "serial",
-        "since",
-        "target",
-    )
+    __slots__ = ("_callbacks", "_decode", "_decoding", "_done", "_error", "_value", "_waits")
 
     def __init__(
         self,
@@ -173,13 +67,8 @@ class Work(Generic[T]):
             decode: makes the result of what arrives. It must not refer to this handle: in a cycle, a large message
                 would stay until the next garbage collection.
         """
-        self.kind = kind
-        self.target = target
-        self.key = key
-        self.seconds = seconds
-        self.since = time.monotonic()
+        super().__init__(kind, target, seconds, key)
         self._waits = waits
-        self.serial = None
         if waits is not None and detached:
             self.serial = waits.operations.begin(kind, target, key, detached=True)
         self._done = False
@@ -188,11 +77,6 @@ class Work(Generic[T]):
         self._callbacks: list[Callable[[], object]] | None = None
         self._decode = decode
         self._decoding = None if decode is None else threading.Lock()
-
-    @property
-    def title(self) -> str:
-        """The operation in words, as in `recv from actor:0`."""
-        return Operation(self.kind, self.target, self.key, self.since, 0).title
 
     @property
     def deadline(self) -> float:
@@ -263,7 +147,7 @@ class Work(Generic[T]):
 
         self.add_done_callback(wake)
         waits = self._waits
-        published = nullcontext() if waits is None else waits.during(cast("Work[object]", self), current_task_key())
+        published = nullcontext() if waits is None else waits.during(self, current_task_key())
         try:
             with published:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
@@ -324,8 +208,7 @@ class Work(Generic[T]):
         waits = self._waits
         if self._done or waits is None:
             return self._done or self._sleep_until(deadline)
-        work = cast("Work[object]", self)
-        serial = waits.enter(work, None, seconds)
+        serial = waits.enter(self, None, seconds)
         limit = self.seconds if seconds is None else seconds
         began = deadline - limit
         try:
@@ -336,7 +219,7 @@ class Work(Generic[T]):
                 deadline = later
             return True
         finally:
-            waits.leave(work, serial)
+            waits.leave(self, serial)
 
     def later(self, began: float, seconds: float) -> float | None:
         """Return the next deadline of an expired wait of `seconds` from `began`; None if it has none.
@@ -401,7 +284,7 @@ class Work(Generic[T]):
         return True
 
     def _too_late(self, seconds: float) -> CommunicationTimeoutError:
-        picture = None if self._waits is None else self._waits.picture(cast("Work[object]", self))
+        picture = None if self._waits is None else self._waits.picture(self)
         return CommunicationTimeoutError(self.title, seconds, picture=picture)
 
     def __repr__(self) -> str:
