@@ -7,7 +7,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.channel.client import PutPipeline, QueuedPut
+from rlinf_core.channel.pending import PutPipeline, QueuedPut
 from rlinf_core.collective.messages.message import Encoded
 
 KIB = 1 << 10
