@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,7 +76,9 @@ def test_public_names_have_the_signatures_they_had(door: str) -> None:
     stub = Path(REPOSITORY, *door.split("."), "__init__.pyi").read_text(encoding="utf-8")
     names = sorted(set(re.findall(r"^from \S+ import \w+ as (\w+)$", stub, re.M)))
     module = importlib.import_module(door)
-    check_frozen(f"names/{door}", [line for name in names for line in _signatures(name, getattr(module, name))])
+    public = {name: getattr(module, name) for name in names}
+    frozen = [line for name, thing in public.items() for line in _signatures(name, thing, list(public.values()))]
+    check_frozen(f"names/{door}", frozen)
 
 
 def _findings(answer: tuple[int, Any]) -> list[str]:
@@ -192,17 +194,26 @@ def _bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key not in _PROSE | _NESTED and not isinstance(value, dict)}
 
 
-def _signatures(name: str, thing: Any) -> Iterator[str]:
-    """Yield the signature of a function; of a class its own and those of its public methods."""
+def _signatures(name: str, thing: Any, public: Sequence[Any]) -> Iterator[str]:
+    """Yield the signature of a function; of a class its own and those of its public methods.
+
+    Methods of a base of the same package count as the class's own, but for bases that are public themselves.
+    """
     if not callable(thing):
         yield f"{name}: {type(thing).__name__}"
         return
     # The keys of a model are frozen as keys; its signature depends on what was asked of it before.
     yield name + ("(keys)" if hasattr(thing, "model_fields") else _signature(thing))
     if inspect.isclass(thing):
-        for member, value in sorted(vars(thing).items()):
+        package = thing.__module__.partition(".")[0]
+        own = [base for base in thing.__mro__ if base is thing or (base not in public and _is_of(package, base))]
+        for member, value in sorted({key: vars(base)[key] for base in reversed(own) for key in vars(base)}.items()):
             if not member.startswith("_"):
                 yield f"{name}.{member}" + (_signature(value) if callable(value) else f": {type(value).__name__}")
+
+
+def _is_of(package: str, thing: Any) -> bool:
+    return thing.__module__.partition(".")[0] == package
 
 
 def _signature(thing: Any) -> str:
