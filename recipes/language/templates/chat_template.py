@@ -75,8 +75,9 @@ class ChatTemplate:
         source: Any = getattr(tokenizer, "chat_template", None)
         if not source:
             raise ConfigError(
-                "`data.apply_chat_template` is true, but the tokenizer has no chat template",
-                help="write `data.apply_chat_template: false`, and put examples into `data.few_shot`",
+                "messages are written by a chat template, but the tokenizer has no chat template",
+                help="use a chat model, or name its tokenizer in `actor.tokenizer.tokenizer_model`; or train on texts: rows"
+                " of `prompt` and `completion` or `answer`, with `apply_chat_template: false`",
             )
         for name in arguments:
             if not re.search(rf"\b{re.escape(name)}\b", str(source)):

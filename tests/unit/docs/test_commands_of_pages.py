@@ -50,7 +50,7 @@ def unread(command: str) -> list[str]:
     """Return the words of a command that nothing takes, parsed as the command line does but not carried out.
 
     Raises:
-        LookupError: there is no command of the name.
+        LookupError: there is no command of the name, or a command with arguments lacks an option that it requires.
         Exception: click's own, for an option that there is not, or one without its value.
     """
     level: Any = typer.main.get_command(app)
@@ -68,7 +68,9 @@ def unread(command: str) -> list[str]:
         name, level, words = level.resolve_command(context, words)
         context = level.context_class(level, info_name=name, parent=context)
     # Not by `main`: callbacks of options would show help or ask for files.
-    _, left, _ = level.make_parser(context).parse_args(args=list(words))
+    values, left, _ = level.make_parser(context).parse_args(args=list(words))
+    if lacking := [option.name for option in level.params if option.required and option.name not in values if words]:
+        raise LookupError(f"no option {lacking[0]}")
     return left
 
 
@@ -92,7 +94,10 @@ def test_there_are_commands() -> None:
     assert len(SHOWN) > 100
 
 
-@pytest.mark.parametrize("command", ["rlinf trian", "rlinf train --resume-from-here", "rlinf inspect memori laptop"])
+@pytest.mark.parametrize(
+    "command",
+    ["rlinf trian", "rlinf train --resume-from-here", "rlinf inspect memori laptop", "rlinf inspect env laptop -r 0"],
+)
 def test_a_command_that_is_none_is_seen(command: str) -> None:
     with pytest.raises(Exception, match=r"(?i)no (such )?(command|option)"):
         unread(command)

@@ -358,7 +358,7 @@ def _length(space: spaces.Space[Any]) -> int:
 
 def _size_in_words(space: spaces.Space[Any]) -> str:
     if isinstance(space, spaces.Discrete):
-        return f" [{space.n}, a one among zeros]"
+        return f" [{space.n}, one-hot]"
     return f" {list(space.shape or ())}"
 
 

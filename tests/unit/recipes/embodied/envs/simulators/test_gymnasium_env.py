@@ -76,7 +76,7 @@ def test_a_class_is_an_environment_by_itself() -> None:
         (
             f"{__name__}:Toy",
             0,
-            "states [7] = arm.joints [2, 2] + tool [3, a one among zeros], images.camera = camera,"
+            "states [7] = arm.joints [2, 2] + tool [3, one-hot], images.camera = camera,"
             " images.wrist = wrist, instructions = words; actions = 2 numbers",
         ),
         ("CartPole-v1", 1, "states [4] = the observation [4]; actions = one of 2 choices"),
