@@ -76,8 +76,8 @@ class ChatTemplate:
         if not source:
             raise ConfigError(
                 "messages are written by a chat template, but the tokenizer has no chat template",
-                help="use a chat model, or name its tokenizer in `actor.tokenizer.tokenizer_model`; or train on texts: rows"
-                " of `prompt` and `completion` or `answer`, with `apply_chat_template: false`",
+                help="use a chat model, or name its tokenizer in `actor.tokenizer.tokenizer_model`; or train on texts:"
+                " rows of `prompt` and `completion` or `answer`, with `apply_chat_template: false`",
             )
         for name in arguments:
             if not re.search(rf"\b{re.escape(name)}\b", str(source)):
