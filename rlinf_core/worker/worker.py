@@ -151,6 +151,9 @@ class Worker(Communication):
         if placement.accelerator_type is None or not placement.visible_accelerators:
             return torch.device("cpu")
         kind = get_accelerator(placement.accelerator_type).torch_device
+        if kind == "cpu":
+            # Tensors do not move to a CPU with a number: `to` would copy them each time.
+            return torch.device(kind)
         if placement.local_accelerator_rank is None:
             module: Any = getattr(torch, kind, None)
             usable: int = module.device_count() if module is not None else 0

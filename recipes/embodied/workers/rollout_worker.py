@@ -24,7 +24,7 @@ from recipes.training.arrays import Array
 from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.host_memory import keep_freed_memory, release_host_memory
 from recipes.training.seeding import Purpose, derive_seed
-from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, load_pieces, receiver_ranks
+from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, receiver_ranks
 
 
 class MultiStepRolloutWorker(ComparingWorker):
@@ -75,7 +75,7 @@ class MultiStepRolloutWorker(ComparingWorker):
 
         with self.worker_timer("sync/receive"):
             first: FirstPiece[tuple[int, Normalization]] = message()
-            load_pieces(first, iter(message, None), self._weights.views)
+            self._weights.load(first, iter(message, None))
         self._version, self.policy.normalization = first.about
         return self._version
 

@@ -186,35 +186,17 @@ def piece_messages(
     yield from tensors
 
 
-@torch.no_grad()
-def load_pieces(first: FirstPiece[AboutT], others: Iterator[Tensor], into: Mapping[str, Tensor]) -> None:
-    """Copy the weights of an update, the first of whose messages is there, into tensors by name.
-
-    Raises:
-        RLinfError: the weights are not those that the tensors stand for.
-    """
-    names = {place.name for places in first.pieces for place in places}
-    if names != set(into):
-        _refuse(f"`{min(names ^ into.keys())}` is a weight of one of them only")
-    piece = first.tensor
-    for places in first.pieces:
-        arrived = next(others) if piece is None else piece
-        for place in places:
-            mine, theirs = into[place.name], place.of(arrived)
-            if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
-                _refuse(
-                    f"`{place.name}` is {list(theirs.shape)} of {theirs.dtype} and {list(mine.shape)} of {mine.dtype}"
-                )
-            mine.copy_(theirs)
-        piece = None
-
-
 def _refuse(why: str) -> NoReturn:
     raise RLinfError(
         "the actor's policy and the rollout worker's differ",
         why=why,
         help="install the same versions of the policy's packages for both",
     )
+
+
+def _refuse_unlike(name: str, theirs: Tensor, mine: Tensor) -> None:
+    if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+        _refuse(f"`{name}` is {list(theirs.shape)} of {theirs.dtype} and {list(mine.shape)} of {mine.dtype}")
 
 
 def receiver_ranks(sender: int, senders: int, receivers: int) -> range:
@@ -278,8 +260,8 @@ class FlatWeights(SentWeights):
         ordered = dict(sorted(tensors.items()))
         self.buffers: list[Tensor] = []
         self.views: dict[str, Tensor] = {}
-        # Whose memory this is, by name.
-        self._owners: dict[str, Tensor] = {}
+        # What computes with this memory, by name, as it is now.
+        self._owners: Callable[[], Mapping[str, Tensor]] = dict
         for dtype in sorted({tensor.dtype for tensor in tensors.values()}, key=str):
             self._lay_out({name: tensor for name, tensor in ordered.items() if tensor.dtype == dtype}, dtype)
         sizes = {name: view.numel() for name, view in self.views.items()}
@@ -306,6 +288,7 @@ class FlatWeights(SentWeights):
 
     def tensors(self) -> Iterator[Tensor]:
         """See `SentWeights`; the pieces share the memory of the weights."""
+        self._keep()
         buffers = {buffer.dtype: buffer for buffer in self.buffers}
         for places in self.pieces:
             first = self.views[places[0].name]
@@ -322,19 +305,53 @@ class FlatWeights(SentWeights):
             module: the owner of the weights.
             chosen: selects weights by their names; None: all.
         """
-        own = own_weights(module, chosen)
-        weights = cls(own)
-        weights._owners = own
+        weights = cls(own_weights(module, chosen))
+        weights._owners = lambda: own_weights(module, chosen)
         weights._give()
         return weights
 
     def _give(self) -> None:
         """Let the owners compute with the views."""
-        for name, tensor in self._owners.items():
+        for name, tensor in self._owners().items():
             tensor.data = self.views[name]
+
+    @torch.no_grad()
+    def _keep(self) -> None:
+        """Take over the tensors that the module has replaced, such as a buffer of running statistics.
+
+        Raises:
+            RLinfError: one has another shape or type.
+        """
+        for name, tensor in self._owners().items():
+            view = self.views[name]
+            if tensor.data_ptr() != view.data_ptr():
+                _refuse_unlike(name, tensor, view)
+                view.copy_(tensor)
+                tensor.data = view
+
+    @torch.no_grad()
+    def load(self, first: FirstPiece[AboutT], others: Iterator[Tensor]) -> None:
+        """Take the weights of an update, the first of whose messages is there.
+
+        Raises:
+            RLinfError: they are not weights of this module.
+        """
+        self._keep()
+        names = {place.name for places in first.pieces for place in places}
+        if names != set(self.views):
+            _refuse(f"`{min(names ^ self.views.keys())}` is a weight of one of them only")
+        piece = first.tensor
+        for places in first.pieces:
+            arrived = next(others) if piece is None else piece
+            for place in places:
+                theirs = place.of(arrived)
+                _refuse_unlike(place.name, theirs, self.views[place.name])
+                self.views[place.name].copy_(theirs)
+            piece = None
 
     def move(self, device: torch.device) -> None:
         """Move the memory, and with it the module that computes with it, to a device; nothing where it is there."""
+        self._keep()
         for index, buffer in enumerate(self.buffers):
             if buffer.device == device:
                 continue

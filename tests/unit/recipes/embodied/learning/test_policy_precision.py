@@ -18,7 +18,7 @@ from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.registry import make_model
 from recipes.sections.actor import FsdpConfig, OptimConfig
 from recipes.training.state.training_state import TrainingState
-from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, load_pieces, piece_messages
+from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, piece_messages
 
 CPU = torch.device("cpu")
 STATES = EnvSpec(state_size=6, action_size=4)
@@ -102,7 +102,7 @@ def arrive(state: TrainingState, into: FlatWeights) -> None:
     """Load the weights that a state sends into others, which must have their names, shapes and types."""
     first, *others = piece_messages(state.sent_weights(), None)
     assert isinstance(first, FirstPiece)
-    load_pieces(first, iter(cast("list[Tensor]", others)), into.views)
+    into.load(first, iter(cast("list[Tensor]", others)))
 
 
 def distance(precision: str, steps: int = 100, lr: float = 5e-6) -> float:

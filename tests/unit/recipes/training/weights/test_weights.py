@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from recipes.training.optim.optimizer import move_state
-from recipes.training.weights.weight_sync import FlatWeights
+from recipes.training.weights.weight_sync import FirstPiece, FlatWeights, piece_messages
+from rlinf_core import RLinfError
 
 
 def network(seed: int) -> nn.Sequential:
@@ -56,6 +57,37 @@ def test_shared_weights_stay_shared() -> None:
     assert set(weights.views) == {"one.weight", "one.bias"}
     weights.buffers[0].zero_()
     assert module.other.weight.sum() == 0
+
+
+class Counting(nn.Linear):
+    """A layer that replaces its buffer instead of changing it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("seen", torch.zeros(size))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + len(input)
+        return super().forward(input) + self.seen.sum()
+
+
+def arrive(theirs: FlatWeights, mine: FlatWeights) -> None:
+    first, *others = piece_messages(theirs, None)
+    assert isinstance(first, FirstPiece)
+    mine.load(first, iter(others))  # pyright: ignore[reportArgumentType]
+
+
+def test_buffers_that_a_policy_replaces_are_sent() -> None:
+    one, other = Counting(1), Counting(1)
+    here, there = FlatWeights.adopt(one), FlatWeights.adopt(other)
+    inputs = torch.randn(4, 3)
+    one(inputs), one(inputs), other(inputs)
+    arrive(here, there)
+    assert other.seen.item() == 8
+    assert torch.equal(other(inputs), one(inputs))
+    other.seen = torch.ones(2)
+    with pytest.raises(RLinfError, match="`seen` is"):
+        arrive(here, there)
 
 
 def test_what_is_where_it_should_be_is_not_moved() -> None:
