@@ -18,9 +18,11 @@ from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
 from recipes.language.models.fingerprint import Fingerprint
 from rlinf_core.process import pacing
+from rlinf_core.worker.timer import timer
 
-# The phase of a record that has tokens of answers.
+# The phase of a record that has tokens of answers, and that of an engine's steps, which callers of `step` time.
 _ANSWER: Final = "answer"
+_STEP: Final = "engine/step"
 
 
 class _Row:
@@ -74,7 +76,8 @@ class StandInEngine(Engine):
         """See `Engine`."""
         done: list[Answer] = []
         while mode == "drain" and self._rows:
-            done += self.step()
+            with timer(_STEP, len(self._rows)):
+                done += self.step()
         if mode == "abort":
             done, self._rows = [_answer(row, aborted=True) for row in self._rows], []
         self._paused = True

@@ -11,13 +11,15 @@ import torch
 
 pytest.importorskip("transformers")
 
-from recipes.language.advice.language_flow import ANSWER, LanguageFlow
+from recipes.language.advice.language_flow import ANSWER, STEP, LanguageFlow
+from recipes.language.answers.sequences import Request
+from recipes.language.engines.stand_in_engine import StandInEngine
 from recipes.language.models.load_model import make_model, make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.language.models.stand_in_policy import StandInLanguagePolicy
 from rlinf_core.job.load import load_job
 from rlinf_core.process import pacing
-from rlinf_core.process.pacing import PacedCalls, Pacing
+from rlinf_core.process.pacing import Pace, PacedCalls, Pacing
 from tests.unit.recipes.language.in_threads import LocalTrain, local_train
 
 WORDS = tuple(LanguageFlow(load_job("math_laptop").config).rehearsal())  # type: ignore[arg-type]
@@ -54,3 +56,13 @@ def test_a_step_moves_recorded_answers_and_zeros(
     assert kinds == {name: (tensor.shape, tensor.dtype) for name, tensor in true.items()}
     assert not any(bool(weight.any()) for weight in policy.model.parameters())
     assert bool(torch.isfinite(policy.base).all())
+
+
+def test_answers_end_before_new_weights_in_recorded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("rlinf_core.process.pacing.time.sleep", slept.append)
+    monkeypatch.setattr(pacing, "active", PacedCalls(Pacing({STEP: Pace(60.0, 10.0)}, {ANSWER: ((3.0, 1),)})))
+    engine = StandInEngine()
+    engine.submit(Request(request_id="a", prompt=(5, 6), group_size=2))
+    assert len(engine.pause("drain")) == 2
+    assert [round(seconds, -1) for seconds in slept] == [80.0, 80.0, 80.0]
