@@ -10,7 +10,7 @@ from rlinf_core.hardware.accelerator import Accelerator, Device, Host
 
 
 class StandAccelerator(Accelerator):
-    """Four devices of no vendor, or as many as the environment says, whose tensors are on the CPU."""
+    """Devices of no vendor whose tensors are on the CPU: four, or as many as the environment says."""
 
     # A test that claims its devices has its own vendor.
     name = os.environ.get("STAND_IN_VENDOR", "STAND")
@@ -19,4 +19,5 @@ class StandAccelerator(Accelerator):
     models = ("stand",)
 
     def devices(self, host: Host) -> tuple[Device, ...]:
-        return tuple(Device(index, "STAND") for index in range(int(os.environ.get("STAND_IN_DEVICES", "4"))))
+        model = os.environ.get("STAND_IN_MODEL", "STAND")
+        return tuple(Device(index, model) for index in range(int(os.environ.get("STAND_IN_DEVICES", "4"))))
