@@ -10,8 +10,6 @@ from inspect import isclass, isfunction
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File
-
 from docs import gallery
 
 REPOSITORY = Path(__file__).parents[1]
@@ -26,6 +24,7 @@ _KEY = re.compile(r"(?<=<td><code>)[\w.\[\]]+(?=</code></td>)")
 
 # What is not below docs/ and has a page of the site.
 _MADE_FROM = {"examples": "examples.md", "CHANGELOG.md": "changes.md", "rlinf_core/__init__.pyi": "api.md"}
+MADE = tuple(_MADE_FROM.values())
 _LANGUAGES = {".py": "python", ".yaml": "yaml"}
 
 # A block that is to be saved as a file: its name becomes the title.
@@ -34,11 +33,18 @@ _NAMED = re.compile(r"^```(\w+) file=(\S+)$", re.MULTILINE)
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made here."""
-    for name, text in {"examples.md": _examples(), "changes.md": _changes(), "api.md": _api()}.items():
-        files.append(File.generated(config, name, content=_LAST_IN_SEARCH + text))
+    from mkdocs.structure.files import File  # what is made is tested where mkdocs is not installed
+
+    for name in MADE:
+        files.append(File.generated(config, name, content=_LAST_IN_SEARCH + page_of(name)))
     for report in sorted(gallery.MADE.glob("*.html")):
         files.append(File.generated(config, f"gallery/{report.name}", abs_src_path=str(report)))
     return files
+
+
+def page_of(name: str) -> str:
+    """Return the text of a page that is made here."""
+    return {"examples.md": _examples, "changes.md": _changes, "api.md": _api}[name]()
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -76,7 +82,15 @@ def _changes() -> str:
 
 # Headings of the API page, each with the modules of `rlinf_core` whose names it has.
 _SUBJECTS = {
-    "Workers, channels and clusters": ("cluster", "worker", "channel", "collective", "address", "context"),
+    "Workers, channels and clusters": (
+        "cluster",
+        "worker",
+        "channel",
+        "load_balancing",
+        "collective",
+        "address",
+        "context",
+    ),
     "Placement": ("placement",),
     "Recipes, jobs and runs": ("job", "runners", "config"),
     "Algorithms": ("algorithms",),

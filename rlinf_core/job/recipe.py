@@ -297,8 +297,8 @@ class Recipe(NamedTuple):
         config: the pydantic model of its whole file, or `module:Class`. It has the fields `recipe` and `cluster`.
         default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
             beside the module that holds the recipe, or YAML of several lines.
-        program, check, facts, record, evaluate, play, replay, export, policy, memory, placement_notes, inputs, trials,
-            flow, collect, convert: see the protocol of each.
+        program: what `rlinf train` calls, a function or its name. The parts from `check` to `convert` are given the
+            same way; the protocol of each says what it does.
         variants: recipes that a file of this one selects by a value, or by a text in it, as in `{"data.type=chat":
             "sft_chat", "data.train_data_paths=*.jsonl": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and

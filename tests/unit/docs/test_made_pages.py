@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from docs import gallery, matrix
+from docs import gallery, matrix, site_hooks
 from docs.arm import compose
 from docs.media import PICTURE, Terminal, drawn, record
 from rlinf_cli.main import main
@@ -262,3 +262,9 @@ def test_every_named_test_is_there() -> None:
 
     assert len(named) >= 20
     assert missing == []
+
+
+def test_pages_of_the_site_have_all_examples_and_names() -> None:
+    pages = {name: site_hooks.page_of(name) for name in site_hooks.MADE}
+    assert "## own_recipe.py" in pages["examples.md"]
+    assert all(f".{name}\n" in pages["api.md"] for name in ("LeastLoaded", "WorkerGroup", "VectorEnv"))
