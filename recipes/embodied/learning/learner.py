@@ -147,7 +147,9 @@ class Learner:
 
     def _evaluated(self, part: Samples) -> ActionEval:
         with computing(self._config.actor, self._device):
-            return evaluation_in_float32(self._strategy.module(part.inputs, part.tensors["actions"]))
+            policy = cast("BasePolicy", self._strategy.module)
+            evaluation = policy(part.inputs, part.tensors["actions"])
+            return evaluation_in_float32(evaluation, policy, len(part), self._config.actor.model.num_action_chunks)
 
     def _divergence(self, parts: Sequence[Mapping[str, float]]) -> float:
         """Return the divergence from the policy that acted, the mean of a batch over all ranks, the same on each.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final, cast
+
+from torch import Tensor, nn
 
 from recipes.embodied.config import EmbodiedModelConfig
 from recipes.embodied.envs.env_spec import EnvSpec
@@ -36,6 +39,9 @@ _MODELS: Registry[type[BasePolicy]] = Registry(
     bases=("recipes.embodied.models.base_policy:BasePolicy",),
 )
 register_model = _MODELS.register
+
+# What each module has by torch.
+_OF_TORCH: Final = frozenset(vars(nn.Module()))
 
 
 def make_model(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
@@ -82,7 +88,57 @@ def built_policy(config: EmbodiedModelConfig, spec: EnvSpec) -> BasePolicy:
     class_ = _MODELS.get(config.model_type)
     refuse_unknown_options(config.options, {"model_type": config.model_type}, "actor.model.options")
     options = checked_options(class_, config.options, "actor.model.options")
-    return class_(config.model_copy(update={"options": options}), spec)
+    policy = class_(config.model_copy(update={"options": options}), spec)
+    if ":" in config.model_type:
+        _check_parts(policy)
+    return policy
+
+
+def _check_parts(policy: BasePolicy) -> None:
+    """Refuse parts that torch does not count as the policy's: they would be neither trained, sent nor saved.
+
+    Raises:
+        ConfigError: weights without a size, modules or weights in a list or dictionary, or a tensor with a gradient.
+    """
+    known = {id(part) for part in (*policy.modules(), *policy.parameters())}
+    name = type(policy).__name__
+    for place, weight in policy.named_parameters():
+        if isinstance(weight, nn.UninitializedParameter):
+            raise ConfigError(
+                f"`{place}` of `{name}` has no size yet",
+                why="a lazy layer takes its size from its first input, and weights are laid out before there is one",
+                help="give the size: `spec.state_size` and `spec.cameras` say it",
+            )
+    for place, module in cast("Iterable[tuple[str, nn.Module]]", policy.named_modules()):
+        for attribute, value in vars(module).items():
+            if attribute in _OF_TORCH:
+                continue
+            where = f"`{'.'.join(filter(None, (place, attribute)))}` of `{name}`"
+            if any(id(item) not in known and _trains(item) for item in _items(value)):
+                raise ConfigError(
+                    f"{where} is a {type(value).__name__} of layers or weights, which torch does not look into",
+                    why="they would be neither trained, sent to rollout workers nor saved",
+                    help="make it an `nn.ModuleList`, `nn.ModuleDict`, `nn.Sequential` or `nn.ParameterList`",
+                )
+            if isinstance(value, Tensor) and value.requires_grad and id(value) not in known:
+                raise ConfigError(
+                    f"{where} is a tensor with a gradient, and no parameter",
+                    why="it would be neither trained, sent to rollout workers nor saved",
+                    help=f"write `self.{attribute} = nn.Parameter(...)`, or leave out `requires_grad`",
+                )
+
+
+def _items(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return cast("dict[object, object]", value).values()
+    return cast("Iterable[object]", value) if isinstance(value, list | tuple) else ()
+
+
+def _trains(part: object) -> bool:
+    """Return whether a part has weights that train: one that is hidden on purpose, such as a teacher, is frozen."""
+    if isinstance(part, nn.Module):
+        return any(weight.requires_grad for weight in part.parameters())
+    return isinstance(part, nn.Parameter) and part.requires_grad
 
 
 def _freeze(policy: BasePolicy, patterns: Sequence[str]) -> None:

@@ -143,7 +143,7 @@ class MultiStepRolloutWorker(ComparingWorker):
                     output = self._act(inputs) if acts and training else None
                     actions: Array | None = None
                     if acts and not training:
-                        actions = greedy_actions(policy, inputs, means.get(stage), _begun(message))
+                        actions = greedy_actions(policy, inputs, executed, means.get(stage), _begun(message))
                     if output is not None:
                         # To the host, where an accelerator is waited for.
                         actions = policy.to_env(output.actions)
@@ -165,7 +165,8 @@ class MultiStepRolloutWorker(ComparingWorker):
         return finished
 
     def _act(self, inputs: Inputs) -> PolicyOutput:
-        return output_in_float32(self.policy.act(inputs))
+        chunk = self._config.actor.model.num_action_chunks
+        return output_in_float32(self.policy.act(inputs), self.policy, rows_of(inputs), chunk)
 
     def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
         """Record the result of a step; `following` are the observations after it."""
@@ -194,8 +195,7 @@ class MultiStepRolloutWorker(ComparingWorker):
         return self._values(self.policy.prepare(message["final_observations"]))
 
     def _values(self, inputs: Inputs) -> Tensor:
-        rows = len(next(iter(inputs.values())))
-        with self.worker_timer("rollout/values", rows), computing(self._config.actor, self.torch_device):
+        with self.worker_timer("rollout/values", rows_of(inputs)), computing(self._config.actor, self.torch_device):
             return self.policy.values(inputs).float()
 
     @property
@@ -213,9 +213,15 @@ def _begun(message: dict[str, Any]) -> NDArray[np.bool_] | None:
     return (message["terminations"] | message["truncations"]).any(axis=1)
 
 
+def rows_of(inputs: Inputs) -> int:
+    """Return the number of observations of inputs."""
+    return len(next(iter(inputs.values())))
+
+
 def greedy_actions(
     policy: BasePolicy,
     inputs: Inputs,
+    chunk: int,
     ensemble: TemporalEnsemble | None = None,
     begun: NDArray[np.bool_] | None = None,
 ) -> Array:
@@ -224,11 +230,13 @@ def greedy_actions(
     Args:
         policy: the policy.
         inputs: the inputs of `prepare`.
+        chunk: C.
         ensemble: the chunks so far.
         begun: bool [n], environments whose episode has just begun; None: none but the first time.
     """
     if ensemble is None:
-        return policy.to_env(output_in_float32(policy.act(inputs, greedy=True)).actions)
+        output = policy.act(inputs, greedy=True)
+        return policy.to_env(output_in_float32(output, policy, rows_of(inputs), chunk).actions)
     return policy.to_env(ensemble.add(policy.predicted(inputs).float(), begun))
 
 

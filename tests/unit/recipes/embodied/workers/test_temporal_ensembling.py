@@ -43,13 +43,13 @@ def test_a_flow_policy_acts_by_its_chunks_mean() -> None:
     ensemble = TemporalEnsemble(executed)
     seen = [policy.prepare({"states": generator.normal(size=(3, 5)).astype(np.float32)}) for _ in range(2)]
     np.testing.assert_array_equal(
-        greedy_actions(policy, seen[0]), policy.to_env(policy.act(seen[0], greedy=True).actions)
+        greedy_actions(policy, seen[0], executed), policy.to_env(policy.act(seen[0], greedy=True).actions)
     )
     first, second = (policy.predicted(item) for item in seen)
-    np.testing.assert_allclose(greedy_actions(policy, seen[0], ensemble), policy.to_env(first), atol=1e-6)
+    np.testing.assert_allclose(greedy_actions(policy, seen[0], executed, ensemble), policy.to_env(first), atol=1e-6)
     newer = math.exp(-0.01)
     expected = (first[:, executed : 2 * executed] + newer * second[:, :executed]) / (1 + newer)
-    np.testing.assert_allclose(greedy_actions(policy, seen[1], ensemble), policy.to_env(expected), atol=1e-6)
+    np.testing.assert_allclose(greedy_actions(policy, seen[1], executed, ensemble), policy.to_env(expected), atol=1e-6)
 
 
 def reported(*overrides: str) -> list[str]:
