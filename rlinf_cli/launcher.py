@@ -41,7 +41,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
 
 
 def _order_imports() -> None:
-    """Move the working folder behind rlinf and the standard library on `sys.path`."""
+    """Move the working folder after rlinf and the standard library on `sys.path`."""
     from rlinf_core.process.import_path import manage
 
     try:

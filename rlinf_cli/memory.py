@@ -43,7 +43,7 @@ def forecast_of(
         file: a file, a run folder, or the name of a run.
         overrides, assume: the arguments of the command line.
         available: the memory of each node in GiB; None for what the file declares, else that of this machine.
-        words: the command line behind the file, for the remedy of an error.
+        words: the command line after the file, for the remedy of an error.
 
     Raises:
         RLinfError: the recipe has no forecast.

@@ -167,7 +167,7 @@ class Operation:
         key: the key of the channel's queue, else None.
         since: its start, by its process's monotonic clock.
         serial: its number among all operations of that process, ascending.
-        detached: whether it runs in the background while its process goes on (`async_op=True`).
+        detached: whether it runs in the background while its process continues (`async_op=True`).
         peers: its peers' addresses, if `target` does not name all, as for a call on a group.
         bounded: whether its caller set a timeout, after which the caller continues.
     """

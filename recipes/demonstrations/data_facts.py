@@ -17,7 +17,7 @@ class DataFacts(NamedTuple):
 
     Attributes:
         where: their files or folders.
-        fps: rows in a second; None: they do not say.
+        fps: rows per second; None: they do not say.
         instructions: the different instructions of their rows.
         reads_instructions: the policy that learns from them acts by instructions.
         cameras: their camera for each of the environment's.
@@ -38,7 +38,7 @@ class StartFacts(NamedTuple):
     """The facts of the first starts of environments.
 
     Attributes:
-        control_hz: actions in a second; None: not known.
+        control_hz: actions per second; None: not known.
         instructions: those of their first starts; None: they observe none, or are not started before their first
             episode, as a real arm.
     """

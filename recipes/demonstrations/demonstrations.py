@@ -61,7 +61,7 @@ class Demonstrations:
 
     Attributes:
         where: the file or folder.
-        fps: rows in a second; None: it does not say.
+        fps: rows per second; None: it does not say.
         bounds: int64 [E + 1], the first row of every episode, and N.
         actions: [N, A], float32, or int64 for choices.
         states: float32 [N, S]; None: there are none.

@@ -62,7 +62,7 @@ class Attributes:
         return None if number is None else int(number)
 
     def rate(self) -> float | None:
-        """Return `control_freq` of robosuite in `env_args`, rows in a second; None: nothing is said.
+        """Return `control_freq` of robosuite in `env_args`, rows per second; None: nothing is said.
 
         Raises:
             DatasetError: it is no rate.

@@ -13,7 +13,7 @@ class DatasetShape(NamedTuple):
 
     Attributes:
         where: the file or folder.
-        fps: rows in a second; None: it does not say.
+        fps: rows per second; None: it does not say.
         action_size: numbers in an action.
         choices: whether an action is a choice, a whole number.
         state_size: numbers in a state; 0 without states.

@@ -262,7 +262,7 @@ def learner_parts(config: PolicyJob, policy: PolicySizes, count: int, *, sends: 
     """Return the memory that every actor holds: an empty process, its shard, and the weights that it sends.
 
     They are sent by the piece in shared memory. What is sent behind rollouts is copied before, all of it. Shards are
-    gathered for a block while another one computes, and its gradients are summed over ranks before others are there.
+    gathered for a block while another one computes, and its gradients are summed over ranks before others are gathered.
     """
     actor, behind = config.actor, config.runner.staleness > 0
     parts = {

@@ -104,7 +104,7 @@ def forecast(config: LanguageConfig, world_sizes: Mapping[str, int | None]) -> l
 
 
 def component_forecasts(sizes: Sizes) -> list[ProcessForecast]:
-    """Return the forecasts of the components that every recipe of language models has, and of those that it may."""
+    """Return the forecasts of the components that every recipe of language models has, and of optional ones."""
     makers = {"critic": _critic, "reference": _reference, "teacher": _teacher, "judge": _judge}
     return [
         _actor(sizes),
@@ -226,7 +226,7 @@ def _frozen(
 
 
 def _judge(sizes: Sizes) -> ProcessForecast:
-    """Return the forecast of a worker that judges: of the engine `torch`, as many tokens as may run at once."""
+    """Return the forecast of a judging worker: for the engine `torch`, of as many tokens as may run at once."""
     config, job = sizes.config, judge_job(sizes.config)
     judge, model = config.judge, model_sizes(job.actor)
     parts = {"base": _BASE}
@@ -279,7 +279,7 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
 
 
 def _notes_of_engine(config: LanguageConfig, model: LanguageModelSizes) -> tuple[str, ...]:
-    """Return what is known of an engine that is not ours."""
+    """Return what is known about a third-party engine."""
     rollout = config.rollout
     if rollout.backend == "server":
         return ("the server that answers is not counted",)

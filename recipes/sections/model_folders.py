@@ -197,7 +197,7 @@ def named_stops(folder: Path) -> tuple[int, ...]:
 
 
 def require_folder(folder: Path | str, kind: str) -> None:
-    """Check that `model_path` of the actor is there.
+    """Check that `model_path` of the actor exists.
 
     Args:
         folder: what it names.

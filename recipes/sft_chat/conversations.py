@@ -48,7 +48,7 @@ class ChatRow:
 
 
 def load_conversations(config: ChatDataConfig, *, evaluation: bool) -> list[ChatRow]:
-    """Return the conversations of training or of evaluation; of evaluation there may be none.
+    """Return the conversations of training or of evaluation; those of evaluation may be empty.
 
     Raises:
         ConfigError: a file cannot be read, or a row is not a conversation; it names file and line.

@@ -69,7 +69,7 @@ class ExampleSet:
     Attributes:
         examples: the examples, in the order of the rows.
         figures: `skipped` (rows longer than allowed), `truncated`, `split` (further examples of rows whose earlier
-            turns the template rewrites), and `endless` (turns behind which the template writes no token that ends an
+            turns the template rewrites), and `endless` (turns after which the template writes no token that ends an
             answer).
     """
 
@@ -243,7 +243,7 @@ class ExampleWriter:
         return ChatExample.of(tokens, trained)
 
     def _ending(self, following: Sequence[int]) -> int:
-        """Return how many of the tokens behind a turn are those that end it: blanks, and a stop token."""
+        """Return how many of the tokens after a turn are those that end it: blanks, and a stop token."""
         for place, token in enumerate(following):
             if token in self._stops:
                 return place + 1
@@ -252,7 +252,7 @@ class ExampleWriter:
         return 0
 
     def _following(self, calls: bool) -> list[int]:
-        """Return the tokens that the template writes behind a turn when a message follows it: a result, or a user's."""
+        """Return the tokens that the template writes after a turn when a message follows it: a result, or a user's."""
         if calls not in self._followers:
             call: dict[str, Any] = {
                 "id": "probeid00",

@@ -218,7 +218,7 @@ def load_pretrained(
 
 @contextmanager
 def judging_model(folder: str | None) -> Generator[None, None, None]:
-    """Say of whatever another library raises in here that it cannot load the model in a folder; None: of no folder.
+    """Report any exception of another library as a failure to load the model in a folder; None: no folder.
 
     Raises:
         ConfigError: it raises anything.

@@ -1,7 +1,7 @@
 """Safetensors files, read by the row and written a tensor at a time.
 
-The package safetensors maps whole files into memory, so that what was read of them counts as this process's, and makes
-a second copy of all tensors to write them.
+The package safetensors maps whole files into memory, so that pages read from them count as this process's memory, and
+makes a second copy of all tensors to write them.
 """
 
 from __future__ import annotations

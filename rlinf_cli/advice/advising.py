@@ -153,7 +153,7 @@ def advise(
 def _choices(
     flow: JobFlow, devices: JobDevices, durations: Durations
 ) -> tuple[dict[str, list[DeviceGroup] | DeviceSpan], list[str]]:
-    """Return the kinds that each component may be on, and what was left out for want of a record.
+    """Return the kinds that each component may be on, and what was left out for lack of a record.
 
     Raises:
         RLinfError: a component was never seen where it is.

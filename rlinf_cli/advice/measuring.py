@@ -54,7 +54,7 @@ class _Trial(NamedTuple):
 
     @property
     def point(self) -> Point:
-        """The trial as the run of a queue."""
+        """The trial as a queued run."""
         overrides = tuple(f"{key}={json.dumps(value)}" for key, value in self.values.items())
         return Point(self.name, {"on": self.kind, "size": str(self.size)}, overrides)
 

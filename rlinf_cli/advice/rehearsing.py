@@ -1,4 +1,4 @@
-"""`rlinf train --rehearse`: a job with stand-ins that take as long as its work was recorded to."""
+"""`rlinf train --rehearse`: a job with stand-ins that take as long as its recorded work."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
 
 
 def _own_folder(log_path: Path, experiment: str) -> RunFolder | None:
-    """Return the newest folder that this process made: others may rehearse the same job meanwhile."""
+    """Return the newest folder that this process made: others may be rehearsing the same job."""
     from rlinf_cli.runs.run_lookup import all_runs
 
     made = [run for run in all_runs(log_path) if run.state.experiment == experiment and run.state.pid == os.getpid()]

@@ -76,7 +76,7 @@ def yaml_paths(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Keys that the file's model knows, and values behind them."""
+    """Keys that the file's model knows, and values after them."""
     job = _job(ctx)
     if job is None:
         return []
@@ -87,7 +87,7 @@ def overrides(ctx: typer.Context, incomplete: str) -> list[str]:
 
 @_careful
 def files_and_overrides(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Files and, behind the first of them, overrides."""
+    """Files and, after the first of them, overrides."""
     job = _job(ctx)
     values = _values(ctx, job, incomplete) if job is not None else []
     return values or [*overrides(ctx, incomplete), *files(ctx, incomplete)]

@@ -1,4 +1,4 @@
-"""Taking a cluster down, and verifying that nothing of it is left."""
+"""Taking a cluster down, and verifying that nothing is left of it."""
 
 from __future__ import annotations
 

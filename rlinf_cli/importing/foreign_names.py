@@ -222,7 +222,7 @@ def _without_accepted(
 
 
 def is_accepted(node: Node, values: Sequence[object], tree: MappingNode, model: type[BaseModel]) -> bool:
-    """Return whether a value says nothing: it is empty, or one of `values`, where `${...}` stands for a key's value,
+    """Return whether a value has no meaning: it is empty, or one of `values`, where `${...}` stands for a key's value,
     which is the default of `model` where the key is absent."""
     if isinstance(node, ScalarNode) and node.value in (None, ""):
         return True

@@ -92,7 +92,7 @@ class References:
             raise UnresolvableError(first or f"`{format_path(path)}` has no value") from error
 
     def section(self, node: Node, path: Path) -> Node:
-        """Return what a value that is one reference stands for, over all links; any other value unchanged."""
+        """Return the value that a reference stands for, over all links; any other value unchanged."""
         target = path
         for _ in range(_MOST_LINKS):
             there = find(self.tree, target)

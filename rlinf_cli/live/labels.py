@@ -1,4 +1,4 @@
-"""Labels of figures and phases, the same in the live view, in plain lines and in the summary."""
+"""Labels of metrics and phases, the same in the live view, in plain lines and in the summary."""
 
 from __future__ import annotations
 
@@ -83,16 +83,16 @@ def headlines(metrics: Mapping[str, float], *namespaces: str) -> list[tuple[str,
 
 
 def training(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the headline figures of a training step; before enough episodes have ended, how many did in it."""
+    """Return the headline metrics of a training step; before enough episodes have ended, how many did in it."""
     ended = metrics.get("env/episodes") if "env/return" not in metrics else None
     counted = [] if ended is None else [("episodes ended", figure(ended))]
     return counted + headlines(metrics, "env", "rollout")
 
 
 def counts_text(metrics: Mapping[str, float], namespace: str) -> str:
-    """Return what a figure is of, where it is not of all that was asked for, or not of whole answers.
+    """Return what a metric covers, where that is not all that was asked for, or not whole answers.
 
-    As in ` of 15, 1 left out`; empty for a figure of everything.
+    As in ` of 15, 1 left out`; empty for a metric of everything.
     """
     counted = _first(metrics, [f"{namespace}/{name}" for name in ("episodes", "answers", "rows")])
     words = {
@@ -112,12 +112,12 @@ def headline_metric(names: Collection[str], namespace: str) -> str | None:
 
 
 def losses(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the figures of learning: losses, divergence, gradients."""
+    """Return the metrics of learning: losses, divergence, gradients."""
     return [(word, figure(metrics[name])) for word, name in _LOSSES if name in metrics]
 
 
 def conversations(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return the figures of agents: turns per run, share of failed tool calls, share of time spent on tools."""
+    """Return the metrics of agents: turns per run, share of failed tool calls, share of time spent on tools."""
     turns, calls = metrics.get("agent/turns"), metrics.get("agent/tool_calls", 0.0)
     figures = [] if turns is None else [("turns", figure(turns))]
     if calls:

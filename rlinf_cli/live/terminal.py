@@ -147,7 +147,7 @@ def _step(progress: RunProgress) -> Text:
 
 
 def _figures(figures: list[tuple[str, str]], style: str = "") -> Text:
-    """Return `success 0.72  return 12.3`, the figures in `style`."""
+    """Return `success 0.72  return 12.3`, the metrics in `style`."""
     text = Text()
     for index, (word, value) in enumerate(figures):
         text.append(f"{'  ' if index else ''}{word} ", style="dim")

@@ -150,7 +150,7 @@ def gather(folder: RunFolder) -> RunContent:
 
 
 def result_rows(state: RunState, series: RunSeries, columns: Mapping[str, MetricColumn]) -> list[tuple[str, str]]:
-    """Return the results as names and figures."""
+    """Return the results as names and metrics."""
     newest = newest_of(columns)
     rows: list[tuple[str, str]] = []
     if series.evaluations:

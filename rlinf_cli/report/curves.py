@@ -181,7 +181,7 @@ def _name(comparison: Comparison, place: int) -> str:
 
 
 def _part(chart: Spec, title: str, *, width: int) -> Spec:
-    """Return a chart as a part of a picture: with a title, rows and width of its own, and nothing to hover over."""
+    """Return a chart as a part of a picture: with its own title, rows and width, without hover texts."""
     left_out = ("$schema", "config", "datasets", "autosize")
     rows = {"values": chart["datasets"][charts.ROWS], "format": {"type": "csv"}}
     part = {name: value for name, value in chart.items() if name not in left_out}

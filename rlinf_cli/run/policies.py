@@ -235,7 +235,7 @@ def _has_display() -> bool:
 
 
 def _remarks(result: Mapping[str, Any]) -> list[str]:
-    """Return what the figures lack, and what they say less about the policy than it seems."""
+    """Return remarks on metrics that are incomplete or misleading."""
     lines: list[str] = []
     left_out, whole = result.get("left_out", 0), result.get("sets", {}).get("all", {})
     if left_out:

@@ -40,9 +40,9 @@ class RunRow:
     """One row of the table: a run, its result and its size.
 
     Attributes:
-        result: the first headline figure of the last evaluation, else of the last step, as in `success 0.92`; empty
+        result: the first headline metric of the last evaluation, else of the last step, as in `success 0.92`; empty
         without one.
-        value: the value of that figure.
+        value: the value of that metric.
         size: bytes of its folder and of its own checkpoints outside.
         elsewhere: the folder of its checkpoints, if outside of the run folder.
         elsewhere_size: bytes in `elsewhere`; 0 if it is not the run's own.

@@ -105,7 +105,7 @@ def split_values(text: str) -> list[str]:
 
 
 def points_of(axes: Sequence[Axis], seeds: Sequence[Mapping[str, int]]) -> list[Point]:
-    """Return all combinations; those of one point's seeds follow each other.
+    """Return all combinations; those of one point's seeds are adjacent.
 
     Args:
         axes: the swept keys.

@@ -131,7 +131,7 @@ def _names(names: list[str]) -> str:
 
 
 def states(folder: Path, plan: SweepPlan) -> dict[str, PointState]:
-    """Return how far each run is, by its name; the newest folder of a run counts."""
+    """Return the progress of each run by its name, from the newest folder of a run."""
     newest: dict[str, RunFolder] = {}
     for run in all_runs(folder):
         other = newest.get(run.state.experiment)

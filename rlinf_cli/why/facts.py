@@ -76,7 +76,7 @@ class RunFacts:
         warnings: the warnings in the driver's log after the last finished step.
         evaluates: whether the driver was evaluating when it last logged its progress.
         quarantined: the items that were set aside, by file.
-        has_checkpoint: whether there is a checkpoint to go on from.
+        has_checkpoint: whether there is a checkpoint to continue from.
         waits: who waits for whom in the newest steps, the longest first.
         tail: the tail of the lengths of answers; None without answers, or with too few.
         held_up: the processes that hold up an active run, see `supervision.verdicts`; empty if not asked for.

@@ -44,7 +44,7 @@ class Incident(NamedTuple):
         lines: further lines of the event: location, cause, remedy.
         bundle: the evidence of it.
         nodes: which nodes served as others after it, in words.
-        has_checkpoint: whether the run has a checkpoint to go on from.
+        has_checkpoint: whether the run has a checkpoint to continue from.
     """
 
     kind: str
@@ -106,7 +106,7 @@ def incidents(facts: RunFacts) -> list[Incident]:
 
 
 def _of_this_attempt(facts: RunFacts, ordered: list[Incident]) -> list[Incident]:
-    """Leave out ends of a run that was resumed since: it went on, and they are not a cause of what it is now."""
+    """Leave out ends of a run that was resumed afterwards: they are not the cause of its current state."""
     resumed = max((event.time for event in facts.story if event.kind == run_events.RESUMED), default=0.0)
     return [incident for incident in ordered if not incident.ended or (incident.time or resumed) >= resumed]
 

@@ -204,7 +204,7 @@ def reward_fails(facts: RunFacts) -> RunFinding | None:
 
 
 def gradients_clipped_away(facts: RunFacts) -> RunFinding | None:
-    """Find a bound of gradients that leaves nothing of them."""
+    """Find a bound on gradients so low that it removes them."""
     bound, norms = facts.number("actor.optim.clip_grad"), facts.column(NORM)
     largest = max((norm for norm in norms.values if norm == norm), default=0.0)
     if not bound or len(norms) < STEPS or min(norms.values[-STEPS:]) * _LEAST_LEFT < bound or not largest:

@@ -341,7 +341,7 @@ def total_rewards(rewards: Tensor, mask: Tensor) -> Tensor:
 def group_advantages(scores: Tensor, group_size: int) -> Tensor:
     """(score - mean of the group) / (its standard deviation + 1e-6); exactly 0 where a group's scores are equal.
 
-    Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1.2. The deviation is the unbiased one. Scores that differ
+    Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1.2. The std is the unbiased one. Scores that differ
     by rounding alone count as equal: divided by so small a deviation, rounding would be trained on.
 
     Args:
@@ -400,7 +400,7 @@ def normalize(values: Tensor, mask: Tensor | None, reduce_sum: Callable[[Tensor]
 
     Args:
         values: float, any shape.
-        mask: bool of that shape; what it leaves out has no part in mean and deviation. None: everything counts.
+        mask: bool of that shape; what it leaves out has no part in mean and std. None: everything counts.
         reduce_sum: adds a tensor up over ranks.
 
     Returns:

@@ -114,7 +114,7 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss to descend, and figures of the batch.
+    """A loss to descend, and metrics of the batch.
 
     Attributes:
         loss: scalar, with gradients.

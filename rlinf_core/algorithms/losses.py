@@ -164,7 +164,7 @@ def _sequence_sums(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]
 
 
 def _asked_correction(inputs: LossInputs, settings: LossSettings) -> Tensor | None:
-    """Return the weights of samples where one of the keys asks for a correction; None else."""
+    """Return the weights of samples if one of the keys asks for a correction, else None."""
     asked = {name: getattr(settings, name) for name in ("tis_cap", "reject_ratio_low", "reject_ratio_high")}
     named = next((name for name, value in asked.items() if value is not None), None)
     return None if named is None else _behaviour_weights(inputs, settings, named)

@@ -38,7 +38,7 @@ class ChannelBackend(ABC):
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
     ) -> ChannelOperation[None]:
-        """Issue a put; with `wait` it waits for room. `detached`: its caller continues meanwhile."""
+        """Issue a put; with `wait` it waits for room. `detached`: its caller does not wait."""
 
     @abstractmethod
     def get(
@@ -132,7 +132,7 @@ class LocalBackend(ChannelBackend):
         return True
 
     def _run(self, command: Callable[[], Sequence[Effect[object]]]) -> None:
-        """Carry out a command. Requests end outside of the lock, for that may call other code."""
+        """Carry out a command. Requests end outside of the lock, since that may call other code."""
         endings: list[Callable[[], object]] = []
         with self._lock:
             todo = list(command())

@@ -13,7 +13,7 @@ DEFAULT_KEY = "default"
 
 @dataclass(frozen=True, slots=True)
 class KeyStatistics:
-    """The figures of one key of a channel.
+    """The metrics of one key of a channel.
 
     Attributes:
         puts: items that were accepted.

@@ -193,7 +193,7 @@ class Cluster:
 
     @property
     def driver_rank(self) -> int:
-        """The rank of this process's own node; 0 where it is none of the job's, as a spare."""
+        """The rank of this process's own node; 0 if it is not one of the job's, such as a spare."""
         return self.own_rank or 0
 
     @property
@@ -295,7 +295,7 @@ class Cluster:
             name: Ray's name of the actor, within the job.
             max_concurrency: the number of its methods that may run concurrently.
             args: the arguments of its constructor.
-            outlives: whether it goes on after this process has left the cluster; it must end itself.
+            outlives: whether it continues after this process has left the cluster; it must end itself.
 
         Raises:
             ClusterError: there is no such node, its interpreter cannot run workers, its variables are too large, or the

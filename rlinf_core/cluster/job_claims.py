@@ -163,7 +163,7 @@ class JobClaims:
             time.sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.0))
 
     def _instead(self, devices: Devices) -> str:
-        """Return what the user of a job that waits can do instead; nothing where it would go on waiting anyhow."""
+        """Return what the user of a job that waits can do instead; nothing where it would wait anyway."""
         if self.kept and self.had:
             return ""
         variable = env_vars.CLAIMS.name

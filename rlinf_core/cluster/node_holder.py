@@ -150,7 +150,7 @@ class LeftClaims(NamedTuple):
 def leave_claims(
     cluster: NodesOf, held: Mapping[int, Mapping[str, str]], holders: Mapping[int, Any], about: Mapping[str, Any]
 ) -> dict[str, LeftClaims]:
-    """Leave claims to processes that go on after this one has left the cluster, until the next attempt has joined.
+    """Leave claims to processes that continue after this one has left the cluster, until the next attempt has joined.
 
     A node that does not answer keeps nothing.
 

@@ -98,7 +98,7 @@ class Work(AwaitedOperation, Generic[T]):
 
         Args:
             timeout: seconds to wait at most; by default until the operation's own deadline. The operation itself
-                goes on when this passes, and may be waited for again.
+                continues when this passes, and may be waited for again.
 
         Raises:
             CommunicationTimeoutError: it did not finish in time.

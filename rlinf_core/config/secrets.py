@@ -1,7 +1,7 @@
 """Recognition of secret-looking values, and their masking in all output.
 
 Environment variables (names in capitals): `*TOKEN`, `*_KEY`, `*_PASS`, `*_PAT`, `*_DSN`, `*_AUTH`, `*_PRIVATE` and the
-other ends below, also with a number, `_B64` or `_JSON` behind it, and whatever holds PASSWORD, PASSWD, PASSPHRASE,
+other ends below, also with a number, `_B64` or `_JSON` after it, and whatever holds PASSWORD, PASSWD, PASSPHRASE,
 SECRET, CREDENTIAL or AUTHORIZATION. `*_CREDENTIALS`, `*_AUTH` and the like may name a file: a path is no secret.
 
 Configuration keys (any other spelling): the words that a name may hold, and `*token`, but not special tokens

@@ -127,7 +127,7 @@ def _makes_recipe(value: ast.expr) -> bool:
 
 @contextmanager
 def _named_folders_only() -> Generator[None, None, None]:
-    """Import from the folders that somebody has named, also what the module imports in turn."""
+    """Import from the folders that the user named, including what the module imports in turn."""
     left_out = working_folder()
     sys.path[:] = named_path()
     try:

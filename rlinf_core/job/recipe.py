@@ -138,7 +138,7 @@ class Record(Protocol):
     """`rlinf record`: writes demonstrations into a new folder.
 
     A person drives, or corrects the policy of `checkpoint`, where `device` is named; without either the environment's
-    expert acts. `fps` is rows in a second; None: as many as the environment takes actions.
+    expert acts. `fps` is rows per second; None: as many as the environment takes actions.
 
     Returns:
         `folder`, `episodes`, `frames`, `tried` and `successes`.
@@ -183,7 +183,7 @@ class Play(Protocol):
 
 
 class Replay(Protocol):
-    """`rlinf why --replay`: does an item again that processes died of, in a process of its own.
+    """`rlinf why --replay`: repeats an item that killed processes, in a separate process.
 
     `item` is a `QuarantinedItem` of the run.
 
@@ -303,7 +303,7 @@ class Recipe(NamedTuple):
             "sft_chat", "data.train_data_paths=*.jsonl": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and
             `play` do not need them.
-        elastic: components that may go on with fewer processes while nodes are lost.
+        elastic: components that may continue with fewer processes while nodes are lost.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Reporting of findings by a recipe's rules, and the rules for components that go on with fewer processes."""
+"""Reporting of findings by a recipe's rules, and the rules for components that continue with fewer processes."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def forget(name: str) -> None:
 
 
 def make_folder() -> None:
-    """Make the folder of the records unless it is there.
+    """Make the folder of the records unless it exists.
 
     Raises:
         RLinfError: it cannot be made, or nothing can be written in it.

@@ -409,7 +409,7 @@ def _ask_all(devices: Mapping[str, str]) -> list[HolderInfo]:
 
 
 def _ask(name: str, device: str, silent: set[int], *, listen: bool) -> HolderInfo | None:
-    """Return who holds a name, and what it says of itself; None: nobody does any more."""
+    """Return who holds a name, and what it says about itself; None: no one holds it now."""
     pid, user, about = 0, os.getuid(), None
     try:
         with connected(name, _ASK_SECONDS) as connection:

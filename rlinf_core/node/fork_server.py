@@ -1,4 +1,4 @@
-"""A server that forks the processes of a group on one node from itself: they share the memory of what it has imported.
+"""A server that forks the processes of a group on one node: they share the memory of its imports.
 
 Run as a script by the process that hosts the group, with a socket of messages to it. Each request brings one end of a
 connection, which the new process gets. When the host ends, the server kills what it forked, and ends too.

@@ -93,7 +93,7 @@ def since(one: HolderInfo) -> float | None:
 
 
 def waits_for(one: HolderInfo) -> str:
-    """Return for what it waits, in words; empty if it does not say."""
+    """Return a description of what it waits for; empty if it does not say."""
     return _text(one.about or {}, "waits_for")
 
 

@@ -70,7 +70,7 @@ def write_private(path: str, text: str) -> None:
 
 
 def make_private(folder: str) -> bool:
-    """Make a folder unless it is there; return whether it is not a link, and only this user may enter it.
+    """Make a folder unless it exists; return whether it is not a link, and only this user may enter it.
 
     Raises:
         OSError: it cannot be made.

@@ -50,7 +50,7 @@ class EndWatch:
         self._watched: dict[str, _Watched] = {}
 
     def watch(self, name: str, pid: int) -> None:
-        """Watch the living process `pid` under a name, in the place of one before."""
+        """Watch the living process `pid` under a name, replacing an earlier one."""
         self.drop(name)
         with suppress(OSError):
             group = own_group()

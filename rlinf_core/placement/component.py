@@ -46,14 +46,14 @@ def nodes_of_components(cluster: ClusterConfig) -> dict[str, frozenset[int]]:
 
 
 def needed_nodes(cluster: ClusterConfig) -> frozenset[int]:
-    """Return the nodes of components that cannot go on without one of theirs, and the head."""
+    """Return the nodes of components that cannot continue without one of theirs, and the head."""
     used = nodes_of_components(cluster)
     fixed = (nodes for name, nodes in used.items() if not cluster.component_placement[name].elastic)
     return frozenset({0}).union(*fixed)
 
 
 def can_lack(cluster: ClusterConfig, absent: Collection[int]) -> bool:
-    """Return whether the job can go on without these nodes: each of its components keeps a process, and those that are
+    """Return whether the job can run without these nodes: each of its components keeps a process, and those that are
     not elastic keep all."""
     if not needed_nodes(cluster).isdisjoint(absent):
         return False

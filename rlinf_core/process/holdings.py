@@ -1,4 +1,4 @@
-"""Things that a process holds besides its own memory and devices, in words for `rlinf ps`."""
+"""Descriptions for `rlinf ps` of what a process holds besides its own memory and devices."""
 
 from __future__ import annotations
 

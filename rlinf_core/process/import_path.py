@@ -132,7 +132,7 @@ def is_managed() -> bool:
 
 
 def add_user_folders(folders: Iterable[str]) -> None:
-    """Put folders on `sys.path` behind the standard library and before installed packages, unless they are on it."""
+    """Put folders on `sys.path` after the standard library and before installed packages, unless they are on it."""
     new = [folder for folder in folders if folder not in sys.path]
     standard = _standard_library()
     last = max((i for i, entry in enumerate(sys.path) if entry and os.path.realpath(entry) in standard), default=-1)
@@ -141,7 +141,7 @@ def add_user_folders(folders: Iterable[str]) -> None:
 
 
 def add_working_folder(folder: str | None) -> None:
-    """Put the working folder of a command, if any, at the end of `sys.path`, unless it is there."""
+    """Put the working folder of a command, if any, at the end of `sys.path`, unless it is on it."""
     global _unnamed_folder
     if folder is not None and folder not in sys.path:
         _unnamed_folder = os.path.realpath(folder)

@@ -2,7 +2,7 @@
 
 The values are those under keys and variables whose names look secret (see `rlinf_core.config.secrets`), those that
 references brought elsewhere, and tokens that were read from files. Code that writes a text to a file of the run, a log
-or the terminal passes it through `hidden`, for an error of anybody's code may quote what it was given.
+or the terminal passes it through `hidden`, since any error may quote its input.
 
 Values that are shorter than 6 characters, numbers of up to 11 digits, and words such as `true` are not masked: they
 would be found in innocent text. At most 1000 values are known, the newest.

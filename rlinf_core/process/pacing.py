@@ -1,4 +1,4 @@
-"""Calls that take as long as they did elsewhere: how a rehearsal stands in for work that is not done.
+"""Calls that take as long as recorded: how a rehearsal imitates work that is not done.
 
 A driver that rehearses sets `wanted`; the processes that it launches are told by their session. A timed call of a phase
 that is paced then sleeps until the recorded duration is over. Processes with the same accelerator take turns, call by

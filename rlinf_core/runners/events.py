@@ -23,7 +23,7 @@ SAVE_CHECKPOINT: Final = "save_checkpoint"
 class ItemFate(StrEnum):
     """The fate of an item that was buffered or in flight when a checkpoint was written: a prompt, rollout or episode.
 
-    A checkpoint lists them in its manifest, as it can bring them back; a run that goes on from it reports what became
+    A checkpoint lists them in its manifest, as it can bring them back; a run that continues from it reports what became
     of each, which differs where it may use less of what is there.
     """
 
@@ -181,7 +181,7 @@ class WorkersRelaunched(NamedTuple):
 
 
 class ItemsResumed(NamedTuple):
-    """The run goes on from a checkpoint after `step`, at which items were buffered or in flight.
+    """The run continues from a checkpoint after `step`, at which items were buffered or in flight.
 
     Attributes:
         step: the step of the checkpoint.

@@ -184,7 +184,7 @@ def _surplus(folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def _free_name(folder: Path) -> str:
-    """Return a name that sorts after all that are there: that of a bundle that was removed is not used again."""
+    """Return a name that sorts after all that exist: that of a bundle that was removed is not used again."""
     base = time.strftime("%Y%m%d-%H%M%S")
     numbers = [entry.name.removeprefix(base) for entry in os.scandir(folder) if entry.name.startswith(base)]
     last = max((int(number[1:]) if number[1:].isdigit() else 1 for number in numbers), default=0)

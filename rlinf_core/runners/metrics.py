@@ -50,7 +50,7 @@ class MetricsWriter:
     """A writer that appends the metrics of each step. A run has one.
 
     Each line has left the process when `log` returns; a torn last line of an earlier process is cut off. While its file
-    system has no room, lines are kept in memory and written with the next one, so that the run goes on.
+    system has no room, lines are kept in memory and written with the next one, so that the run continues.
 
     Args:
         path: the file; existing lines are kept.

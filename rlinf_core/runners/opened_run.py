@@ -194,7 +194,7 @@ class Run:
 
 
 def load_run(path: str | os.PathLike[str]) -> Run:
-    """Return the run in a folder, also while it goes on.
+    """Return the run in a folder, also while it continues.
 
     Args:
         path: its folder, as `rlinf runs` shows it.

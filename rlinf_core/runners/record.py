@@ -266,7 +266,7 @@ class RunRecord:
     def set_aside(
         self, kind: str, item: str, step: int, deaths: Sequence[str], replay: Mapping[str, Any] | None = None
     ) -> None:
-        """Keep that an item is no longer processed, for the processes died that it was given to.
+        """Keep that an item is no longer processed, since the processes that it was given to died.
 
         Args:
             kind: the kind of the item, as in `task`.
@@ -411,7 +411,7 @@ def facts_of(recipe: Recipe | None, config: object) -> Mapping[str, Fact]:
 
 
 def _answers(asked: Mapping[str, WorkerGroupHandle[T]]) -> dict[str, list[T]]:
-    """Return the answers of all processes, by component; without those that are busy, or dead in a run that goes on."""
+    """Return the answers of all processes, by component; without those that are busy or have died."""
     answers: dict[str, list[T]] = {}
     deadline = Deadline.after(_BUSY_SECONDS)
     for component, handle in asked.items():

@@ -154,10 +154,10 @@ class Suspects(Generic[T]):
         return {name: self._items[name] for name, deaths in self._deaths.items() if len(deaths) >= SUSPECTED}
 
     def died_of_one(self, name: str, item: T, reason: str) -> list[str]:
-        """Note the death of a process that is known to have died of one item.
+        """Note the death of a process that is known to have been caused by one item.
 
         Returns:
-            How all its processes died, if the item is set aside now; else nothing.
+            How all its processes died, if the item is quarantined now; else an empty result.
         """
         if name in self._set_aside:
             return []
@@ -229,7 +229,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _unlisted_deaths(failures: list[Failure]) -> list[Failure]:
-    """Return the deaths behind workers' failures that are not failed calls themselves, as of a channel's own process.
+    """Return the deaths that caused workers' failures and are no failed calls, such as that of a channel's process.
 
     Those workers' failures become consequences.
     """

@@ -82,8 +82,7 @@ class Runner(ABC):
         """Restore the state from `write_checkpoint`."""
 
     def items_in_flight(self) -> ItemFates:
-        """Return the items that were buffered or in flight when `write_checkpoint` was called last, by what can be made
-        of each."""
+        """Return the items that were buffered or in flight at the last `write_checkpoint`, by what became of each."""
         return {}
 
     def items_resumed(self, in_flight: ItemFates) -> ItemFates:

@@ -66,7 +66,7 @@ class StepClock:
             self._last = None if before is None else before + self._clock() - began
 
     def start_again(self) -> None:
-        """Note that the step begins again: its duration says nothing of others."""
+        """Note that the step begins again, so that its duration is not compared with others."""
         self._last = self._clock()
 
     @property
@@ -118,7 +118,7 @@ OnHang: TypeAlias = Literal["restart", "fail", "wait"]
 class HangWatch:
     """A thread of the driver that looks for who holds up a run whose steps take much longer than before.
 
-    It names a worker that cannot go on, as a zombie, after 2 s without a step, and any other one after 5 s, where
+    It names a worker that cannot continue, as a zombie, after 2 s without a step, and any other one after 5 s, where
     nothing moves. It says so again whenever the time has doubled, and ends one after 10 s at least.
 
     Args:

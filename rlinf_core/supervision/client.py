@@ -203,12 +203,12 @@ class ManagerClient(Resolver):
     def read_store(self, keys: Sequence[str], seconds: float, *, wait: bool) -> tuple[bytes | None, ...]:
         """Return the value of each key in the store of this worker's group, or None where it has none.
 
-        `wait`: whether to wait until all are there.
+        `wait`: whether to wait until all have arrived.
         """
         return self._call("read_store", tuple(keys), wait, seconds=seconds)
 
     def write_store(self, key: str, value: bytes | int | None, seconds: float) -> bytes | None:
-        """Store a value for this worker's group, add a number to the one that is there, or remove it at None.
+        """Store a value for this worker's group, add a number to the one that exists, or remove it at None.
 
         Returns: the new value, or the removed one.
         """

@@ -311,7 +311,7 @@ class DeathCauses:
                 self._read_log(peer, partial(self._take, death))
 
     def hurry(self, name: str) -> None:
-        """Conclude a death, if it is searched, by what is known now."""
+        """Conclude the search for a death's cause, if there is one, from what is known now."""
         death = self._deaths.get(name)
         if death is not None:
             self._look_at_end(death, last=True)

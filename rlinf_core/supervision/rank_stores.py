@@ -26,7 +26,7 @@ class RankStores:
         self._waiting: list[_WaitingRead] = []
 
     def read(self, caller: Caller, keys: tuple[str, ...], wait: bool) -> object:
-        """Return the value of each key, or None where it has none; `LATER` until all are there, if it waits."""
+        """Return the value of each key, or None where it has none; `LATER` until all have arrived, if it waits."""
         values = self._values_of(caller)
         result = tuple(values.get(key) for key in keys)
         if wait and None in result:
@@ -35,7 +35,7 @@ class RankStores:
         return result
 
     def write(self, caller: Caller, key: str, value: bytes | int | None) -> bytes | None:
-        """Store a value, add a number to the one that is there, or remove it at None; return the new or removed one."""
+        """Store a value, add a number to the one that exists, or remove it at None; return the new or removed one."""
         values = self._values_of(caller)
         before = values.get(key)
         if value is None:

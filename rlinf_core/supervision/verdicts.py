@@ -139,7 +139,7 @@ def _no_longer_runs(name: str, pid: int | None) -> Standing | None:
 
 
 def _standing(job: JobSnapshot, process: JobProcess) -> Standing:
-    """Return what a process does, in words, with the innermost frame of its own code."""
+    """Return a description of what a process does, with the innermost frame of its own code."""
     view = process.view
     place = f"`{view.name}` (pid {view.pid})" if view.pid is not None else f"`{view.name}`"
     answer = job.answers.get(view.name)
@@ -190,7 +190,7 @@ def _is_own(frame: tuple[str, str, str]) -> bool:
 
 
 def _own_frame_is_last(stacks: str) -> bool:
-    """Return whether nothing of a library for collective operations was called by the innermost code of its own."""
+    """Return whether a process's own innermost code called no library for collective operations."""
     frames = _frames(stacks)
     last = max((index for index, frame in enumerate(frames) if _is_own(frame)), default=-1)
     return not any(part in frame[0] for frame in frames[last + 1 :] for part in _COLLECTIVE)

@@ -66,7 +66,7 @@ class Process:
         running: whether some of its code runs without waiting.
         doing: its activity, as in `runs `train` for 3 s`, for the description.
         died: seconds since its death, or None while it lives.
-        holds: what it holds besides, in words: where it waits, that goes on.
+        holds: what it holds besides, in words: where it waits, that continues.
     """
 
     name: str

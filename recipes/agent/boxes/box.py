@@ -149,7 +149,7 @@ class LiveBox:
         timeout: float,
         most: int | None = None,
     ) -> Done:
-        """Run a command; when cancelled, it is killed. What it leaves in the background goes on until the box ends.
+        """Run a command; when cancelled, it is killed. What it leaves in the background continues until the box ends.
 
         Args:
             user: name or number as the box has it; "" is root.
@@ -369,7 +369,7 @@ class _Drain:
         return True
 
     def end(self) -> bytes:
-        """Return the bytes that were kept, with what is in the pipe."""
+        """Return the kept bytes, and those still in the pipe."""
         if not self._begun:
             os.close(self.writer)
         while self._read() and len(self._data) < self._most:

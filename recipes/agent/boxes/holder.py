@@ -313,7 +313,7 @@ class Holder:
             self._watch_disk()
 
     def _watch_disk(self) -> None:
-        """Go on counting what the box has written, for a tenth of the time: commands and the owner are served, too."""
+        """Keep counting what the box has written, for a tenth of the time: commands and the owner are served, too."""
         most, most_files = self._spec["disk"], self._spec["files"]
         if self._counting is None:
             self._counting = layer_files.disk_use(self._upper, most, most_files)

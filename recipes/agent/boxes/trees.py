@@ -1,4 +1,4 @@
-"""Walks through folders that a box's programs made: as deep as they like, and changed meanwhile.
+"""Walks through folders that a box's programs made: of any depth, and changing meanwhile.
 
 A walk gives the kernel single names and descriptors, never a path that grows with the depth, and keeps two descriptors
 open. Runs in the processes that hold boxes: standard library only.
@@ -83,7 +83,7 @@ class Walk:
             os.close(self.folder)
 
     def enter(self) -> None:
-        """Go on with what is in the folder that was yielded last.
+        """Continue with what is in the folder that was yielded last.
 
         Raises:
             OSError: it cannot be opened, or is a folder no more.
@@ -124,7 +124,7 @@ class Walk:
         return level.entry
 
     def _find_way(self) -> None:
-        """Go from the top as far as the way still leads: a program has moved one of its folders meanwhile."""
+        """Follow the path from the top as far as it still exists: a program has moved one of its folders meanwhile."""
         os.close(self.folder)
         self.folder = os.dup(self._top)
         for depth, level in enumerate(self._way):
@@ -172,7 +172,7 @@ def remove_tree(name: str, folder: int | None = None) -> None:
 
 
 def _remove_some(top: int) -> bool:
-    """Remove what is in a folder, of a large one a part; return whether it is worth while to go on."""
+    """Remove what is in a folder, of a large one a part; return whether it is worthwhile to continue."""
     walk, removed, before = Walk(top), 0, list[int]()
     for entry in walk:
         try:

@@ -208,7 +208,7 @@ class TurnEncoder:
         return self._texts.raw(tokens)
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends within a thought, which the model goes on with."""
+        """Return whether a prompt ends within a thought, which the model continues."""
         return opens_thought(self._texts.raw(prompt[-_LONGEST_MARK:]))
 
     def _entry(self, message: ChatMessage) -> dict[str, Any]:

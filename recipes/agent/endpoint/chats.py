@@ -129,7 +129,7 @@ class Chats:
             raise bad_request(f"the model's chat template rejects the messages: {refusal}") from None
 
     def written(self, call_ids: Sequence[str]) -> str | None:
-        """Return the turn in which the model made calls with these ids; None where it made none of them."""
+        """Return the turn in which the model made calls with these ids; None if it made none of them."""
         return next((self._written[call_id] for call_id in call_ids if call_id in self._written), None)
 
     def _begun(self, ask: Ask) -> tuple[Chat, Any]:

@@ -1,6 +1,6 @@
 """The harness by which environments of verifiers are played in the agent's own process: a chat with the task's tools.
 
-verifiers finds it by the name of a module. It is imported where verifiers is there.
+verifiers finds it by the name of a module. It is imported where verifiers is installed.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class CheckedTask(FileModel):
 
     @property
     def expected(self) -> Expected:
-        """The facts that grades are held against."""
+        """The facts that grades are checked against."""
         return Expected(self.mode, self.kinds, self.running)
 
     def fault(self, verifier_seconds: float, harness: str | None = None) -> str:

@@ -117,7 +117,7 @@ async def finish(task: TaskFolder, image: Image, box: LiveBox, mode: Mode) -> Le
 async def grade(
     store: ImageStore, task: TaskFolder, image: Image, kept: Path, expected: Expected, *, seconds: float | None = None
 ) -> Grade:
-    """Run the tests over what a box has left, in a fresh box; once more in another one where they give no reward.
+    """Run the tests on what a box has left, in a fresh box; if they give no reward, once more in another one.
 
     Args:
         kept: the layer of what was kept.

@@ -87,7 +87,7 @@ class BoxEnvironment(_environments.BaseEnvironment):
         return self._shared
 
     async def start(self, force_build: bool) -> None:
-        """Start a box of its own, where it is not that of a trial."""
+        """Start a box of its own, unless it is that of a trial."""
         if self._shared is not None:
             return
         task = read_task(self.environment_dir.parent)
@@ -151,7 +151,7 @@ class BoxEnvironment(_environments.BaseEnvironment):
         await asyncio.to_thread(target.write_bytes, data)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """See Harbor; of what is there, plain files and folders alone."""
+        """See Harbor; of what exists, plain files and folders alone."""
         data = await self._taken(f"tar -C {shlex.quote(source_dir)} -cf - .", source_dir)
         await asyncio.to_thread(_extract, data, Path(target_dir))
 

@@ -147,7 +147,7 @@ def find_tasks(path: Path) -> list[Path]:
 
 
 def memory_of(path: Path) -> int:
-    """Return the MiB of memory that a task's box needs; nothing but its task.toml is read.
+    """Return the MiB of memory that a task's box needs; only its task.toml is read.
 
     Raises:
         ConfigError: it is missing or cannot be read.

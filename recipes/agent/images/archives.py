@@ -154,7 +154,7 @@ class _Archive(NamedTuple):
 
 @contextmanager
 def _reading(archive: Path) -> Generator[_Archive]:
-    """Open an archive; whatever it was made to end its reading by is one error."""
+    """Open an archive; any content made to break its reading is one error."""
     try:
         check_regular(archive)
         with _Bounded(archive) as file, tarfile.open(fileobj=file, mode="r:") as packed:

@@ -105,7 +105,7 @@ class ImageStore:
         return None
 
     def add(self, image: Image, name: str | None = None) -> Image:
-        """Write the record of an image whose layers are there. The caller holds the locks of both."""
+        """Write the record of an image whose layers exist. The caller holds the locks of both."""
         if self.find(image.digest) is None:
             # Processes that use it hold locks on the file.
             write_whole(self._record(image.digest), image.model_dump_json(indent=1), mode=_MODE)
@@ -169,7 +169,7 @@ class ImageStore:
         return size
 
     async def take(self, kept: Path, layer: str) -> None:
-        """Make a layer of what a box has left. The caller is alone."""
+        """Make a layer of what a box has left. The caller must be the only user."""
         folder = self.boxes.folder / "layers" / layer
         await self._clear(folder)
         kept.rename(folder)

@@ -56,7 +56,7 @@ class AgentSyncRollouts(SyncRollouts):
     def _serve(
         self, asked: tuple[Prompt, ...], _wait: Wait
     ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
-        """Have tasks done and scored; return the engines' figures, and the groups of each reward worker."""
+        """Have tasks done and scored; return the engines' metrics, and the groups of each reward worker."""
         serving, lost = self._serving.serve(), self._calls.lost
 
         def check() -> None:
@@ -120,7 +120,7 @@ class AgentRunner(ReasoningRunner):
         return AgentSyncRollouts(self._calls, rollout, self._recovery, sizes["rollout"], channel)
 
     def _note_set_aside(self, task: Prompt, deaths: Sequence[str]) -> None:
-        """Keep what is known of a task whose processes died of it."""
+        """Keep what is known about a task that killed its processes."""
         self.record.set_aside("task", str(self._suspects.problem_of(task)), task.step, deaths)
 
     def _async_rollouts(self) -> AsyncRollouts:

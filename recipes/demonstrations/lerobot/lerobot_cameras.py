@@ -68,7 +68,7 @@ class VideoCamera(Camera):
         shape: (H, W, 3).
         name: the name of the feature.
         episodes: the episodes, with their videos.
-        fps: rows in a second.
+        fps: rows per second.
     """
 
     def __init__(self, shape: tuple[int, int, int], name: str, episodes: Sequence[Episode], fps: float) -> None:

@@ -73,7 +73,7 @@ class DatasetInfo:
     """The content of `meta/info.json`.
 
     Attributes:
-        fps: rows in a second; 29.97 and 0.5 are rates, too.
+        fps: rows per second; 29.97 and 0.5 are rates, too.
         features: the features by name; those in `INDICES` are left out.
         total_episodes: number of episodes.
         total_frames: number of rows.

@@ -93,7 +93,7 @@ class DatasetWriter:
 
     Args:
         folder: the folder of the data set; must not exist.
-        fps: rows in a second.
+        fps: rows per second.
         features: the features by name; `INDICES` come by themselves.
         robot_type: kind of robot, free text.
         origin: where the episodes come from, kept in `meta/rlinf.json`.

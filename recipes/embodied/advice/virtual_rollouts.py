@@ -53,7 +53,7 @@ class Exchange(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Seconds of what a step consists of.
+    """Seconds of the parts of a step.
 
     Attributes:
         env, policy, values: a call, by its rows.

@@ -100,7 +100,7 @@ class CameraReader:
         return frame
 
     def rate(self) -> float:
-        """Return the frames in a second so far."""
+        """Return the frames per second so far."""
         return self.count / max(time.monotonic() - self._begun, 1e-9)
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class CameraState(NamedTuple):
         source: its driver.
         serial: serial number or path of the device; None: it has none.
         size: width and height of its frames, in pixels.
-        rate: frames in a second.
+        rate: frames per second.
         age: age of the newest frame, in seconds.
     """
 

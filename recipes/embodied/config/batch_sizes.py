@@ -28,7 +28,7 @@ def evaluates(config: EmbodiedConfig) -> bool:
 
 
 def divides_among(config: EmbodiedConfig, workers: int) -> bool:
-    """Return whether the environments split evenly, in whole groups, over the pipeline stages of so many workers."""
+    """Return whether the environments split evenly, in whole groups, over the pipeline stages of this many workers."""
     sections = [config.env.train, *([config.env.eval] if evaluates(config) else [])]
     shares = workers * config.rollout.pipeline_stage_num
     return all(section.total_num_envs % (shares * group_size(config, section)) == 0 for section in sections)

@@ -109,7 +109,7 @@ class PolicyRolloutConfig(RolloutConfig):
 
 
 class PolicyJob(JobConfig):
-    """A whole file. A recipe adds what it learns by."""
+    """A whole file. A recipe adds how it learns."""
 
     runner: PolicyRunnerConfig = Field(
         default_factory=PolicyRunnerConfig, description="Run length, what is saved, and where results go."

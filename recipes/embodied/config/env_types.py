@@ -40,7 +40,7 @@ class EnvType(NamedTuple):
             worker's own process.
         install: what pip installs for it; None: the module, or for a simulator what `rlinf venv setup` installs.
         action_size, control_hz: the action size and control rate of one that is not made to be asked, where all of its
-            tasks have the same: numbers in an action, and actions in a second; else 0 and None.
+            tasks have the same: numbers in an action, and actions per second; else 0 and None.
         stored_sets: the sets of tasks whose starts are states that their makers stored, which `rlinf venv check` tries.
             Empty: the simulator draws its starts itself.
     """

@@ -1,4 +1,4 @@
-"""Stored starts of a simulator, held against its tasks' own descriptions, in the simulator's interpreter.
+"""Stored starts of a simulator, checked against its tasks' own descriptions, in the simulator's interpreter.
 
     python -m recipes.embodied.interpreters.start_check ENV_TYPE STARTS TASK...
 

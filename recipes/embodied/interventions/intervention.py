@@ -125,7 +125,7 @@ class Steerable(Protocol):
 
     @property
     def control_hz(self) -> float | None:
-        """Actions in a second; None: not known."""
+        """Actions per second; None: not known."""
         ...
 
     @property

@@ -1,6 +1,6 @@
-"""Running deviation of discounted returns, by which rewards are divided: `algorithm.normalize_rewards`.
+"""Running standard deviation of discounted returns, by which rewards are divided: `algorithm.normalize_rewards`.
 
-In each environment R = gamma R + r, from 0 after each end. Rewards are divided by the deviation of all R so far, those
+In each environment R = gamma R + r, from 0 after each end. Rewards are divided by the std of all R so far, those
 of the step among them, and clipped, as by `VecNormalize` of Stable-Baselines3, which updates it at each action.
 """
 
@@ -29,7 +29,7 @@ _EPSILON: Final = 1e-8
 
 
 class RunningReturns:
-    """The deviation of discounted returns, and where the return of each environment stands.
+    """The standard deviation of discounted returns, and where the return of each environment stands.
 
     Args:
         gamma: discount of rewards, by action.

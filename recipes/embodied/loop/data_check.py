@@ -136,7 +136,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def check_orientation(actor: Any, env: Any, record: RunRecord, environments: str, *, skips: bool = False) -> None:
-    """Check that the pictures of demonstrations stand as the environment's, and note it in the record of the run.
+    """Check that the images of demonstrations have the environment's orientation, and note it in the record of the run.
 
     Args:
         actor: the workers that learn, which have read the demonstrations.

@@ -181,7 +181,7 @@ class EmbodiedRunner(RolloutRunner):
         return {**figures, "rollout/staleness": float(max(staleness))}
 
     def evaluate_policy(self, step: int) -> dict[str, float]:
-        """Have the policy act greedily in environments that it is not trained in; figures are under `eval/`."""
+        """Have the policy act greedily in environments that it is not trained in; metrics are under `eval/`."""
 
         def act() -> list[list[Any]]:
             self.update_rollout_weights(step)
@@ -208,7 +208,7 @@ class EmbodiedRunner(RolloutRunner):
         return figures
 
     def finish(self) -> None:
-        """Log the failures of simulators once more."""
+        """Log the failures of simulators again."""
         if self._failed:
             LOGGER.warning("%d episodes were left out: their simulators failed; see the logs of `env`", self._failed)
 

@@ -66,7 +66,7 @@ class RolloutRecovery(Relaunching):
 
     @property
     def attempt(self) -> tuple[int, ...]:
-        """The argument that distinguishes the calls of an attempt from earlier ones; none of the first one."""
+        """The argument that distinguishes the calls of an attempt from earlier ones; the first attempt has none."""
         return (self._attempt,) if self._attempt else ()
 
     def rollouts(self, step: int, attempt: Callable[[], T]) -> T:

@@ -49,7 +49,7 @@ class EnsembleLayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(members, 1, size))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return [E, n, size], each row with mean 0 and deviation 1 but for the weights."""
+        """Return [E, n, size], each row with mean 0 and standard deviation 1 but for the weights."""
         return torch.addcmul(self.bias, functional.layer_norm(inputs, inputs.shape[-1:], eps=_EPSILON), self.weight)
 
 

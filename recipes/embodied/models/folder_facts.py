@@ -58,7 +58,7 @@ _MODEL: Path = ("actor", "model", "model_path")
 def check_model_folder(config: PolicyJob, report: Report) -> None:
     """Report a folder that holds no policy of the kind that `model_type` names.
 
-    Nothing is reported of folders on other machines. One that is missing here is a warning: the file may be meant for
+    Folders on other machines are not checked. One that is missing here is a warning: the file may be meant for
     another machine. `require_model_folder` makes it an error where a run starts.
     """
     folder = config.actor.model.model_path
@@ -95,7 +95,7 @@ def require_model_folder(config: PolicyJob) -> None:
 
 
 def fault_of_policy(model_type: str, folder: str) -> FolderFault | None:
-    """Return why a folder, which is there, cannot be the `model_path` of a policy of some kind; None: it may be.
+    """Return why a folder, which exists, cannot be the `model_path` of a policy of some kind; None: it may be.
 
     Of a policy of the user's own only its saved form is known.
     """

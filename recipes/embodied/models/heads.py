@@ -34,7 +34,7 @@ def value_head(inputs: int, width: int) -> nn.Sequential:
 
 
 def with_value_head(values: Tensor | None) -> Tensor:
-    """Return values that are there.
+    """Return the values, which must not be None.
 
     Raises:
         ValueError: the policy has no value head.
@@ -61,7 +61,7 @@ class ActionHead(nn.Module, ABC):
 
 
 class GaussianHead(ActionHead):
-    """Independent normal distributions; the deviations are weights of their own, the same for all observations."""
+    """Independent normal distributions; their stds are weights, the same for all observations."""
 
     def __init__(self, features: int, chunk: int, size: int) -> None:
         super().__init__()

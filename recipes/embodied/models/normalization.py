@@ -103,7 +103,7 @@ class Statistics:
     def affine(self, scheme: Scheme, epsilon: float | None) -> tuple[NDArray[np.float32], NDArray[np.float32], float]:
         """Return what is subtracted, the scale that is divided by, both [D], and what is then subtracted.
 
-        `mean_std` leads to mean 0 and deviation 1, `quantile` to -1 at `low` and 1 at `high`. Where a number hardly
+        `mean_std` leads to mean 0 and std 1, `quantile` to -1 at `low` and 1 at `high`. Where a number hardly
         varies, see `Normalization.epsilon`.
         """
         low, high = np.array(self.low), np.array(self.high)
@@ -134,7 +134,7 @@ class Normalization:
             library does that the statistics come from, whose policy learned what becomes of numbers that never vary.
             None: such numbers are shifted alone.
         action_scheme: the scheme of actions, where it is not that of states.
-        rows: how many rows of states the statistics are of, where they go on with each training step; None: they don't.
+        rows: how many rows of states the statistics cover, where each training step updates them; None: none does.
     """
 
     scheme: Scheme = "mean_std"
@@ -255,7 +255,7 @@ def _check_columns(first: Sequence[Any], second: Sequence[Any], name: str, other
 
 
 def _like(values: NDArray[np.float32], other: Array | Tensor) -> Any:
-    """Return numbers as an array or a tensor, whatever `other` is."""
+    """Return numbers as an array or a tensor, as `other` is."""
     if isinstance(other, Tensor):
         return torch.from_numpy(values).to(other.device)  # pyright: ignore[reportUnknownMemberType]
     return values

@@ -269,7 +269,7 @@ class OffPolicyAlgorithm(OffPolicyMethod, ABC, Generic[Settings]):
     # State
 
     def metrics(self) -> dict[str, float]:
-        """Return figures of the present state, by their full names."""
+        """Return metrics of the current state by their full names."""
         return {}
 
     def state(self) -> dict[str, Tensor]:

@@ -217,7 +217,7 @@ def teleop(
     emit: Callable[[str], None],
     seen: RobotEnvOptions | None = None,
 ) -> int:
-    """Let a person move an arm, from where it stands, until they press the key for success or failure, or Ctrl-C.
+    """Let a person move an arm from its current pose until they press the key for success or failure, or Ctrl-C.
 
     Args:
         arm: which one.

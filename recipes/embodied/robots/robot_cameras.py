@@ -62,7 +62,7 @@ def scene_of(robot: RobotUnit, options: RobotEnvOptions, seconds: float) -> Call
 def look_through(
     robot: RobotUnit, options: RobotEnvOptions, seconds: float
 ) -> tuple[list[CameraState], list[CameraView]]:
-    """Return how a robot's cameras are, after a second of frames, and what they see.
+    """Return the state of a robot's cameras after a second of frames, and what they see.
 
     Raises:
         ConfigError: a package is missing, or a camera has no serial number or no driver.

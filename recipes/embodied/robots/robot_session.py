@@ -99,7 +99,7 @@ def check_version(facts: ControllerFacts) -> ArmCheck:
 
 
 def check_latency(rounds: list[list[float]], period: float) -> ArmCheck:
-    """Judge the link by the 99th percentile of the better of some rounds: a machine may be busy once."""
+    """Judge the link by the 99th percentile of its best round: a machine may be briefly busy."""
     best = min(float(np.quantile(latencies, 0.99)) for latencies in rounds)
     measured = f"99 of 100 responses within {1000 * best:.1f} ms; the control period is {1000 * period:g} ms"
     if best <= period:

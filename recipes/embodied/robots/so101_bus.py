@@ -87,7 +87,7 @@ class SO101Bus:
         self._asked(self._bus.enable_torque if holds else self._bus.disable_torque)
 
     def close(self) -> None:
-        """Close the port; the motors go on as they are.
+        """Close the port; the motors continue as they are.
 
         Raises:
             RobotLinkLostError: the motors do not answer.
@@ -150,7 +150,7 @@ _log = logging.getLogger("rlinf.robots")
 
 class LeaderSource(PersonSource):
     """Takes over when the leader is moved near the arm's own pose; the arm then follows its joints at its own speed,
-    each from the moment on in which the person has moved it: a gripper that holds something goes on holding it.
+    each from the moment on in which the person has moved it: a gripper that holds something keeps holding it.
     """
 
     options_model = LeaderOptions

@@ -102,7 +102,7 @@ def _hdf5(source: DataSource, config: PolicyJob, at: Path, report: Report) -> Da
 def _rows(
     source: DataSource, config: PolicyJob, shape: DatasetShape, report: Report, at: Path
 ) -> Demonstrations | None:
-    """Return the numbers of all rows, after they were held against their description; None where that is too much."""
+    """Return the numbers of all rows, checked against their description; None where that is too much."""
     if not source.path.endswith(HDF5_ENDINGS):
         info = read_info(FilePath(source.path))
         numbers = info.total_frames * (shape.action_size + shape.state_size)
@@ -162,7 +162,7 @@ def _lerobot(source: DataSource, at: Path, report: Report) -> DatasetInfo:
 
 
 def _check_packages(path: str, modules: list[str], at: Path, report: Report) -> bool:
-    """Report a package that reading a data set needs and that is missing; return whether all are there."""
+    """Report a package that reading a data set needs and that is missing; return whether all are installed."""
     missing = missing_modules(modules)
     if missing:
         needs = f"`{path}` needs the package `{missing[0]}`, {absence(missing[0])}"

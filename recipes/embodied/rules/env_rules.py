@@ -46,7 +46,7 @@ class EnvFacts(NamedTuple):
         problem: why it cannot be made, if it cannot.
         help: what to do about that.
         spec: the spec of its observations and actions; None: not known, sizes that are not known: 0.
-        control_hz: actions in a second; None: not known.
+        control_hz: actions per second; None: not known.
     """
 
     has_states: bool | None = None

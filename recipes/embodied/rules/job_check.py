@@ -303,7 +303,7 @@ def _check_imports(config: EmbodiedConfig, report: Report) -> None:
 
 
 def _check_observations(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
-    """Check that the policy is one for the environment's observations."""
+    """Check that the policy takes the environment's observations."""
     kind, facts = config.actor.model.model_type, facts_of(config, environments)
     needs = {"cnn_policy": ("images", facts.has_images), "mlp_policy": ("states", facts.has_states)}
     what, has = needs.get(kind, ("", None))

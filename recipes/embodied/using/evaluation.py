@@ -226,7 +226,7 @@ def shared_starts(config: PolicyJob) -> ConfigError | None:
 
 
 def summary(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
-    """Return the figures of all episodes and of each task, see `figures`."""
+    """Return the metrics of all episodes and of each task, see `figures`."""
     tasks = sorted({episode.task for episode in episodes})
     return {
         "total": figures(episodes),
@@ -251,7 +251,7 @@ def figures(episodes: Sequence[CollectedEpisode]) -> dict[str, Any]:
 
 
 def digest(files: Sequence[Path], folder: Path) -> str | None:
-    """Return the SHA-256 of some files with their names in `folder`; None where none is there."""
+    """Return the SHA-256 of some files with their names in `folder`; None if there is none."""
     existing = [file for file in files if file.is_file()]
     hasher = hashlib.sha256()
     for file in existing:

@@ -125,7 +125,7 @@ def _write_graph(
     folder: Path,
     kind: str,
 ) -> float | None:
-    """Write a graph, and return how far its actions are from those of the policy; None where no runtime is there."""
+    """Write a graph, and return the distance of its actions from the policy's; None without a runtime."""
     with torch.no_grad(), warnings.catch_warnings():
         # Exporters warn of what they will become, and of packages that they could use.
         warnings.simplefilter("ignore")

@@ -77,7 +77,7 @@ def record(
             same source.
         successes_only: keep only episodes that are solved at their end.
         video: write pictures as mp4, instead of PNG within the Parquet files.
-        fps: rows in a second; None: the actions in a second of the environment, where these are known, else
+        fps: rows per second; None: the actions per second of the environment, where these are known, else
             `env.eval.video_cfg.fps`.
         emit: receives progress lines.
 

@@ -279,5 +279,5 @@ class TemporalEnsemble:
         return mean
 
     def _later(self, steps: Tensor) -> Tensor:
-        """Return figures of steps [n, H, ...] after C of them, with nothing of the last ones."""
+        """Return per-step values [n, H, ...] shifted forward by C steps, padded with zeros."""
         return torch.cat((steps[:, self._executed :], torch.zeros_like(steps[:, : self._executed])), dim=1)

@@ -96,7 +96,7 @@ class _Virtual:
                 engine.told = len(engine.orders)
 
     def answer(self, rank: int, device: Device) -> Process:
-        """Draw tokens of all answers of an engine at once, until nothing is left and further prompts come."""
+        """Sample tokens for all answers of an engine at once, until none is left and further prompts arrive."""
         engine = self.engines[rank]
         while True:
             while engine.orders:

@@ -67,7 +67,7 @@ class AnswerGroup(NamedTuple):
         texts: the answers without the tokens that end them; empty for a prompt that was skipped.
         answers: the sequences; where a trajectory branched its segments, next to each other, with its number.
         pieces: text of each token, by answer; empty unless they are shown.
-        episode_stats: the figures of each trajectory; empty where answers are of one turn.
+        episode_stats: the metrics of each trajectory; empty where answers are of one turn.
     """
 
     prompt: Prompt
@@ -118,7 +118,7 @@ class KeptGroups:
         self._groups: dict[int, bytes] = {}
 
     def begin(self, prompts: Sequence[Prompt]) -> None:
-        """Forget the answers of other steps than that of `prompts`, which are of one, and those of evaluations."""
+        """Forget the answers of evaluations and of all steps except that of `prompts`, which belong to one step."""
         if prompts and not (prompts[0].trains and prompts[0].step == self._step):
             self._step = prompts[0].step
             self._groups.clear()

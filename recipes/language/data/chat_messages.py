@@ -83,7 +83,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with plain numbers: the spelling of those in JSON lines is not the template's to see."""
+    """Return a value with plain numbers: the template must not see their spelling in JSON lines."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):

@@ -218,7 +218,7 @@ def read_file(path: str, prompt_key: str, answer_key: str, name: str = "") -> Fi
 
 
 def located_rows(path: str, most: int | None = None) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the rows of a `.jsonl` or `.parquet` file, each behind its place, or the first of them, at most `most`.
+    """Return the rows of a `.jsonl` or `.parquet` file, each after its place, or the first of them, at most `most`.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or a row is not an object or has pictures.

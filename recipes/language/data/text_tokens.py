@@ -40,7 +40,7 @@ def without_thought(text: str) -> str:
 
 
 def opens_thought(prompt: str) -> bool:
-    """Return whether a prompt ends within a thought, which the model goes on with."""
+    """Return whether a prompt ends within a thought, which the model continues."""
     return prompt.rstrip().endswith(tuple(begin for begin, _ in THOUGHT_MARKS))
 
 
@@ -97,7 +97,7 @@ class TextTokens:
     # Tokens
 
     def opened(self, text: str) -> list[int]:
-        """Return the tokens of a text that begins a sequence: behind what the tokenizer puts first, without an end."""
+        """Return the tokens of a text that begins a sequence: after what the tokenizer puts first, without an end."""
         return [*self.around[0], *self._encoded(text)]
 
     def plain(self, text: str) -> list[int]:
@@ -112,7 +112,7 @@ class TextTokens:
         """Return the tokens of texts that follow each other, together those of the whole.
 
         Where a token lies across the end of a prompt, what stands before has the tokens that an engine gets, and what
-        follows those that are written behind them. Across the end of an answer it belongs to what follows.
+        follows those that are written after them. Across the end of an answer it belongs to what follows.
 
         Args:
             texts: prompts and answers in turn.
@@ -121,7 +121,7 @@ class TextTokens:
 
     @cached_property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The special tokens that the tokenizer puts before and behind a text."""
+        """The special tokens that the tokenizer puts before and after a text."""
         for probe in _PROBES:
             bare, whole = self._encoded(probe), list(self._tokenizer.encode(probe))
             for start in range(len(whole) - len(bare) + 1 if bare else 0):
@@ -135,7 +135,7 @@ class TextTokens:
 
     @cached_property
     def _begins_texts(self) -> bool:
-        """Whether a text by itself has other tokens than behind another one."""
+        """Whether a text by itself has other tokens than after another one."""
         before = self._encoded(_ANCHORS[0])
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         alone = ((probe, self._encoded(probe)) for probe in _PROBES)
@@ -149,7 +149,7 @@ class TextTokens:
         return self._encoded("a\n") == self._encoded("a")
 
     def _anchor(self, text: str) -> str:
-        """Return a text behind which another has the tokens that it has behind any."""
+        """Return a text after which another has the tokens that it has after any."""
         if not self._begins_texts:
             return ""
         unknown = getattr(self._tokenizer, "unk_token_id", None)
@@ -160,7 +160,7 @@ class TextTokens:
         return ""
 
     def _divided(self, anchor: str, texts: Sequence[str], *, answers: bool = False) -> list[list[int]]:
-        """Return the tokens of texts behind an anchor, whose own are left out; `answers`: the first is an answer."""
+        """Return the tokens of texts after an anchor, whose own are left out; `answers`: the first is an answer."""
         whole = anchor + "".join(texts)
         require_whole(whole)
         tokens, offsets = self._with_offsets(whole)

@@ -113,7 +113,7 @@ class Engine(ABC):
 
     @abstractmethod
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
 
     @abstractmethod
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
@@ -138,7 +138,7 @@ class Engine(ABC):
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """Return figures of this moment."""
+        """Return metrics of this moment."""
 
     @abstractmethod
     def stop(self) -> None:

@@ -36,7 +36,7 @@ def checked_together(
         worked: whether the engine has given good answers before.
 
     Raises:
-        EngineAnswerError: a setting is to blame, or no answer is good, and none has been.
+        EngineAnswerError: a setting is to blame, or no answer was ever valid.
     """
     sequences: list[Sequence] = []
     wrong: EngineAnswerError | None = None

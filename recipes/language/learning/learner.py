@@ -77,7 +77,7 @@ class TokenTargets:
     comparable: Tensor | None = None
 
     def as_dict(self) -> dict[str, Tensor]:
-        """Return those that are there, by name."""
+        """Return those that exist, by name."""
         names = ("advantages", "old_logprobs", "ref_logprobs", "behaviour_logprobs", "comparable")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -119,7 +119,7 @@ class AnswerLearner(ABC):
         )
 
     def _learn(self, batch: RolloutBatch, targets: Targets, seed: int, step: int) -> Figures:
-        """Take the optimizer steps of a training step, and return figures of all micro-batches.
+        """Take the optimizer steps of a training step, and return metrics of all micro-batches.
 
         Args:
             batch: this rank's answers; whole groups.
@@ -161,7 +161,7 @@ class AnswerLearner(ABC):
         Args:
             rows: its answers.
             lengths: int64 [n], tokens of each.
-            targets: [n, longest answer], zero behind the end of each answer, with a bool `mask` of what is trained.
+            targets: [n, longest answer], zero after the end of each answer, with a bool `mask` of what is trained.
             totals: see `LossInputs`.
         """
 
@@ -214,7 +214,7 @@ class LanguageLearner(AnswerLearner):
     Attributes:
         differences: float32 [m], log-probabilities by the weights before the last `train` less `old_logprobs`, of
             those tokens of the first optimizer step that are `comparable`.
-        learned: share of the last batch's answers that were passed through, over which figures are means.
+        learned: share of the last batch's answers that were passed through, over which metrics are means.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class LanguageLearner(AnswerLearner):
         self._loss = loss
 
     def train(self, batch: RolloutBatch, targets: TokenTargets, seed: int, step: int = 0) -> Figures:
-        """Learn from a batch, and return figures of all micro-batches. All ranks call it together.
+        """Learn from a batch, and return metrics of all micro-batches. All ranks call it together.
 
         Args:
             batch: this rank's answers; whole groups.
@@ -331,7 +331,7 @@ class ValueLearner(AnswerLearner):
 
 
 def padded(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return values of tokens, [A], as [n, longest], zero behind the end of each answer; differentiable."""
+    """Return values of tokens, [A], as [n, longest], zero after the end of each answer; differentiable."""
     device = values.device
     longest = int(lengths.max()) if len(lengths) else 0
     inside = (torch.arange(longest)[None] < lengths[:, None]).to(device)

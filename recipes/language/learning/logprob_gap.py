@@ -39,7 +39,7 @@ class LogprobGap:
     tokens: int
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures by their full names."""
+        """Return the metrics by their full names."""
         return {
             "train/logprob_gap/mean": self.mean,
             "train/logprob_gap/max": self.largest,

@@ -156,7 +156,7 @@ class TimedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def prove(self, owner: str) -> None:
-        """Note whose connection it is, by what a request proved."""
+        """Note whose connection it is, from the proof in a request."""
         if owner != self._owner and self._owned.remove(self):
             self._owner = owner
             self._admit()

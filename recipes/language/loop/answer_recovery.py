@@ -156,10 +156,10 @@ class AnswerRecovery(Relaunching):
         Args:
             asked: the prompts.
             wait: returns the results of calls: of generation, where the engines' workers answer, and of scoring; by
-                default when all are there.
+                default when all have arrived.
 
         Returns:
-            The figures of each engine, and the groups of each reward worker.
+            The metrics of each engine, and the groups of each reward worker.
         """
         step = asked[0].step if asked else 0
         if step != self._step:

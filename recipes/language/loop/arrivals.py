@@ -1,4 +1,4 @@
-"""Groups of answers as they arrive: figures of a step, counts of failed answers, and answers for people to read."""
+"""Groups of answers as they arrive: metrics of a step, counts of failed answers, and answers for people to read."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def write_samples(run_folder: Path, step: int, samples: Iterable[Mapping[str, An
 
 
 def _masked(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a sample without secrets; the tokens of a text that held one are left out, for they spell it."""
+    """Return a sample without secrets; the tokens of a text that held one are left out, since they spell it."""
     masked: dict[str, Any] = {name: hidden(value) if name in _TEXTS else value for name, value in sample.items()}
     if "turns" in masked:
         masked["turns"] = [{**turn, "text": hidden(turn["text"])} for turn in masked["turns"]]
@@ -161,7 +161,7 @@ class Failures:
 
 
 def group_metrics(groups: Sequence[GroupReport]) -> dict[str, float]:
-    """Return figures of all answers of a step that could be scored, and counts of the others."""
+    """Return metrics of all answers of a step that could be scored, and counts of the others."""
     rewards = [reward for group in groups for reward in group.rewards]
     lengths = [length for group in groups for length in group.lengths]
     count = max(1, len(rewards))
@@ -210,7 +210,7 @@ def nothing_to_learn(step: int, groups: Sequence[GroupReport]) -> RunError:
 
 
 def rank_figures(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return figures of ranks as their mean over those that have them; of those that are a largest one, the largest."""
+    """Return the mean of each metric over the ranks that have it, and of maxima the largest."""
     names = dict.fromkeys(name for metrics in by_rank for name in metrics)
     columns = {name: [metrics[name] for metrics in by_rank if name in metrics] for name in names}
     return {name: max(values) if name.endswith("_max") else mean(values) for name, values in columns.items()}

@@ -110,7 +110,7 @@ class SyncRollouts(PromptService):
 
     Args:
         rollout: the workers that hold engines.
-        answered: has prompts answered and scored, by a function that waits for calls: returns the figures of each
+        answered: has prompts answered and scored, by a function that waits for calls: returns the metrics of each
             engine, and the groups of each reward worker.
     """
 
@@ -148,7 +148,7 @@ class SyncRollouts(PromptService):
         wait_together(self._rollout.offload(weights_follow))
 
     def tokens_per_second(self) -> float:
-        """See `PromptService`: of the seconds in which engines worked."""
+        """See `PromptService`: over the seconds in which engines worked."""
         speed = self._tokens / self._seconds if self._seconds else 0.0
         self._tokens, self._seconds = 0, 0.0
         return speed
@@ -256,7 +256,7 @@ class AsyncRollouts(PromptService):
         return groups
 
     def load_weights(self, version: int) -> tuple[WorkerGroupHandle[Any], ...]:
-        """See `PromptService`: they are loaded when they are there, and generation continues until then."""
+        """See `PromptService`: they are loaded when they have arrived, and generation continues until then."""
         for key in self._engines:
             self._put(NewWeights(version), key)
         return ()
@@ -320,7 +320,7 @@ class Awaited(Protocol):
 
 
 def wait_for(handles: Sequence[Awaited], meanwhile: Callable[[], object]) -> list[list[Any]]:
-    """Return the results of calls, doing something else again and again until they are there.
+    """Return the results of calls, doing something else repeatedly until they have arrived.
 
     The first of them that fails ends the wait: another may be waiting for its workers.
     """

@@ -1,4 +1,4 @@
-"""The items of a channel's key, for a process that does something else while none is there."""
+"""The items of a channel's key, for a process that does something else while none has arrived."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Inbox:
         self._next: Work[Any] | None = None
 
     def poll(self) -> list[Any]:
-        """Return the items that are there, without waiting."""
+        """Return the items that have arrived, without waiting."""
         orders: list[Any] = []
         while self._asked().done():
             orders += self._take()

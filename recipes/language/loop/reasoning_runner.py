@@ -2,7 +2,7 @@
 
 Its one reason to change is the order of a run: start, the phases of a step, evaluation, checkpoints, end. What each of
 them decides or computes is elsewhere: the plan of prompts, services that have them answered, accounts of what arrived,
-what a checkpoint holds of prompts, recovery, progress of evaluations, figures, files.
+what a checkpoint holds of prompts, recovery, progress of evaluations, metrics, files.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ReasoningRunner(RolloutRunner):
     """Runs actor, rollout and reward workers until the run is over: answer, score, learn.
 
     Every step learns from a batch of prompts, each answered several times. The runner knows numbers of problems and
-    figures of groups (`PromptPlan` decides, a `PromptService` acts); tokens go from worker to worker.
+    metrics of groups (`PromptPlan` decides, a `PromptService` acts); tokens go from worker to worker.
 
     With `runner.max_staleness: 0` a step is sync, generation, advantages, training, one after the other. With k the
     prompts of the next k steps are being answered meanwhile, and generation never stops: new weights are loaded between

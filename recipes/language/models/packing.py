@@ -66,7 +66,7 @@ class _Place(NamedTuple):
         row: its row.
         common: how many tokens it shares with others.
         first, own: the columns of the first of these, and of the first that is its own.
-        end: the column behind all that share them.
+        end: the column after all that share them.
     """
 
     row: int

@@ -159,7 +159,7 @@ class NewWeights(NamedTuple):
 
 
 def staleness(groups: list[GroupReport], version: int) -> tuple[float, int]:
-    """Return how many versions the tokens of groups lie behind `version`: the mean over tokens, and the most."""
+    """Return by how many versions the tokens of groups lag `version`: the mean over tokens, and the maximum."""
     drawn = sum(sum(group.lengths) for group in groups)
     if not drawn:
         return 0.0, 0

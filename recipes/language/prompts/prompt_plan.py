@@ -42,7 +42,7 @@ class _Batch:
         waiting: places whose prompts have not been handed out.
         places: those handed out, by slot.
         workers: ranks that answer, by slot, of those that are being answered.
-        reports: the reports of the groups that are there, by slot.
+        reports: the reports of the groups that have arrived, by slot.
     """
 
     step: int
@@ -73,7 +73,7 @@ class PromptPlan:
 
     A group that is not kept is replaced by that of a further prompt, up to `max_refills` times for each place of a
     batch, and one of which too few answers could be scored at least `_SPOILED_REFILLS` times. In synchronous mode
-    (`max_staleness` 0) replacements are handed out when all other groups are there, so that the prompts that are
+    (`max_staleness` 0) replacements are handed out when all other groups have arrived, so that the prompts that are
     answered together do not depend on time.
 
     Args:

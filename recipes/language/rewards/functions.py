@@ -138,11 +138,11 @@ def to_verdict(result: Any) -> Verdict:
     """Convert the result of a reward function to a verdict.
 
     A mapping has `reward` (or `score`); `correct` (or `acc`) says whether the answer is right, whatever its reward;
-    texts in it are for people, and other entries are figures.
+    texts in it are for people, and other entries are metrics.
 
     Raises:
         TypeError: it is neither a number nor a mapping with `reward` (or `score`) and further numbers.
-        ValueError: a number in it is not finite, or the name of a figure is not printable, empty or too long.
+        ValueError: a number in it is not finite, or the name of a metric is not printable, empty or too long.
     """
     if not isinstance(result, Mapping):
         return Verdict(_finite("reward", result), "by the function")

@@ -140,7 +140,7 @@ def program_in(text: str) -> str | None:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yield language and body of each closed block. A fence may close it behind code, at the end of a line."""
+    """Yield language and body of each closed block. A fence may close it after code, at the end of a line."""
     opened: re.Match[str] | None = None
     body: list[str] = []
     for line in without_thought(text).splitlines():

@@ -1,4 +1,4 @@
-"""Scoring in processes of its own: an answer that hangs or kills its process costs itself and nothing else."""
+"""Scoring in processes of its own: an answer that hangs or kills its process affects no other."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Score:
     Attributes:
         reward: the reward for training; `incorrect_reward`, for people alone, where it could not be scored.
         reason: what it was judged by.
-        parts: further figures by name.
+        parts: further metrics by name.
         failure: the `Cause` of a failure for which it could not be scored; "" else.
         correct: whether the answer is right; no penalty of training changes that.
         exit: the bad end that the policy can have caused, an `Exit`; "" else.

@@ -103,7 +103,7 @@ def detect_convention(signature: Signature, name: str) -> Convention:
 
 
 def missing_columns(signature: Signature, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that a function of TRL's kind requires, and none of the rows has."""
+    """Return the columns that a TRL reward function requires and no row has."""
     offered = TRL | {"answer", "ground_truth"} | {name for row in rows for name in row}
     return sorted(signature.required - offered)
 
@@ -164,7 +164,7 @@ def to_numbers(result: Any, count: int) -> Sequence[Any]:
     """Convert the result of a function that scores several answers to one result per answer.
 
     Lists, tensors and arrays have an entry for each answer; a mapping has them under `rewards` or `scores`
-    (OpenRLHF), and those of further figures under `extra_logs`.
+    (OpenRLHF), and those of further metrics under `extra_logs`.
 
     Raises:
         TypeError: it is nothing of the kind.

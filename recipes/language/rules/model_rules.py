@@ -67,7 +67,7 @@ def lacks_folder(folder: str | None, at: Path, report: Report) -> bool:
 def check_model(config: LanguageConfig, report: Report) -> None:
     """Report packages, folders of models and tokenizers, and a chat template, that do not exist.
 
-    Nothing is reported of folders on other machines. One that is missing here, or has settings and no weights, is a
+    Folders on other machines are not checked. One that is missing here, or has settings and no weights, is a
     warning: the file may be meant for another machine. `require_model` makes it an error where a run starts.
     """
     if not runs_in_this_interpreter(config, "actor"):

@@ -1,4 +1,4 @@
-"""Conversations that a job has with its model, held against the chat template, and tokenizers against each other."""
+"""Conversations that a job has with its model, checked against the chat template, and tokenizers against each other."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def evaluate(
 
 
 def figures_by_set(asked: Sequence[GroupReport], samples: int) -> dict[str, dict[str, float]]:
-    """Return the figures of `evaluation_metrics` by data set and difficulty, `all` of them last."""
+    """Return the metrics of `evaluation_metrics` by data set and difficulty, `all` of them last."""
     named = [(name.removeprefix("eval/"), value) for name, value in evaluation_metrics(asked, samples).items()]
     counts = Counter(problem.source for problem in asked)
     sets: dict[str, dict[str, float]] = {}
@@ -262,7 +262,7 @@ def write_evaluation(
         job: the checked file.
         checkpoint: the checkpoint that was evaluated; None: the folder `model_path`.
         watch: started at the begin of the evaluation.
-        parts: what was evaluated on, and the figures.
+        parts: what was evaluated on, and the metrics.
     """
     record = {
         "schema": schema,

@@ -1,4 +1,4 @@
-"""A written model folder as others see it: loaded by transformers alone, in a process of its own.
+"""A written model folder as others see it: loaded by transformers alone, in a separate process.
 
 `written_model` starts it with a question on standard input, and reads the answer from standard output.
 """

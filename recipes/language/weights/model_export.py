@@ -40,7 +40,7 @@ class ModelWriter:
     """Writes `model.safetensors`, or several files and their index, as transformers names them. A context.
 
     Args:
-        folder: which is there.
+        folder: which exists.
         tensors: the tensors that will be written, each once, in any order.
     """
 
@@ -155,7 +155,7 @@ def export(
         weights: the `state_dict` of a `LanguagePolicy`, in its order; of its weights one or two are held at a time.
         config: the configuration of the actor, which decides the architecture.
         tokenizer: the tokenizer of the model.
-        folder: the folder to write; replaced where it is there.
+        folder: the folder to write; replaced where it exists.
         check: is given what was written, with the fingerprint of each weight by name. Where it raises, nothing is kept.
     """
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")

@@ -229,7 +229,7 @@ class LanguageActor(ComparingWorker):
             return self._learner.evaluate(self._batch)
 
     def run_training(self, step: int, last_step: int | None) -> dict[str, float]:
-        """Learn from the batch, and return figures by their full names.
+        """Learn from the batch, and return metrics by their full names.
 
         Args:
             step: the training step.

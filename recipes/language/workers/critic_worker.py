@@ -92,7 +92,7 @@ class LanguageCritic(ComparingWorker):
         self._exchange.send_tokens(self._values)
 
     def run_training(self, step: int, last_step: int | None) -> dict[str, float]:
-        """Learn from the returns that the actors send, and return figures by their full names.
+        """Learn from the returns that the actors send, and return metrics by their full names.
 
         Args:
             step: the training step.

@@ -109,7 +109,7 @@ class EngineStream(Generic[RequestT]):
         return bool(self._announced or self._receiving)
 
     def _advance_weights(self) -> None:
-        """Receive the next weights, and load them when they are there; wait for them where nothing is to be drawn."""
+        """Receive the next weights, and load them when they have arrived; wait for them if nothing is to be sampled."""
         if self._announced and self._receiving is None:
             self._announced -= 1
             self._receiving = self._receive()

@@ -111,7 +111,7 @@ class Answering:
             )
 
     def try_alone(self, prompt: Prompt) -> None:
-        """Answer a prompt for nobody."""
+        """Answer a prompt whose result is discarded."""
         put, self._put = self._put, _drop
         try:
             self.answer((prompt,))
@@ -269,7 +269,7 @@ class Answering:
 
 
 def _drop(groups: list[AnswerGroup]) -> None:
-    """Take groups that nobody wants."""
+    """Take groups that nobody waits for."""
 
 
 def _unanswered(tokens: tuple[int, ...], sample: int) -> Sequence:

@@ -110,7 +110,7 @@ class RewardWorker(ComparingWorker):
             self._scored.put((len(report.rewards) + report.failed, ends), key=PROGRESS)
 
     def _arrived(self, key: str) -> list[AnswerGroup]:
-        """Wait for groups of answers; for a judge, which serves many at a time, take all that are there."""
+        """Wait for groups of answers; for a judge, which serves many at a time, take all that have arrived."""
         groups: list[AnswerGroup] = self._answers.get(key=key)
         while self._config.reward.asks_judge and not self._answers.empty(key=key):
             groups = [*groups, *self._answers.get_nowait(key=key)]

@@ -56,7 +56,7 @@ class RequestKey(NamedTuple):
 
 
 class Promise:
-    """The result of a request that is not answered at once.
+    """The result of a request that is answered later.
 
     Attributes:
         request_id: the id by which the client asks for it.
@@ -322,7 +322,7 @@ class Ledger:
         return self._counts.total() > times * _KEPT or self._bytes.total() > times * _KEPT_BYTES
 
     def _drop_oldest(self, condition: str, value: Any) -> bool:
-        """Drop the result that may go first of those that a condition holds for; return whether there is one."""
+        """Drop the first droppable result that meets a condition; return whether there is one."""
         rows = self.file.rows(
             f"SELECT request, tenant, size FROM requests WHERE drop_after IS NOT NULL AND {condition}"
             " ORDER BY drop_after, place LIMIT 1",

@@ -83,7 +83,7 @@ def _take(
     request: StoredRequest,
     point: ModelPoint | None,
 ) -> None:
-    """Do a request again, unless nobody waits for it and its effect is there.
+    """Do a request again, unless nobody waits for it and its effect exists.
 
     Raises:
         RequestError: it cannot be done any more.

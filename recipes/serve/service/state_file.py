@@ -1,4 +1,4 @@
-"""The file of the service: sessions, samplers, points of models, and requests, from which a later start goes on.
+"""The file of the service: sessions, samplers, points of models, and requests, from which a later start continues.
 
 It is one SQLite file. A commit is handed to the operating system: it outlives the process. If the machine dies, the
 file stays whole, and may lack its last commits.
@@ -154,7 +154,7 @@ class StateFile:
         remove_tree(self.folder(session_id))
 
     def keep_sampler(self, sampler_id: str, session_id: str, path: str | None, snapshot: str | None) -> None:
-        """Write a sampler down, with the path of its weights or the name of their folder in that of the session.
+        """Record a sampler, with the path of its weights or the name of their folder in that of the session.
 
         Raises:
             RunError: it cannot be written.

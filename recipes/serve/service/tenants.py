@@ -149,7 +149,7 @@ class Keys:
     """The keys of tenants, in files that only their owner can read.
 
     Args:
-        folder: the folder of the files, one for each tenant; keys that are there are kept.
+        folder: the folder of the files, one for each tenant; keys that exist are kept.
         tenants: names.
 
     Raises:

@@ -187,7 +187,7 @@ class SamplerTurns:
                     opened.promise.settle(result)
 
     def _encoded(self, done: Mapping[str, SampleOutcome]) -> dict[str, RequestResult | RequestFailure]:
-        """Return the results of outcomes. It runs in a thread: a result may have many MiB."""
+        """Return the results of outcomes. It runs in a thread: a result may be many MiB."""
         results: dict[str, RequestResult | RequestFailure] = {}
         for request_id, outcome in done.items():
             try:

@@ -33,7 +33,7 @@ class Saved(NamedTuple):
         folder: the folder of their files.
         settings: the settings of the adapter.
         base_model: name of the model that it is an adapter of.
-        has_optimizer: whether the state of the optimizer is there, too.
+        has_optimizer: whether the state of the optimizer exists, too.
         metadata: what the client wrote down about the run.
     """
 

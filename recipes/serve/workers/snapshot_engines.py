@@ -162,7 +162,7 @@ class TorchSnapshots(SnapshotEngines):
             raise
 
     def _unload(self, snapshot: str | None) -> None:
-        """Free a snapshot, with whatever its engine has not drawn."""
+        """Free a snapshot, with the requests that its engine has not answered."""
         self._engines.pop(snapshot, None)
         if snapshot is not None:
             self._full.discard(snapshot)
@@ -170,7 +170,7 @@ class TorchSnapshots(SnapshotEngines):
                 self._variants.remove(snapshot)
 
     def draw(self) -> Drawn:
-        """See `SnapshotEngines`: an error takes the engine of one snapshot with it."""
+        """See `SnapshotEngines`: an error ends the engine of one snapshot."""
         drawn = Drawn([], {})
         for snapshot, engine in list(self._engines.items()):
             try:

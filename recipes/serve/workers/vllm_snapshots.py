@@ -54,7 +54,7 @@ class AdaptersEngine(VllmEngine):
         self._counter = itertools.count(1)
 
     def forget(self, request_id: str, samples: int) -> None:
-        """Drop what is kept of a request, and end those of its answers that are still drawn."""
+        """Drop what is kept of a request, and end its answers that are still being sampled."""
         self.prompts.pop(request_id, None)
         for sample in range(samples):
             self.places.pop((request_id, sample), None)
@@ -265,6 +265,6 @@ def _drawing(request: Request) -> Drawing:
 
 
 def _most_likely(entry: _Place, k: int) -> tuple[list[int], list[float]]:
-    """Return the k most likely tokens of a place, which may have the drawn token besides."""
+    """Return the k most likely tokens at a position, and possibly the sampled token."""
     ordered = sorted(entry.items(), key=lambda item: -item[1].logprob)[:k]
     return [token for token, _ in ordered], [item.logprob for _, item in ordered]

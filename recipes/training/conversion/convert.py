@@ -2,7 +2,7 @@
 
 Folders of weights in torch's earlier format are read as data: torch's own reader unpickles `.metadata`, the index of
 the shards, and every value in a shard that is not a tensor: a checkpoint is a program to it. Here the index is read by
-`pickles`, the shards by `archives`, and both are held against each other.
+`pickles`, the shards by `archives`, and both are checked against each other.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The element behind its last."""
+        """The element after its last."""
         return self.offset + _numel(self.shape)
 
     def of(self, piece: Tensor) -> Tensor:
@@ -331,7 +331,7 @@ class FlatWeights(SentWeights):
 
     @torch.no_grad()
     def load(self, first: FirstPiece[AboutT], others: Iterator[Tensor]) -> None:
-        """Take the weights of an update, the first of whose messages is there.
+        """Take the weights of an update, the first of whose messages has arrived.
 
         Raises:
             RLinfError: they are not weights of this module.
@@ -350,7 +350,7 @@ class FlatWeights(SentWeights):
             piece = None
 
     def move(self, device: torch.device) -> None:
-        """Move the memory, and with it the module that computes with it, to a device; nothing where it is there."""
+        """Move the memory, and with it the module that computes with it, to a device, unless it is there already."""
         self._keep()
         for index, buffer in enumerate(self.buffers):
             if buffer.device == device:

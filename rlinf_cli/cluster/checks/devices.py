@@ -88,7 +88,7 @@ def _robots(machine: ProbedNode) -> Iterator[Said]:
 
 
 def _robot(kind: str, address: str, fault: str | None, controller_node: int | None) -> Said:
-    """Return what is said of one controller; `controller_node` is the node that runs it, if the file names one."""
+    """Return the findings about one controller; `controller_node` is the node that runs it, if the file names one."""
     data = {"type": kind, "address": address, "fault": fault, "controller_node_rank": controller_node}
     at_node = "" if controller_node is None else f" on node {controller_node}"
     robot = f"{kind} at {address}{f', controller{at_node},' if at_node else ''}"

@@ -217,7 +217,7 @@ _MACHINE: Final[tuple[Rule, ...]] = (ports, disk, shm, memory, limits)
 
 
 def of_software(probed: Sequence[ProbedNode], reference: SoftwareReference) -> Iterator[Finding]:
-    """Return what is said of every interpreter of the nodes: that of their Ray, and those of their groups."""
+    """Return the findings about every interpreter of the nodes: that of their Ray, and those of their groups."""
     everywhere = _with_groups(probed)
     yield from _applied(interpreter, everywhere, reference)
     # A group's interpreter that does not run is reported once, not for each missing package.
@@ -227,7 +227,7 @@ def of_software(probed: Sequence[ProbedNode], reference: SoftwareReference) -> I
 
 
 def of_machines(probed: Sequence[ProbedNode], reference: SoftwareReference) -> Iterator[Finding]:
-    """Return what is said of the clock, the ports and the room of the nodes."""
+    """Return the findings about clocks, ports and disk space of the nodes."""
     yield from clocks(probed)
     for rule in _MACHINE:
         yield from _applied(rule, probed, reference)

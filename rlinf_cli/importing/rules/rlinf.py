@@ -189,7 +189,7 @@ def enforce_eager(leaf: Leaf, values: Values) -> Result:
 
 
 def search(leaf: Leaf, values: Values) -> Result:
-    """Name what stands in the place of a server of documents."""
+    """Name the replacement of a document server."""
     server = values.of(leaf)
     return LeftOut(f"`search` reads `agent.corpus_path`; a function of yours in `agent.tools` may ask `{server}`")
 

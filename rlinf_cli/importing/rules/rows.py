@@ -27,7 +27,7 @@ _ALTERNATIVES: Final = re.compile(r"\{([^{}]*)\}")
 
 
 def rules_of(*kinds: str) -> Table:
-    """Return the rules for files of some kinds; those of a later one hold."""
+    """Return the rules for files of some kinds; later kinds take precedence."""
     rows = (item for kind in kinds for item in foreign_table()["rules"][kind].items())
     return {key: _rule(row) for keys, row in rows for key in _expanded(keys)}
 

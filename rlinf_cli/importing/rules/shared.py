@@ -168,7 +168,7 @@ def cases(leaf: Leaf, values: Values, to: str, cases: Mapping[str, str], note: s
 
 
 def constant(leaf: Leaf, values: Values, to: str, value: Any, note: str) -> Result:
-    """Convert a key that means one value here, whatever it is."""
+    """Convert a key that has a single value here, whatever the file says."""
     return new(to, value, note)
 
 

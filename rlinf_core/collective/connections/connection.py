@@ -191,7 +191,7 @@ class Connection:
         self._flush_leftovers()
 
     def _flush(self) -> bool:
-        """Send what was posted; return whether that was all. The caller holds the write lock."""
+        """Send the posted messages; return whether all were sent. The caller holds the write lock."""
         while self._outbox:
             data, fds = self._outbox[0]
             sent = self._send([data], fds)

@@ -186,7 +186,7 @@ _ANCILLARY = socket.CMSG_SPACE(_FDS_PER_MESSAGE * array.array("i").itemsize) * 4
 
 
 class FrameReader:
-    """A reader of frames from a stream socket; it blocks until they are there."""
+    """A reader of frames from a stream socket; it blocks until they have arrived."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -235,7 +235,7 @@ class FrameReader:
             moved()
 
     def read_now(self, body: memoryview) -> int:
-        """Fill the start of `body` with the bytes that are there; return their number.
+        """Fill the start of `body` with the bytes that have arrived; return their number.
 
         Raises:
             EOFError: the peer closed the connection.

@@ -1,6 +1,6 @@
 """Messages: the codec between an object and its parts, and a body as it is encoded for one peer.
 
-An object becomes a pickle stream and out-of-band parts; they travel inside the frame, behind it, or in shared memory.
+An object becomes a pickle stream and out-of-band parts; they travel inside the frame, after it, or in shared memory.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class PlaceholderPart(HostPart):
 
 
 def inline_body(message: Message) -> EncodedBody:
-    """Return a small body, as bytes behind its frame."""
+    """Return a small body, as bytes after its frame."""
     size = message.body_size
     if not size:
         return EncodedBody()

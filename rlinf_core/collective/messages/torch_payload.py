@@ -384,7 +384,7 @@ class TensorTarget:
 
 
 def tensor_parts(tensor: torch.Tensor | np.ndarray[Any, Any]) -> tuple[bytes, Part]:
-    """Return the words and the bytes of one tensor for `send_tensor`.
+    """Return the header and the bytes of one tensor for `send_tensor`.
 
     Raises:
         PayloadError: it is neither a tensor nor an array, or not just its bytes: sparse, quantized, of objects.

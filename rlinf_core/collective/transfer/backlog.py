@@ -1,4 +1,4 @@
-"""The backlog: what has arrived and was not received yet. While it is too much, nothing more is read."""
+"""The backlog: what has arrived and was not received yet. While there is too much, reading stops."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Backlog:
         return (self._most_messages - 1) // 2
 
     def _between(self, after: int, before: int) -> list[_Pause]:
-        """Return the threads whose limit lies between two numbers of bytes."""
+        """Return the threads whose limit is between two numbers of bytes."""
         start = bisect_left(self._pauses, after, key=_limit)
         return self._pauses[start : bisect_left(self._pauses, before, start, key=_limit)]
 

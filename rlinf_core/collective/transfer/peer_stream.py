@@ -108,7 +108,7 @@ class PeerStream:
             return None
 
     def post(self, posted: PostedReceive) -> ReceivedMessage | None:
-        """Add a receive; return the message that it takes instead, if one is there."""
+        """Add a receive; return the message that it takes instead, if one has arrived."""
         with self._inbox_lock:
             if self._arrived:
                 return self._arrived.popleft()
@@ -148,7 +148,7 @@ class PeerStream:
     def put_back(self, claim: BufferClaim) -> ReceivedMessage | None:
         """Forget a claim whose body broke off: its receive waits again, as the first one.
 
-        Return the message that it takes instead, if one is there.
+        Return the message that it takes instead, if one has arrived.
         """
         with self._inbox_lock:
             self._let_go(claim)

@@ -186,7 +186,7 @@ class PeerStreams:
             self._fail_later(stream, stream.take_unacknowledged(lambda one: one is connection), RELAUNCHED)
 
     def look_for_acknowledgement(self, work: AwaitedOperation) -> None:
-        """Have the threads look again that may bring the acknowledgement that somebody waits for from now on."""
+        """Wake the threads that may bring an acknowledgement that a caller now waits for."""
         if not self._backlog.holds_back:
             return
         for stream in self.all():

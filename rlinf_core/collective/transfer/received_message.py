@@ -163,7 +163,7 @@ class BufferClaim:
     """The buffer of a receive, while a body is read straight into it.
 
     The receive may be given up meanwhile. From then on the buffer is its owner's alone: what it holds of the body is
-    copied, and the rest is read behind that copy, so that the message is whole for the next receive.
+    copied, and the rest is read after that copy, so that the message is whole for the next receive.
 
     Attributes:
         given_up: whether the body is read into memory of its own.

@@ -32,7 +32,7 @@ class _Body:
     """The memory of a body that was read; None where that is the buffer of a receive, which has it.
 
     Attributes:
-        reserved: bytes of it that the backlog counts, until its message is there.
+        reserved: bytes of it that the backlog counts, until its message has arrived.
     """
 
     memory: memoryview | None
@@ -188,7 +188,7 @@ class Receiver:
     def _is_awaited(self, connection: Connection) -> bool:
         """Return whether an operation waits for what comes through a connection.
 
-        Then reading goes on although the backlog is full: messages come in order, and what is awaited lies behind those
+        Then reading continues despite a full backlog: messages come in order, and what is awaited lies after those
         that fill it. Until the operation ends or times out, its peer decides how much memory they take. What is left in
         a connection that was replaced comes before what the new one brings.
         """
@@ -220,7 +220,7 @@ class Receiver:
             self._give(there, received)
 
     def _give(self, stream: PeerStream, received: ReceivedMessage) -> bool:
-        """Give a message to the receive whose turn it is; return False where none is there, and it waits for one."""
+        """Give a message to the receive whose turn it is; return False where none has arrived, and it waits for one."""
         while (posted := stream.deliver(received)) is not None:
             if self._match(stream, posted, received):
                 return True

@@ -300,7 +300,7 @@ class ClusterConfig(ConfigModel):
 
     @property
     def survives_losses(self) -> bool:
-        """Whether the job may go on when a node is lost: on spares, or with fewer processes."""
+        """Whether the job may continue when a node is lost: on spares, or with fewer processes."""
         return self.spare_nodes > 0 or any(entry.elastic for entry in self.component_placement.values())
 
     @property

@@ -241,7 +241,7 @@ def commit_of(path: HubPath, *, fetches: bool) -> str:
 
 
 def _is_whole(name: str, kind: str, commit: str, cache: str) -> bool:
-    """Return whether a cache lacks none of the files that were listed when a commit was fetched."""
+    """Return whether a cache has all files that were listed when a commit was fetched."""
     try:
         from huggingface_hub import snapshot_download
 

@@ -158,7 +158,7 @@ class QuarantinedItem(FileModel):
 def quarantine(
     run_folder: Path, kind: str, item: str, step: int, deaths: Sequence[str], replay: Mapping[str, Any] | None = None
 ) -> Path:
-    """Keep what is known of an item that is set aside; return the file.
+    """Keep what is known about a quarantined item; return the file.
 
     Raises:
         OSError: it cannot be written.

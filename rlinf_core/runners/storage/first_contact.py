@@ -126,7 +126,7 @@ class FirstContact:
 def note_comparisons(folder: Path, comparisons: Sequence[ContactCheck]) -> None:
     """Add comparisons to the file of a run folder; processes that compared the same have one line, of the worst result.
 
-    A run that goes on from a checkpoint compares again, which replaces what was there. One process of a job writes.
+    A run that continues from a checkpoint compares again, which replaces what was there. One process of a job writes.
     """
     new: dict[tuple[str, str, str], ContactCheck] = {}
     for comparison in comparisons:

@@ -225,7 +225,7 @@ class RunFolder:
         return self.path / "logs"
 
     def log_file(self, component: str, rank: int) -> Path:
-        """Return the log of one worker. On another machine it is only there if this folder is shared."""
+        """Return the log of one worker. On another machine it exists only if this folder is shared."""
         return self.logs / component / f"rank_{rank}.log"
 
     @property

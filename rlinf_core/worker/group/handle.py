@@ -367,7 +367,7 @@ class WorkerGroupHandle(Generic[T]):
 
 
 def _extended(deadline: Deadline, client: ManagerClient | None) -> Deadline:
-    """Return an expired deadline, later by the time in which somebody debugged a process of the job."""
+    """Return an expired deadline, extended by the time that a process of the job spent in a debugger."""
     now = time.monotonic()
     paused = 0.0 if client is None else client.wait_reports.paused("", now - deadline.at + deadline.seconds)
     at = deadline.at + paused

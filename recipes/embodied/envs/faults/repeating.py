@@ -89,7 +89,7 @@ class RepeatingSimulator(ABC):
         """Return the task, and which environments these are at what moment, for messages."""
 
     def _attempt(self, operation: Callable[[], ResultT], doing: str, action: Any = None) -> ResultT:
-        """Perform an operation; where it raises, once more on a new simulator that has repeated what came before.
+        """Perform an operation; if it raises, repeat it on a new simulator that has replayed the steps before.
 
         Args:
             operation: is called once or twice.

@@ -2,7 +2,7 @@
 
 A batch that raises does not say which environment it was. All running episodes are repeated on a new batch. Where that
 raises as well, its environments are asked one after the other: episodes of those that raise have failed, and the others
-go on. Where that cannot be told, as of a simulator that steps all of them at once, all episodes are left out.
+continue. Where that cannot be told, as of a simulator that steps all of them at once, all episodes are left out.
 """
 
 # It is a part of `VectorEnv`, and calls the methods that its subclasses implement.

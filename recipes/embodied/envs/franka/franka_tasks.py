@@ -208,7 +208,7 @@ class PushTask(Task):
         return way, np.sqrt(np.einsum("db,db->b", way, way))
 
     def behind(self, scene: Scene) -> Floats:
-        """Return [3, B], where the hand stands to push the puck toward the mark."""
+        """Return [3, B], the places of the hand from which it pushes the puck toward the mark."""
         way, length = self.way(scene)
         behind = scene.body.copy()
         behind[:2] -= BEHIND * way / np.maximum(length, 1e-6)
@@ -314,7 +314,7 @@ class PlaceTask(PickTask):
         return super().place(rows, draws)
 
     def potential(self, scene: Scene) -> Floats:
-        """See `Task`: as of `PickTask`, and a block that is held nearer to the point."""
+        """See `Task`: as `PickTask`, plus a reward for a held block that is nearer to the point."""
         near = np.clip(FAR - distance(self.target, scene.body), 0, None)
         return super().potential(scene) + 8 * scene.held * near
 
@@ -327,7 +327,7 @@ class PlaceTask(PickTask):
         return self.carry(scene, self.target + scene.hand - scene.body)
 
     def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
-        """See `Task`: as of `PickTask`, then the point and the way there from the block."""
+        """See `Task`: as `PickTask`, then the point and the way there from the block."""
         super().write(columns, scene)
         columns[6:9] = scaled_position(self.target)
         columns[9:12] = (self.target - scene.body) / 0.1

@@ -43,7 +43,7 @@ class RobotDriver(ABC):
         options: `options` of that entry; where the class has an attribute `options_model`, its instance.
 
     Attributes:
-        control_hz: actions in a second.
+        control_hz: actions per second.
 
     Raises:
         RobotUnreachableError: the robot does not answer.
@@ -90,7 +90,7 @@ class RobotDriver(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop the robot immediately. It stands still until a reset."""
+        """Stop the robot immediately. It stays still until a reset."""
 
     def score(self) -> tuple[float, bool] | None:
         """Return the reward of the last action, and whether the task is solved; None: the robot cannot measure them."""

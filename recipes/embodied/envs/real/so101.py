@@ -1,7 +1,7 @@
 """The driver of an SO-101 arm on a serial port, by lerobot's bus of Feetech motors.
 
 Actions move the targets of five joints and of the gripper; the motors hold their targets by themselves, so an arm that
-nothing comes to any more goes on to its last target, at most `lead` degrees away, and rests there.
+gets no more commands moves to its last target, at most `lead` degrees away, and rests there.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class SO101Driver(RobotDriver):
         return [] if self._bus.is_calibrated else ["the motors hold another calibration than the file"]
 
     def close(self) -> None:
-        """See `RobotDriver`: the motors go on holding the arm."""
+        """See `RobotDriver`: the motors keep holding the arm."""
         if self._closed:
             return
         self._closed = True

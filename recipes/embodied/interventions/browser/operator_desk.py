@@ -1,4 +1,4 @@
-"""The operator who steers from elsewhere: their token, what they asked for since the last step, what they see,
+"""The operator who steers remotely: their token, what they asked for since the last step, what they see,
 and an arm whose operator falls silent. No sockets; moments are arguments.
 """
 
@@ -83,7 +83,7 @@ class OperatorLink:
 
         Args:
             heard: what came since the last step; None: nothing did.
-            connected: whether the operator's connection stands.
+            connected: whether the operator is connected.
 
         Raises:
             InterventionError: the operator was in charge, and has been silent for too long.
@@ -128,7 +128,7 @@ class OperatorDesk:
 
     @property
     def operator(self) -> object | None:
-        """The connection that steers; None: nobody is connected."""
+        """The connection that steers; None: no one is connected."""
         return self._operator
 
     def sit(self, person: object, now: float) -> object | None:

@@ -77,7 +77,7 @@ class PageServer:
         port: TCP port; 0: any that is free.
         token: what a person must send first.
         desk: the place of the operator.
-        hz: steps in a second.
+        hz: steps per second.
         quality: the quality of JPEG pictures.
 
     Attributes:

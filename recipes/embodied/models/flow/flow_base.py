@@ -108,7 +108,7 @@ class FlowMatchingPolicy(BasePolicy):
         return flow_matching_losses(velocity, ends, time=self.times(len(ends)))
 
     def _carried_out(self, steps: Tensor) -> Tensor:
-        """Return figures of each number [S, n, H, M], of those that the environment takes, as [n, C, S * A]."""
+        """Return [S, n, H, M], cut to the actions and dimensions that the environment takes, as [n, C, S * A]."""
         return _flat(steps[:, :, : self.shape[0], : self.shape[1]])
 
 

@@ -94,7 +94,7 @@ class FlowSde:
         return (0.5 + _LOG_SQRT_TAU + self._deviation(at, like).log()).expand_as(like)
 
     def _step(self, x: Tensor, velocity: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and deviation of the x after step number `at`, [n]."""
+        """Return mean and standard deviation of the x after step number `at`, [n]."""
         time = _beside(at / self.steps, x)
         drift = velocity - self.noise**2 / 2 * (x - time * velocity)
         return x + drift / self.steps, self._deviation(at, x)
@@ -154,7 +154,7 @@ def flow_matching_losses(
     """Return the squared errors of the velocity toward samples [n, ...], in their shape.
 
     Args:
-        velocity: what learns.
+        velocity: the network that learns.
         samples: the samples, as wanted.
         generator: source of randomness; None: torch's own.
         time: the time of each sample, [n]; None: drawn evenly from 0 to 1.
@@ -183,5 +183,5 @@ def _beside(numbers: Tensor, like: Tensor) -> Tensor:
 
 
 def _logprob(standard: Tensor, deviation: Tensor) -> Tensor:
-    """Return the log-probability of what is so many deviations away from the mean."""
+    """Return the log-probability of what is so many standard deviations away from the mean."""
     return -standard.square() / 2 - _LOG_SQRT_TAU - deviation.log()

@@ -157,7 +157,7 @@ class OpenVlaPolicy(BasePolicy):
         return super().prepare({_TOKENS: tokens, _MASK: mask, **named})
 
     def describe_images(self) -> dict[str, Any]:
-        """See `BasePolicy`: of DINOv2; SigLIP takes the same with mean and deviation 0.5."""
+        """See `BasePolicy`: of DINOv2; SigLIP takes the same with mean and standard deviation 0.5."""
         return {**self._pipelines[0].describe(), "centre_crop": self._options.centre_crop}
 
     def to_env(self, actions: Tensor) -> Array:

@@ -150,10 +150,10 @@ def relu_layers(inputs: int, width: int, count: int) -> nn.Sequential:
 
 
 class SquashedPolicy(BasePolicy):
-    """Actions tanh(u), u normally distributed with mean and deviation from the observation.
+    """Actions tanh(u), u normally distributed with mean and standard deviation from the observation.
 
     The likeliest action, as evaluations take it, is the tanh of the mean. With `exploration_noise` actions are that
-    and a noise of fixed deviation, clipped to -1 and 1. Without value head: critics belong to the actor worker.
+    and a noise of fixed std, clipped to -1 and 1. Without value head: critics belong to the actor worker.
     """
 
     loads_model_path: ClassVar[bool] = False
@@ -187,7 +187,7 @@ class SquashedPolicy(BasePolicy):
         return Normalization()
 
     def distribution(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """Return mean and logarithm of the deviation of u, [n, A]; None for the latter where noise is fixed."""
+        """Return mean and logarithm of the std of u, [n, A]; None for the latter where noise is fixed."""
         hidden = self.layers(features_from(self.features, self.scaling, inputs))
         if self.log_std is None:
             return self.mean(hidden), None

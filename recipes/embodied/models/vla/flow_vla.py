@@ -146,7 +146,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         """Return the velocity [n, C, M] at a chunk and the times [n], from noise at 0 to actions at 1."""
 
     def times(self, count: int) -> Tensor:
-        """See `FlowMatchingPolicy`: it learns more from what is nearly noise."""
+        """See `FlowMatchingPolicy`: samples near noise have more weight."""
         sizes = self._sizes
         noisy = torch.distributions.Beta(*sizes.beta).sample((count,)) * sizes.scale + sizes.offset
         return (1 - noisy).to(next(self.parameters()).device)
@@ -207,7 +207,7 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return losses[..., : self.shape[1]] if self.trained_by == "lerobot" else losses
 
     def _split(self, actions: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what was drawn, and what relative actions are relative to, [n, H, A]; None: none are."""
+        """Return the samples, and the reference of relative actions, [n, H, A]; None: no action is relative."""
         if not self.options.relative_actions:
             return actions, None
         return actions[..., : -self.shape[1]], actions[..., -self.shape[1] :]

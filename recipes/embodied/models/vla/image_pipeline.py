@@ -73,7 +73,7 @@ class ImagePipeline:
         size: height and width, in pixels.
         resizing: a name of `RESIZINGS`.
         mean: the mean of the colours, [3], in parts of 255.
-        deviation: the deviation of the colours, by which they are divided.
+        deviation: the standard deviation of the colours, by which they are divided.
     """
 
     size: tuple[int, int]
@@ -165,7 +165,7 @@ class ImagePipeline:
 
 
 def _colours(values: Any, name: str, folder: str | None) -> tuple[float, ...]:
-    """Return a mean or deviation of colours: three numbers, as fractions of 255.
+    """Return a mean or standard deviation of colours: three numbers, as fractions of 255.
 
     Raises:
         ConfigError: it is something else.

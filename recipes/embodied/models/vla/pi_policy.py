@@ -167,7 +167,7 @@ class Pi0Policy(PiPolicy):
         self.base.config.save_pretrained(folder / BACKBONE)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Pi0Policy:
-        """Keep the frequencies of time in float32, whatever the weights become: bfloat16 would blur the steps."""
+        """Keep the frequencies of time in float32, whatever the dtype of the weights: bfloat16 would blur the steps."""
         super()._apply(fn, recurse)  # pyright: ignore[reportUnknownArgumentType]
         time = self.base.embed_action_time.sinusoid_embeds
         # Not to where they are: transformers may have left them on the CPU, and the rest be on the meta device.

@@ -110,7 +110,7 @@ class Arm(ABC):
 
     @abstractmethod
     def stop(self, reason: str, now: float) -> None:
-        """Stop as fast as the arm can, and stand still until a reset. The first reason is kept."""
+        """Stop as fast as the arm can, and stay still until a reset. The first reason is kept."""
 
     def poll(self, now: float) -> None:  # noqa: B027 - an ideal arm does nothing by itself
         """Look at what the arm does by itself; sets `stopped` where it has ended its motion."""

@@ -180,7 +180,7 @@ class Controller:
         """Notice what the arm did by itself, and stop it at the moment when its holder had been silent for too long.
 
         Where this process was held up for as long, what the holder sent is not read yet: it is not them who are to
-        blame, and their lease goes on.
+        blame, and their lease continues.
         """
         delay = 0.0 if self.looked is None else now - self.looked
         self.looked = None if self.looked is None else now

@@ -79,7 +79,7 @@ class Reservation:
 class KvBatch:
     """Rows that decode together.
 
-    Rows end at a common column, behind the tokens that they share with others; a mask hides columns without a token.
+    Rows end at a common column, after the tokens that they share with others; a mask hides columns without a token.
 
     Args:
         layers: layers of the model.
@@ -230,7 +230,7 @@ class KvBatch:
         self._mask = None if bool(seen.all()) else pad(seen, (0, coming), value=1)
 
     def keep(self, numbers: Tensor) -> bool:
-        """Keep the rows whose new number is not negative, and what they share; return whether any is left.
+        """Keep the rows whose new number is not negative, and their shared prefix; return whether any is left.
 
         Args:
             numbers: int64 [all rows of the engine], on the CPU.

@@ -38,9 +38,9 @@ class Lanes(NamedTuple):
 
 
 class KvLayer(DynamicLayer):
-    """Keys and values of rows: of tokens that several rows share, once, and behind them of each row's own.
+    """Keys and values of rows: of tokens that several rows share, once, and after them of each row's own.
 
-    The layer of transformers copies everything for each new token; this one writes it into memory that is there.
+    The layer of transformers copies everything for each new token; this one writes it into allocated memory.
 
     Attributes:
         most: columns of own tokens that rows come to at most, beyond which no memory is taken.

@@ -55,8 +55,8 @@ class Prefilled:
     """Keys and values of contexts, one row each.
 
     Attributes:
-        logits: float [contexts, V], of the token behind each.
-        layers: those of each layer, behind the prefix and flush right.
+        logits: float [contexts, V], of the token after each.
+        layers: those of each layer, after the prefix and flush right.
         mask: int64 [contexts, columns], 1 where there is a token.
         prefix: what all contexts begin with.
     """
@@ -67,7 +67,7 @@ class Prefilled:
     prefix: Prefix
 
     def behind(self, which: Tensor) -> tuple[list[KeyValues], Tensor]:
-        """Return keys and values of some contexts behind the prefix, with their mask."""
+        """Return keys and values of some contexts after the prefix, with their mask."""
         layers = [(keys.index_select(0, which), values.index_select(0, which)) for keys, values in self.layers]
         return layers, self.mask.index_select(0, which)
 
@@ -115,7 +115,7 @@ class ForwardPass:
     def logits(
         self, tokens: Tensor, mask: Tensor | None, positions: Tensor, cache: Any, wanted: Tensor | None = None
     ) -> Tensor:
-        """Return the logits behind the last of some tokens, float [rows, V], whose keys and values a cache then has.
+        """Return the logits after the last of some tokens, float [rows, V], whose keys and values a cache then has.
 
         Args:
             tokens: int64 [rows, n].
@@ -123,7 +123,7 @@ class ForwardPass:
                 [rows, 1, n, columns], whether each of `tokens` sees a column.
             positions: int64 [rows, n], of `tokens` in their sequences.
             cache: the cache of the rows.
-            wanted: int64 [k], the columns of `tokens` behind which they are wanted, so that the result is
+            wanted: int64 [k], the columns of `tokens` after which they are wanted, so that the result is
                 [rows * k, V]; None: the last.
         """
         arguments: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1 if wanted is None else wanted}
@@ -165,7 +165,7 @@ class ForwardPass:
         return Prefilled(logits, [layer.own for layer in cache.layers], mask, prefix)
 
     def _at_once(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Return the logits behind rows of tokens, all laid into one row, so that a prefix is read once for all."""
+        """Return the logits after rows of tokens, all laid into one row, so that a prefix is read once for all."""
         rows, width = tokens.shape
         ones = torch.ones(width, width, dtype=torch.bool, device=tokens.device).tril()
         same = torch.eye(rows, dtype=torch.bool, device=tokens.device)
@@ -181,7 +181,7 @@ def _in_rows(tensor: Tensor, rows: int) -> Tensor:
 
 
 def _new_cache(prefix: Prefix | None = None) -> Any:
-    """Return an empty cache, behind a prefix that all of its rows share."""
+    """Return an empty cache, after a prefix that all of its rows share."""
     from transformers.cache_utils import Cache
 
     from recipes.language.engines.own.kv_layer import KvLayer

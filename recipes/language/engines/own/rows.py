@@ -257,7 +257,7 @@ class Rows:
         ]
 
     def abort(self) -> list[Sequence]:
-        """Return all running answers as they are; nothing runs then."""
+        """Return all running answers as they are, and stop them."""
         aborted = self.unfinished()
         self._alive[:] = False
         self._running = 0

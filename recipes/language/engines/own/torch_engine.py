@@ -403,7 +403,7 @@ class TorchEngine(QueuedEngine):
 
 
 def _common_length(prompts: Iterable[Tokens]) -> int:
-    """Return how many tokens prompts begin with alike, if worth a pass; each keeps a token of its own."""
+    """Return the length of the prompts' common prefix, if worth a pass; each keeps a token of its own."""
     distinct = set(prompts)
     low, high, most = min(distinct), max(distinct), min(map(len, distinct)) - 1
     common = 0

@@ -1,4 +1,4 @@
-"""Extraction of final answers: what is boxed, or stated as the answer, or comes last."""
+"""Extraction of final answers: the text that is boxed, stated as the answer, or last."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _without_denial(match: re.Match[str]) -> str:
 def said_answer(text: str) -> str | None:
     """Return the stated answer of a text, or None.
 
-    It is the first number after `####`, as in GSM8K's own grader: a model that goes on writes the next problem's. Where
+    It is the first number after `####`, as in GSM8K's own grader: a model that continues writes the next problem's. If
     none is a number, as in headings, it is the text after the last `####`; else the text after the last `answer is`.
     """
     marked = [_sentence(_MARK_END.split(text[match.end() :])[0]) for match in _MARKED.finditer(text)]

@@ -286,7 +286,7 @@ def _split(text: str) -> list[str]:
 
 
 def _range(plain: str) -> Range | None:
-    """Return a text as a range of numbers; a hyphen makes none, for it may be a minus."""
+    """Return a text as a range of numbers; a hyphen makes none, since it may be a minus."""
     match = _RANGE.fullmatch(plain)
     return None if match is None else _range_of(match)
 

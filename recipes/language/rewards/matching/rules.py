@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
     Attributes:
         right: 0 to 1; of a user's function, its reward.
         reason: what it was judged by, for people.
-        parts: further figures by name, for metrics.
+        parts: further numbers by name, for metrics.
         correct: whether the answer is right, where a function says so apart from its reward; None: the reward does.
         exit: the bad end of a program as an answer, an `Exit`; "" else.
     """

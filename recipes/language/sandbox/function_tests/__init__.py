@@ -23,7 +23,7 @@ _MODULES: Final = ("remote", "pipe", "judging")
 def function_tests() -> str:
     """Return the program that runs tests of functions: its standard input says which.
 
-    It holds the modules, compiled here, for the interpreter of the sandbox is this one's.
+    It holds the modules, compiled here, since the interpreter of the sandbox is this one's.
     """
     files = [(f"{__name__}.{name}", Path(__file__).with_name(f"{name}.py")) for name in _MODULES]
     codes = [

@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def _end_as(child: int, reason: str) -> None:
-    """End as the program's process did; where it has sent what is no message, say so, and end it."""
+    """End as the program's process did; if it sent something other than a message, say so, and end it."""
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if reason == ENDED else 0
     if code == 0:
         print(reason, file=sys.stderr, flush=True)

@@ -42,7 +42,7 @@ class MyLearner(Worker):
         self.counts, self.sums = [0] * config.arms, [0.0] * config.arms
 
     def means(self) -> list[float]:
-        """Return the mean reward of each arm, 0 of one that was never pulled."""
+        """Return the mean reward of each arm; 0 if it was never pulled."""
         return [total / max(1, count) for total, count in zip(self.sums, self.counts, strict=True)]
 
     def learn(self, pulls: list[Pull]) -> None:

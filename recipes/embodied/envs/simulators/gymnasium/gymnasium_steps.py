@@ -1,4 +1,4 @@
-"""Resets and steps of Gymnasium's environments, held against what Gymnasium promises."""
+"""Resets and steps of Gymnasium's environments, checked against what Gymnasium promises."""
 
 # Gymnasium is an optional package: the checker of types runs without it.
 # pyright: basic, reportMissingImports=false
@@ -85,7 +85,7 @@ def checked_together(results: Sequence[Any]) -> tuple[tuple[Any, ...], Columns] 
 
 
 def _all_of(types: frozenset[type], values: Sequence[Any]) -> bool:
-    """Return whether all values are of some types, and of no subclass of them."""
+    """Return whether all values are exactly of some types, subclasses excluded."""
     return set(map(type, values)) <= types
 
 
