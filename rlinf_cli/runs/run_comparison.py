@@ -77,7 +77,14 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None, x: XAxis = XA
     provenances = [read_provenance(folder.path) for folder in folders]
     metrics = [run.steps for run in runs]
     series = [series_of(lines) for lines in metrics]
-    for folder, one in zip(folders, series, strict=True):
+    for folder, lines, one in zip(folders, metrics, series, strict=True):
+        if not lines:
+            raise RunError(
+                "a run has no metrics to compare",
+                where=str(folder.path),
+                why=f"it is {folder.state.status}, and has finished no step",
+                help=f"`rlinf why {folder.path.name}` says what happened; leave it out",
+            )
         if x.metric and x.metric not in one.columns:
             why = f"its metrics have no `{x.metric}`"
             raise RunError(f"a run does not count {x.words}", where=str(folder.metrics_file), why=why)

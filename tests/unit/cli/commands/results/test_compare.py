@@ -266,6 +266,15 @@ def test_what_cannot_be_compared(cli: Cli, arguments: tuple[str, ...], code: int
     assert message in err
 
 
+def test_a_run_without_a_step_is_named(cli: Cli) -> None:
+    ours, theirs = made("a", CONFIG, PROVENANCE, 0.9), made("b", CONFIG, PROVENANCE, 0.9)
+    theirs.metrics_file.write_text("")
+
+    err = cli.fails(1, "compare", ours.path.name, theirs.path.name)
+    assert "a run has no metrics to compare" in err
+    assert str(theirs.path) in err
+
+
 @pytest.mark.parametrize(
     "text", ["a: [", "a: " + "[" * 100_000, "[" * 100_000 + "]" * 100_000, "- a", "", "a: !x 1\na: \0"]
 )
