@@ -66,8 +66,8 @@ class ReplayConfig(ConfigModel):
     )
     recording_path: OptionalPath = Field(
         default=None,
-        description="Folder on the actors' node that records every step as it arrives, so that an aborted run loses"
-        " none; steps already in the folder are trained on. Default: none.",
+        description="Folder on the actors' node that keeps a file of each rollout pass as it arrives, so that an"
+        " aborted run loses none; passes already in the folder are trained on. Default: none.",
     )
 
     @model_validator(mode="before")

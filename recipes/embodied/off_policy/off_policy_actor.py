@@ -117,11 +117,7 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
         self._recorder: SegmentWriter | None = None
         if replay.recording_path is not None:
             folder = Path(replay.recording_path) / str(self._rank)
-            self._recorder = SegmentWriter(
-                folder,
-                report=lambda damage: self.log_warning("the recording was truncated: %s", damage),
-                warn=lambda text: self.log_warning("%s", text),
-            )
+            self._recorder = SegmentWriter(folder, lambda text: self.log_warning("%s", text))
             helped = buffers.get(INTERVENTIONS)
             add_recording(
                 online, folder, lambda damage: self.log_warning("skipped unreadable data: %s", damage), helped
@@ -304,13 +300,6 @@ class OffPolicyActor(BaseActor[EmbodiedConfig]):
             self._mixture.buffers[INTERVENTIONS].load(helped, files / INTERVENTIONS)
         self._algorithm.check_weights(folder)
         return self._state.version
-
-    def _close(self) -> None:
-        """Give the room of an unfinished segment back."""
-        recorder = getattr(self, "_recorder", None)
-        if recorder is not None:
-            recorder.close()
-        super()._close()
 
 
 def _read_state(file: Path) -> dict[str, torch.Tensor]:

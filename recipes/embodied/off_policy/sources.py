@@ -121,14 +121,13 @@ def add_recording(
 
     Args:
         buffer: the buffer of all steps.
-        folder: the folder with the segments.
-        report: receives a message about each record that cannot be read. What follows the last record of a file is
-            none: a writer reserves room there, and reports itself what it cuts off.
+        folder: the folder of the recordings.
+        report: receives a message about each record that cannot be read.
         interventions: the interventions of those steps in which somebody intervened; None: they have no buffer of their
             own.
     """
     count = 0
-    for steps in read_segments(folder, lambda damage: None if damage.torn else report(damage)):
+    for steps in read_segments(folder, report):
         environments = steps[_VALID].shape[1]
         for first in range(0, environments, buffer.lanes):
             part = {name: step[:, first : first + buffer.lanes] for name, step in steps.items()}

@@ -1,35 +1,32 @@
-"""Recordings of transitions on disk: append-only segments that survive a killed process and a full disk.
+"""Recordings of transitions on disk: a file for each pass, which is there whole or not at all.
 
-    segment-00000001.rlr   magic, version; then records back to back
+    segment-00000001.rlr   magic, version; then a record, in files of earlier versions several
     record                 length (8 bytes), CRC-32 of the payload (4), CRC-32 of these 12 bytes (4), payload
     payload                length of a JSON header (4), the header (name, dtype, shape of each array), the arrays' bytes
 
-All numbers are little-endian. The disk space of a segment is taken when it is begun, so that a disk that fills up is
-noticed before anything is recorded that would not find room. What follows the last whole record of a file, a record
-torn by a crash or the room that was taken, is cut off when the folder is opened for writing again, and reported. A
-damaged record before others that are whole ends its segment: it is reported, the file stays as it is, and the following
-segments are read.
+All numbers are little-endian. A damaged record ends its file: it is reported, the file stays as it is, and the
+following ones are read. Zeros behind the last record are room that earlier versions reserved.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import IO, BinaryIO, Final, NamedTuple, cast
+from typing import IO, Final, NamedTuple, cast
 
 import numpy as np
 
-from recipes.embodied.replay.storage import ReplayError, disk_error, take_room
+from recipes.embodied.replay.storage import ReplayError, disk_error
 from recipes.training.arrays import Array
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import load_json
-from rlinf_core.runners.storage.durable import write_all
+from rlinf_core.runners.storage.durable import write_whole
 
 MAGIC: Final = b"RLRSEG\x00\x01"
 SUFFIX: Final = ".rlr"
@@ -37,28 +34,27 @@ SUFFIX: Final = ".rlr"
 _KINDS: Final = "fiub"
 _RECORD: Final = struct.Struct("<QII")
 _SHORT: Final = struct.Struct("<I")
+# Bytes that a disk must have when a recording begins, and below which its end is announced.
+_LITTLE: Final = 256 * 2**20
 
 Record = dict[str, Array]
 
 
 class Damage(NamedTuple):
-    """A place in a segment from which on it cannot be read.
+    """A place in a file from which on it cannot be read.
 
     Attributes:
-        file: the segment.
+        file: the file.
         offset: the first byte that is not understood.
         size: the number of bytes that follow.
-        torn: nothing but a record that was never finished, or unused room, follows.
     """
 
     file: Path
     offset: int
     size: int
-    torn: bool
 
     def __str__(self) -> str:
-        what = "an unfinished record" if self.torn else "a damaged record"
-        return f"{self.file}: {what} at byte {self.offset}, {self.size} bytes"
+        return f"{self.file}: a damaged record at byte {self.offset}, {self.size} bytes"
 
 
 def encode(arrays: Mapping[str, Array]) -> bytes:
@@ -97,15 +93,6 @@ def decode(payload: bytes) -> Record:
     return record
 
 
-def read_segment(file: Path) -> Iterator[Record | Damage]:
-    """Yield the records of a segment in order, and finally the damage, if any."""
-    for end, record in _records(file):
-        if record is not None:
-            yield record
-        elif end.size:
-            yield end
-
-
 def read_segments(folder: Path, report: Callable[[Damage], None] = lambda damage: None) -> Iterator[Record]:
     """Yield all records in a folder, oldest first; nothing is changed.
 
@@ -114,31 +101,20 @@ def read_segments(folder: Path, report: Callable[[Damage], None] = lambda damage
         report: receives a message about each record that cannot be read.
     """
     for file in segments_of(folder):
-        for item in read_segment(file):
-            if isinstance(item, Damage):
-                report(item)
-            else:
-                yield item
+        size = file.stat().st_size
+        with open_regular(file) as stream:
+            good = len(MAGIC) if stream.read(len(MAGIC)) == MAGIC else 0
+            while good and (record := _next_record(stream, size)) is not None:
+                good = stream.tell()
+                yield record
+            stream.seek(good)
+            if any(part.strip(b"\0") for part in iter(lambda: stream.read(2**20), b"")):
+                report(Damage(file, good, size - good))
 
 
 def segments_of(folder: Path) -> list[Path]:
-    """Return the segments in a folder, oldest first."""
+    """Return the files in a folder, oldest first."""
     return sorted(folder.glob(f"segment-*{SUFFIX}"))
-
-
-def _records(file: Path) -> Iterator[tuple[Damage, Record | None]]:
-    """Yield every record with its successor; the last one with None."""
-    size = file.stat().st_size
-    with open_regular(file) as stream:
-        good = len(MAGIC) if stream.read(len(MAGIC)) == MAGIC else 0
-        while good:
-            record = _next_record(stream, size)
-            if record is None:
-                break
-            good = stream.tell()
-            yield Damage(file, good, size - good, torn=True), record
-        torn = not good or _is_torn(stream, good, size)
-    yield Damage(file, good, size - good, torn), None
 
 
 def _next_record(stream: IO[bytes], size: int) -> Record | None:
@@ -157,155 +133,54 @@ def _next_record(stream: IO[bytes], size: int) -> Record | None:
         return None
 
 
-def _is_torn(stream: IO[bytes], offset: int, size: int) -> bool:
-    """Return whether the remainder is one unfinished record: no complete record starts after the one at `offset`."""
-    stream.seek(offset)
-    head = stream.read(_RECORD.size)
-    if len(head) < _RECORD.size:
-        return True
-    length, _, own = _RECORD.unpack(head)
-    if own != zlib.crc32(head[:12]):
-        # Without a length the next record cannot be found; room that was not written to is zeros.
-        return not stream.read().strip(b"\0")
-    stream.seek(min(offset + _RECORD.size + length, size))
-    following = stream.read(_RECORD.size)
-    return len(following) < _RECORD.size or not any(following)
-
-
 class SegmentWriter:
-    """Appends records to the segments of a folder.
-
-    Every record is on the disk when `append` returns. Opening cuts off what a crash has left unfinished.
+    """Writes a file of a folder for each record, which is on the disk when `append` returns.
 
     Args:
-        folder: is made where it does not exist; one process at a time writes to it.
-        segment_bytes: size from which on the next segment is begun; also the room that is taken for one.
-        report: receives a message about each record that is cut off or cannot be read.
-        warn: called once when there is no room for another segment after this one.
+        folder: is made where it does not exist.
+        warn: called once when there is little room left.
 
     Raises:
-        ReplayError: the folder cannot be written, or its disk has no room for a segment.
+        ReplayError: the folder cannot be made, or its disk has little room.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        segment_bytes: int = 256 * 2**20,
-        report: Callable[[Damage], None] = lambda damage: None,
-        warn: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self._folder, self._segment_bytes, self._warn = folder, segment_bytes, warn
-        self._warned = self._closed = False
-        self._stream: BinaryIO | None = None
+    def __init__(self, folder: Path, warn: Callable[[str], None] = lambda text: None) -> None:
+        self._folder, self._warn, self._warned = folder, warn, False
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for file in segments_of(folder):
-                self._mend(file, report)
+            for unfinished in folder.glob(f".segment-*{SUFFIX}.*.part"):
+                unfinished.unlink()
+            free = shutil.disk_usage(folder).free
+            if free < _LITTLE:
+                raise OSError(errno.ENOSPC, f"{free // 2**20} MiB of disk are free, and {_LITTLE // 2**20} are needed")
         except OSError as error:
             raise self._failed("cannot be written", error) from error
         self._number = max((int(file.stem.rpartition("-")[2]) for file in segments_of(folder)), default=0)
-        self._begin()
 
     def append(self, arrays: Mapping[str, Array]) -> None:
-        """Write a record, and return when it is on the disk.
+        """Write a record.
 
         Raises:
             ReplayError: there is no room, or the disk fails; all records before are kept, and once there is room
                 recording can continue.
         """
-        if self._closed:
-            raise ReplayError("nothing can be recorded after close()", where=str(self._folder))
-        record = encode(arrays)
-        full = self._position > len(MAGIC) and self._position + len(record) > self._segment_bytes
-        if full:
-            self._end()
-        stream = self._stream or self._begin()
+        record = MAGIC + encode(arrays)
+        file = self._folder / f"segment-{self._number + 1:08d}{SUFFIX}"
+        if file.exists():
+            raise ReplayError("another run records here", where=str(file), help="give each run a folder of its own")
         try:
-            take_room(stream.fileno(), self._position + len(record))
-            stream.seek(self._position)
-            write_all(stream.fileno(), record)
-            os.fsync(stream.fileno())
-        except OSError as error:
-            raise self._failed("has no space for a record", error) from error
-        self._position += len(record)
-
-    def close(self) -> None:
-        """Give the room back that is not used."""
-        self._closed = True
-        self._end()
-
-    def __enter__(self) -> SegmentWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _begin(self) -> BinaryIO:
-        """Begin the next segment, and return its stream."""
-        self._number += 1
-        file = self._folder / f"segment-{self._number:08d}{SUFFIX}"
-        try:
-            self._stream = stream = file.open("xb", buffering=0)
-            take_room(stream.fileno(), self._segment_bytes)
-            write_all(stream.fileno(), MAGIC)
-            os.fsync(stream.fileno())
-            directory = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            write_whole(file, record)
             free = shutil.disk_usage(self._folder).free
         except OSError as error:
-            self._drop(file)
-            raise self._failed("has no space for another segment", error) from error
-        self._position = len(MAGIC)
-        if free < self._segment_bytes and not self._warned:
+            raise self._failed("has no space for a record", error) from error
+        self._number += 1
+        if free < max(_LITTLE, len(record)) and not self._warned:
             self._warned = True
             self._warn(
-                f"the disk of {self._folder} has {free // 2**20} MiB left besides the current segment: recording"
-                f" stops after another {self._segment_bytes // 2**20} MiB; free disk space, or move old segments"
-                " away"
+                f"the disk of {self._folder} has {free // 2**20} MiB left: recording stops when it is full; free disk"
+                " space, or move old segments away"
             )
-        return stream
-
-    def _end(self) -> None:
-        if self._stream is None:
-            return
-        self._stream.truncate(self._position)
-        os.fsync(self._stream.fileno())
-        self._stream.close()
-        self._stream = None
-
-    def _drop(self, file: Path) -> None:
-        """Remove a segment that could not be opened."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
-            file.unlink(missing_ok=True)
-
-    def _mend(self, file: Path, report: Callable[[Damage], None]) -> None:
-        """Truncate a file after its last complete record; report losses, and damage that is left alone."""
-        damage = list(_records(file))[-1][0]
-        if not damage.size:
-            return
-        unused = _is_zero(file, damage.offset)
-        if damage.torn:
-            os.truncate(file, damage.offset)
-        if not unused:
-            report(damage)
-        if not file.stat().st_size:
-            file.unlink()
 
     def _failed(self, what: str, error: OSError) -> ReplayError:
         kept = "records written so far are kept; free space on that disk, or name another folder"
         return disk_error(f"the recording {what}", self._folder, error, kept)
-
-
-def _is_zero(file: Path, offset: int) -> bool:
-    """Return whether the rest of a file was never written to."""
-    with open_regular(file) as stream:
-        stream.seek(offset)
-        while part := stream.read(2**20):
-            if part.strip(b"\0"):
-                return False
-    return True

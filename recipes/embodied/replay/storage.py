@@ -152,7 +152,7 @@ def joined(parts: list[ReplayBatch]) -> ReplayBatch:
     )
 
 
-def take_room(file: int, size: int) -> None:
+def _take_room(file: int, size: int) -> None:
     """Preallocate disk space for a file of `size` bytes where possible; larger files are unchanged.
 
     Raises:
@@ -186,7 +186,7 @@ def made_column(rows: int, column: ColumnSpec, folder: Path | None) -> Array:
         _check_room(size, folder, "the replay buffer", "name another `replay.storage`, or lower `replay.capacity`")
         with tempfile.TemporaryFile(dir=folder) as stream:
             # A mapping that is written to where the disk has no room kills the process.
-            take_room(stream.fileno(), size)
+            _take_room(stream.fileno(), size)
             os.truncate(stream.fileno(), size)
             mapping = mmap.mmap(stream.fileno(), size)
         # Rows are drawn at random: what lies beside one is not read along with it.

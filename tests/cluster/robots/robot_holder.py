@@ -33,19 +33,19 @@ def tell_error(word: str, error: RobotError) -> None:
 def move_on(client: FrankaClient, folder: Path) -> None:
     """Move by random actions until the arm cannot be moved; a motion is told once it is recorded."""
     random = np.random.default_rng(0)
-    with SegmentWriter(folder, segment_bytes=2**20) as recorder:
-        while True:
-            try:
-                state = client.move(random.uniform(-1, 1, 7) * ACTION_STEP[:, 0])
-            except RobotLateError as error:
-                tell_error("late", error)
-                client.state()
-                continue
-            except RobotSilentError:  # this process was held up, by a busy machine
-                client.reset(HOME)
-                continue
-            recorder.append({"joints": state.joints})
-            tell("moved", state.joints.tobytes().hex())
+    recorder = SegmentWriter(folder)
+    while True:
+        try:
+            state = client.move(random.uniform(-1, 1, 7) * ACTION_STEP[:, 0])
+        except RobotLateError as error:
+            tell_error("late", error)
+            client.state()
+            continue
+        except RobotSilentError:  # this process was held up, by a busy machine
+            client.reset(HOME)
+            continue
+        recorder.append({"joints": state.joints})
+        tell("moved", state.joints.tobytes().hex())
 
 
 def main(ip: str, port: str, folder: str) -> None:

@@ -67,13 +67,13 @@ def main(ip: str, port: str, folder: str, seed: str, fault: str) -> None:
     random = np.random.default_rng(int(seed))
     env.reset()
     try:
-        with SegmentWriter(Path(folder), segment_bytes=2**20) as recorder:
-            while True:
-                chunk = random.uniform(-1, 1, (1, CHUNK, env.action_size)).astype(np.float32)
-                done = env.step(chunk)
-                output = {"policy": chunk[0], "executed": done.executed[0], "flags": done.interventions[0]}
-                recorder.append(output)
-                print("recorded", flush=True)
+        recorder = SegmentWriter(Path(folder))
+        while True:
+            chunk = random.uniform(-1, 1, (1, CHUNK, env.action_size)).astype(np.float32)
+            done = env.step(chunk)
+            output = {"policy": chunk[0], "executed": done.executed[0], "flags": done.interventions[0]}
+            recorder.append(output)
+            print("recorded", flush=True)
     except RLinfError as error:
         print(error, error.help, file=sys.stderr)
         sys.exit(1)

@@ -72,8 +72,8 @@ def act_as_env(arm: Franka, recorder: SegmentWriter, seed: int) -> None:
 def main(port: str, folder: str, seed: str, kind: str) -> None:
     arm = Franka(node_rank=3, robot_ip="127.0.0.1", robot_port=int(port), disable_validate=True)
     try:
-        with SegmentWriter(Path(folder), segment_bytes=2**20) as recorder:
-            (act_as_env if kind == "env" else act_as_client)(arm, recorder, int(seed))
+        recorder = SegmentWriter(Path(folder))
+        (act_as_env if kind == "env" else act_as_client)(arm, recorder, int(seed))
     except RobotError as error:
         tell("ended", [str(error), error.where, error.why, error.help])
 

@@ -224,19 +224,11 @@ def test_weights_of_data_sets_are_refused_for_replay(monkeypatch: pytest.MonkeyP
         demonstrations_buffer(SET, SPEC)
 
 
-def test_reserved_room_of_a_recording_is_no_damage(tmp_path: Path) -> None:
-    reports: list[str] = []
-    with SegmentWriter(tmp_path, 4096) as writer:
-        writer.append(transition_steps(chunks(0, 2)))
-        assert add_recording(buffer(2), tmp_path, lambda damage: reports.append(str(damage))) == 6
-    assert reports == []
-
-
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_recordings_fit_any_number_of_environments(lanes: int, tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, 4096) as writer:
-        writer.append(transition_steps(chunks(0, 2)))
-        writer.append(transition_steps(chunks(0, 2, start=3.0)))
+    writer = SegmentWriter(tmp_path)
+    writer.append(transition_steps(chunks(0, 2)))
+    writer.append(transition_steps(chunks(0, 2, start=3.0)))
     filled = buffer(lanes)
     assert add_recording(filled, tmp_path, lambda damage: None) == 12
     contents = everything(filled)

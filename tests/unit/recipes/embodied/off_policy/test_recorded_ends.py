@@ -188,24 +188,24 @@ def recorded(folder: Path, times: int) -> ReplayBuffer:
 def replay(folder: Path, times: int) -> ReplayBuffer:
     """Write the segments of a training with the walks in lanes, each followed by steps that do not count."""
     longest = max(len(walk.places) for walk in WALKS)
-    with SegmentWriter(folder, 1 << 16) as writer:
-        for number in range(times):
-            lanes = walked(times)[number * len(WALKS) :]
-            steps = {name: torch.zeros(longest, len(WALKS), 1) for name in ("rewards", "logprobs")}
-            steps |= {name: torch.zeros(longest, len(WALKS), 1, dtype=torch.bool) for name in ("valid", *FLAGS)}
-            steps["actions"] = torch.zeros(longest, len(WALKS), 1, 1)
-            before, after = (torch.zeros(longest, len(WALKS), SPEC.state_size) for _ in range(2))
-            for lane, (walk, columns) in enumerate(zip(WALKS, lanes, strict=False)):
-                count = len(walk.places)
-                before[:count, lane] = torch.from_numpy(seen(*walk.places))
-                after[: count - 1, lane] = before[1:count, lane]
-                after[count - 1, lane] = before[count - 1, lane]
-                steps["rewards"][:count, lane, 0] = torch.tensor(walk.rewards)
-                steps["actions"][:count, lane, 0] = torch.from_numpy(columns["action"])
-                steps["valid"][:count, lane] = True
-                steps[FLAGS[walk.cut]][count - 1, lane] = True
-            chunks = RolloutChunks(0, 0, {"states": before}, {**steps, "next/states": after}, None)
-            writer.append(transition_steps(chunks))
+    writer = SegmentWriter(folder)
+    for number in range(times):
+        lanes = walked(times)[number * len(WALKS) :]
+        steps = {name: torch.zeros(longest, len(WALKS), 1) for name in ("rewards", "logprobs")}
+        steps |= {name: torch.zeros(longest, len(WALKS), 1, dtype=torch.bool) for name in ("valid", *FLAGS)}
+        steps["actions"] = torch.zeros(longest, len(WALKS), 1, 1)
+        before, after = (torch.zeros(longest, len(WALKS), SPEC.state_size) for _ in range(2))
+        for lane, (walk, columns) in enumerate(zip(WALKS, lanes, strict=False)):
+            count = len(walk.places)
+            before[:count, lane] = torch.from_numpy(seen(*walk.places))
+            after[: count - 1, lane] = before[1:count, lane]
+            after[count - 1, lane] = before[count - 1, lane]
+            steps["rewards"][:count, lane, 0] = torch.tensor(walk.rewards)
+            steps["actions"][:count, lane, 0] = torch.from_numpy(columns["action"])
+            steps["valid"][:count, lane] = True
+            steps[FLAGS[walk.cut]][count - 1, lane] = True
+        chunks = RolloutChunks(0, 0, {"states": before}, {**steps, "next/states": after}, None)
+        writer.append(transition_steps(chunks))
     filled = ReplayBuffer(transition_spec(SPEC), len(WALKS), 100 * times)
     add_recording(filled, folder, lambda damage: None)
     return filled

@@ -1,8 +1,7 @@
-"""Segments on disk: whatever a crash leaves, all records before are there."""
+"""Recordings on disk: whatever a crash leaves, all records before are there."""
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from pathlib import Path
@@ -16,8 +15,6 @@ from hypothesis import strategies as st
 from recipes.embodied.replay.segments import MAGIC, Damage, SegmentWriter, encode, read_segments, segments_of
 from recipes.embodied.replay.storage import ReplayError
 
-SMALL = 4096
-
 
 class Usage(NamedTuple):
     total: int
@@ -25,18 +22,24 @@ class Usage(NamedTuple):
     free: int
 
 
-def no_sync(descriptor: int) -> None:
-    pass
-
-
 def record(number: int) -> dict[str, Any]:
     return {"states": np.arange(3, dtype=np.float32) + number, "images": np.full((2, 2, 3), number, np.uint8)}
 
 
-def written(folder: Path, count: int, segment_bytes: int = SMALL) -> None:
-    with SegmentWriter(folder, segment_bytes) as writer:
-        for number in range(count):
-            writer.append(record(number))
+def written(folder: Path, count: int) -> None:
+    writer = SegmentWriter(folder)
+    for number in range(count):
+        writer.append(record(number))
+
+
+def of_earlier_version(folder: Path, *counts: int) -> None:
+    """Write files of several records each, behind which room was reserved."""
+    folder.mkdir(exist_ok=True)
+    first = 0
+    for index, count in enumerate(counts):
+        records = [encode(record(number)) for number in range(first, first + count)]
+        (folder / f"segment-{index + 1:08d}.rlr").write_bytes(MAGIC + b"".join(records))
+        first += count
 
 
 def numbers(folder: Path, damages: list[Damage] | None = None) -> list[int]:
@@ -55,13 +58,10 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
             assert item[name].dtype == array.dtype
 
 
-def test_segment_cut_at_any_byte_keeps_earlier_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Hundreds of files, and no machine loses its power here.
-    monkeypatch.setattr(os, "fsync", no_sync)
-    written(tmp_path / "whole", 3)
+def test_segment_cut_at_any_byte_keeps_earlier_records(tmp_path: Path) -> None:
+    of_earlier_version(tmp_path / "whole", 3)
     (file,) = segments_of(tmp_path / "whole")
     content, size = file.read_bytes(), len(encode(record(0)))
-    assert len(content) == len(MAGIC) + 3 * size
     for cut in range(len(content) + 1):
         folder = tmp_path / "cut"
         shutil.rmtree(folder, ignore_errors=True)
@@ -69,11 +69,18 @@ def test_segment_cut_at_any_byte_keeps_earlier_records(tmp_path: Path, monkeypat
         (folder / file.name).write_bytes(content[:cut])
         whole = max(0, cut - len(MAGIC)) // size
         damages: list[Damage] = []
-        with SegmentWriter(folder, SMALL, damages.append) as writer:
-            writer.append(record(9))
-        assert numbers(folder, damages) == [*range(whole), 9], cut
+        assert numbers(folder, damages) == [*range(whole)], cut
         torn = cut not in {0, *(len(MAGIC) + number * size for number in range(4))}
-        assert [damage.torn for damage in damages] == [True] * torn, cut
+        assert len(damages) == torn, cut
+
+
+def test_room_that_was_reserved_is_no_damage(tmp_path: Path) -> None:
+    of_earlier_version(tmp_path, 3)
+    with segments_of(tmp_path)[0].open("ab") as stream:
+        stream.write(bytes(4096))
+    damages: list[Damage] = []
+    assert numbers(tmp_path, damages) == [0, 1, 2]
+    assert not damages
 
 
 @settings(max_examples=60, deadline=None)
@@ -82,94 +89,52 @@ def test_a_flipped_bit_is_noticed_and_nothing_else_is_lost(
     tmp_path_factory: pytest.TempPathFactory, position: int, bit: int
 ) -> None:
     folder = tmp_path_factory.mktemp("flipped")
-    size = len(encode(record(0)))
-    written(folder, 4, len(MAGIC) + 2 * size)  # two segments of two records
+    of_earlier_version(folder, 2, 2)
     first, _ = segments_of(folder)
     content = bytearray(first.read_bytes())
     at = position % len(content)
     content[at] ^= 1 << bit
     first.write_bytes(content)
     damages: list[Damage] = []
-    before = 0 if at < len(MAGIC) + size else 1
+    before = 0 if at < len(MAGIC) + len(encode(record(0))) else 1
     assert numbers(folder, damages) == [*range(before), 2, 3]
     assert [damage.file for damage in damages] == [first]
     assert str(first) in str(damages[0])
 
 
-def test_a_damaged_record_before_whole_ones_is_left_in_its_file(tmp_path: Path) -> None:
-    written(tmp_path, 3)
-    (file,) = segments_of(tmp_path)
-    content = bytearray(file.read_bytes())
-    content[len(MAGIC) + 40] ^= 1
-    file.write_bytes(content)
-    damages: list[Damage] = []
-    SegmentWriter(tmp_path, SMALL, damages.append).close()
-    assert file.read_bytes() == content
-    assert [damage.torn for damage in damages] == [False]
-
-
 def test_a_writer_that_was_killed_has_lost_nothing(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        writer = SegmentWriter(tmp_path, SMALL)
+        writer = SegmentWriter(tmp_path)
         for number in range(3):
             writer.append(record(number))
+        (tmp_path / f".{segments_of(tmp_path)[0].name}.1.ab.part").write_bytes(MAGIC)
         os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
-    # The room that the segment has taken is no damage.
     damages: list[Damage] = []
     written(tmp_path, 1)
     assert numbers(tmp_path, damages) == [0, 1, 2, 0]
     assert not damages
+    assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_full_disk_is_told_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = [3 * SMALL, 2 * SMALL, SMALL // 2]
-
-    def usage(path: Path) -> Usage:
-        return Usage(0, 0, left.pop(0) if len(left) > 1 else left[0])
-
-    monkeypatch.setattr(shutil, "disk_usage", usage)
+def test_a_full_disk_is_told_once_before_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [2**30, 2**30, 2**20, 2**20]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, left.pop(0)))
     warnings: list[str] = []
-    writer = SegmentWriter(tmp_path, SMALL, warn=warnings.append)
-    while len(segments_of(tmp_path)) < 3:
-        assert not warnings
+    writer = SegmentWriter(tmp_path, warnings.append)
+    for told in (0, 1, 1):
         writer.append(record(0))
-    assert len(warnings) == 1
+        assert len(warnings) == told
     assert "recording stops" in warnings[0]
-    recorded = len(numbers(tmp_path))
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    result: ReplayError | None = None
-    while result is None:
-        try:
-            writer.append(record(0))
-            recorded += 1
-        except ReplayError as error:
-            result = error
-    assert "has no space for another segment" in str(result)
-    assert "No space left" in str(result)
-    # What was recorded before is there, and the segment that found no room is not.
-    assert len(numbers(tmp_path)) == recorded
-    assert len(segments_of(tmp_path)) == 3
-    # Once there is room recording goes on.
-    monkeypatch.undo()
-    writer.append(record(0))
-    writer.close()
-    assert len(numbers(tmp_path)) == recorded + 1
-    with pytest.raises(ReplayError, match=r"after close\(\)"):
-        writer.append(record(0))
 
 
-def test_a_record_larger_than_a_segment_has_one_of_its_own(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, SMALL) as writer:
-        writer.append({"states": np.zeros(10_000)})
-        writer.append(record(7))
-    sizes = [len(segment["states"]) for segment in read_segments(tmp_path)]
-    assert sizes == [10_000, 3]
+def test_two_runs_do_not_record_over_each_other(tmp_path: Path) -> None:
+    one, other = SegmentWriter(tmp_path), SegmentWriter(tmp_path)
+    one.append(record(0))
+    with pytest.raises(ReplayError, match="another run records here"):
+        other.append(record(1))
+    assert numbers(tmp_path) == [0]
 
 
 def test_objects_are_never_written(tmp_path: Path) -> None:
