@@ -325,6 +325,7 @@ class VectorEnv(TaskMethods):
         """Execute the policy's action or that of an intervention, and record which one it was."""
         moved = self._simulator.advance(executed.take(index), rows)
         if moved.actions is not None:
+            self._guard.check_executed(moved.actions, rows)
             executed.replace(index, moved.actions)
         self.executed_actions[:] = executed.actions[:, index]
         return moved if self.judge is not None else self._judged(moved, executed.verdicts)

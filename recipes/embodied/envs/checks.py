@@ -50,12 +50,25 @@ def check_observations(spec: EnvSpec, num_envs: int, seen: Observation) -> None:
         raise broken(f"the observation `{extra}` is not declared in `spec`", _AGREE)
 
 
-def check_transition(num_envs: int, moved: Transition) -> None:
-    """Check that rewards and flags are arrays with one value per environment.
+def check_transition(num_envs: int, moved: Transition, altered: int | None) -> None:
+    """Check that rewards and flags are arrays with one value per environment, and executed actions with one action.
+
+    Args:
+        num_envs: environments of the batch.
+        moved: what a step returned.
+        altered: numbers in an action, of environments that alter them; None: they say that they alter none.
 
     Raises:
-        EnvContractError: they are not.
+        EnvContractError: they are not, or there are actions of environments that alter none.
     """
+    if moved.actions is not None:
+        if altered is None:
+            how = "write `alters_actions = True` in its class, or return none"
+            raise broken("a step returns `actions`, and the environment says that it alters none", how)
+        array, shape = np.asarray(moved.actions), (num_envs, altered)
+        if array.shape != shape:
+            said = f"`actions` of a step are {array.dtype}{list(array.shape)}; expected float32{list(shape)}"
+            raise broken(said, "return what was carried out, an action for each environment of the batch")
     flags = {name: getattr(moved, name) for name in ("terminations", "truncations", "successes")}
     arrays = {"rewards": (moved.rewards, "float32")}
     arrays |= {name: (flag, "bool") for name, flag in flags.items() if flag is not None or name == "terminations"}
@@ -103,6 +116,15 @@ class NonFiniteGuard:
         """Raise a NonFiniteError where an action, of [B, ...], is not finite."""
         if not all_finite(actions):
             raise self._error("action", actions, nonfinite_rows(actions), _LOOK_AT_POLICY)
+
+    def check_executed(self, actions: Array, rows: IntArray | None) -> None:
+        """Raise a NonFiniteError where an action that was carried out, of [B, A], is not finite in some rows; None:
+        all."""
+        if not all_finite(actions if rows is None else actions[rows]):
+            wrong = nonfinite_rows(actions)
+            if rows is not None:
+                wrong &= np.isin(np.arange(len(actions)), rows)
+            raise self._error("executed action", actions, wrong)
 
     def check_observations(self, observations: Observation) -> None:
         """Raise a NonFiniteError where an observation is not finite, whatever `on_nonfinite` says."""

@@ -89,7 +89,7 @@ def _run(env: VectorEnv, first_env: int) -> list[Observation]:
 
     def checked(actions: Array, rows: IntArray | None) -> Transition:
         transition = advance(actions, rows)
-        check_transition(env.num_envs, transition)
+        check_transition(env.num_envs, transition, env.action_size if env.alters_actions else None)
         return transition
 
     env._advance = checked

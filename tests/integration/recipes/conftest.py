@@ -16,6 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from recipes.embodied.config.algorithm_config import ALGORITHMS
 from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.language.prompts.prompt_plan import PromptPlan
 from recipes.training.state.shard_files import ShardReader
@@ -131,6 +132,8 @@ class Train:
     ) -> Run:
         program: Any = importlib.import_module(self.program)
         sizes = self.small if shipped is None else ()
+        if any(override == f"algorithm.loss_type={name}" for override in overrides for name in ALGORITHMS):
+            sizes = tuple(size for size in sizes if not size.startswith("algorithm.update_epoch"))
         log_path = f"runner.logger.log_path={self.folder / 'runs'}"
         job = load_job(shipped or self.changed, (*sizes, log_path, *overrides), environ={})
         job.raise_if_bad()

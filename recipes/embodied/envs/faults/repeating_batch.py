@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -55,12 +55,18 @@ _APART: Final = 2**32
 class Batch(Protocol):
     """The part of a `VectorEnv` that repeating needs."""
 
+    alters_actions: ClassVar[bool]
     settings: EnvSettings
     num_envs: int
     numbers: IntArray
     _episodes: RunningEpisodes
     _starts: Starts
     _raised: dict[int, EnvError]
+
+    @property
+    def action_size(self) -> int:
+        """See `VectorEnv`."""
+        ...
 
     @property
     def replaceable(self) -> bool:
@@ -271,7 +277,8 @@ class RepeatingBatch(RepeatingSimulator):
 
     def _held(self, moved: Transition) -> Transition:
         if not self._checked:
-            check_transition(self._env.num_envs, moved)
+            env = self._env
+            check_transition(env.num_envs, moved, env.action_size if env.alters_actions else None)
             self._checked = True
         return moved
 

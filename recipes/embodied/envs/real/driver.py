@@ -200,13 +200,33 @@ def _check_motion(driver: RobotDriver) -> None:
     _check_observation(driver)
     for step in range(_STEPS):
         asked = np.full(driver.spec.action_size, _SMALL * (-1) ** step, np.float32)
-        done = driver.move(asked)
-        if np.shape(done) != asked.shape or not np.isfinite(done).all() or (np.abs(done) > 1).any():
-            raise _broken("`move` does not return the executed action", "return A numbers, each from -1 to 1")
+        if (np.abs(executed_action(driver, asked)) > 1).any():
+            raise _not_executed()
         _check_observation(driver)
         score = driver.score()
         if score is not None and not np.isfinite(score[0]):
             raise _broken("the reward of `score` is not finite", "return a number and whether the task is solved")
+
+
+def executed_action(driver: RobotDriver, asked: FloatArray) -> FloatArray:
+    """Return what a robot has executed of an action, float32 [A].
+
+    Raises:
+        DriverContractError: the driver returns something else.
+        RobotError: as `RobotDriver.move`.
+    """
+    done = driver.move(asked)
+    try:
+        executed = np.asarray(done, np.float32)
+    except (TypeError, ValueError):
+        raise _not_executed() from None
+    if executed.shape != asked.shape or not np.isfinite(executed).all():
+        raise _not_executed()
+    return executed
+
+
+def _not_executed() -> DriverContractError:
+    return _broken("`move` does not return the executed action", "return A numbers, each from -1 to 1")
 
 
 def _check_observation(driver: RobotDriver) -> None:

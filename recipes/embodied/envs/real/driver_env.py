@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from recipes.embodied.config.camera_config import RobotEnvOptions
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, FloatArray, IntArray, Observation, Transition
 from recipes.embodied.envs.observation_keys import INSTRUCTIONS, image_key
-from recipes.embodied.envs.real.driver import open_driver, own_robot
+from recipes.embodied.envs.real.driver import executed_action, open_driver, own_robot
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.interventions.intervention import HandMotion, LeaderAction
 from recipes.embodied.robots.claim import RobotClaim
@@ -143,29 +144,34 @@ class DrivenRobotEnv(VectorEnv):
         self._take()
 
     def _take(self) -> None:
-        self._robot.driver.reset(self._seed)
+        with self._stopped_by_errors():
+            self._robot.driver.reset(self._seed)
         self._robot.mover = self
+
+    @contextmanager
+    def _stopped_by_errors(self) -> Generator[None, None, None]:
+        """Stop the robot where the driver or a camera fails within the block."""
+        try:
+            yield
+        except BaseException as error:
+            self._robot.driver.stop()
+            if isinstance(error, CameraError):
+                raise error.after_stop() from error
+            raise
 
     def _advance(self, actions: Array, rows: IntArray | None) -> Transition:
         if self._robot.mover is not self:
             self._take()
         driver = self._robot.driver
-        try:
-            done = driver.move(np.clip(actions[0], -1, 1).astype(np.float32))
+        with self._stopped_by_errors():
+            done = executed_action(driver, np.clip(actions[0], -1, 1).astype(np.float32))
             score = driver.score()
             if self._robot.cameras is not None:
                 self._robot.cameras.watch()
-        except CameraError as error:
-            driver.stop()
-            raise error.after_stop() from error
-        except BaseException:
-            driver.stop()
-            raise
         self._scores = self._scores or score is not None
         reward, solved = score or (0.0, False)
         solved_now = np.array([solved])
-        executed = np.asarray(done, np.float32)[None]
-        return Transition(np.array([reward], np.float32), solved_now, None, solved_now, executed)
+        return Transition(np.array([reward], np.float32), solved_now, None, solved_now, done[None])
 
     def views(self, row: int) -> list[CameraView]:
         """See `VectorEnv`: what the driver and the cameras see."""
@@ -186,12 +192,9 @@ class DrivenRobotEnv(VectorEnv):
 
     def _observe(self) -> Observation:
         driver, cameras = self._robot.driver, self._robot.cameras
-        observation = {name: np.array(value)[None] for name, value in driver.observe().items()}
-        try:
+        with self._stopped_by_errors():
+            observation = {name: np.array(value)[None] for name, value in driver.observe().items()}
             pictures = {} if cameras is None else cameras.observe()
-        except CameraError as error:
-            driver.stop()
-            raise error.after_stop() from error
         observation |= {image_key(camera): image[None] for camera, image in pictures.items()}
         if self.settings.task is not None:
             observation[INSTRUCTIONS] = np.full(1, self.settings.task)

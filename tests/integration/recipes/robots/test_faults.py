@@ -233,4 +233,4 @@ def test_a_disk_that_fills_up_loses_nothing(
     assert "the recording has no space for a record" in job.errors()
     assert known
     job.keeps(known)
-    check_stop(arm)
+    assert check_rest(arm) is None

@@ -180,6 +180,33 @@ class Ended(Walk):
         return replace(super()._advance(actions, rows), terminations=np.zeros(self.num_envs, np.int64))
 
 
+class Altering(Walk):
+    """A walk with half steps, which says so by what `altered` makes of them."""
+
+    alters_actions = True
+
+    def altered(self, actions: FloatArray) -> Any:
+        return actions
+
+    def _advance(self, actions: NDArray[Any], rows: IntArray | None) -> Transition:
+        half = (actions / 2).astype(np.float32)
+        return replace(super()._advance(half, rows), actions=self.altered(half))
+
+
+class Secretly(Altering):
+    alters_actions = False
+
+
+class Flat(Altering):
+    def altered(self, actions: FloatArray) -> Any:
+        return actions[:, 0]
+
+
+class Unknowing(Altering):
+    def altered(self, actions: FloatArray) -> Any:
+        return actions * np.float32("nan")
+
+
 class Saved(Walk):
     """Keeps the promise of `_save`, too."""
 
@@ -207,7 +234,7 @@ class Hidden(Saved):
         return super()._advance(actions * self.speed[:, None], rows)
 
 
-@pytest.mark.parametrize("sound", [Walk, Rewarded, Saved, Seen])
+@pytest.mark.parametrize("sound", [Walk, Rewarded, Altering, Saved, Seen])
 def test_a_sound_one_passes(sound: Callable[[EnvSettings], VectorEnv]) -> None:
     check_env(sound)
 
@@ -234,6 +261,9 @@ def test_a_sound_one_passes(sound: Callable[[EnvSettings], VectorEnv]) -> None:
         (Compared, "depends on others in the batch"),
         (Dice, "two different histories"),
         (Ended, r"`terminations` of a step is int64\[4\]; expected bool\[4\]"),
+        (Secretly, "`actions`, and the environment says that it alters none"),
+        (Flat, r"`actions` of a step are float32\[4\]; expected float32\[4, 1\]"),
+        (Unknowing, "`executed action` is nan, not a finite number"),
         (Forgetful, "does not lead back"),
         (Hidden, "continues differently"),
     ],

@@ -18,7 +18,7 @@ from recipes.embodied.envs.real.driver import DriverContractError, RobotDriver, 
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.robots.claim import RobotClaim, claim_file, claimed_by
 from recipes.embodied.robots.robot_errors import RobotCheckError, RobotError, RobotLeaseError, RobotStoppedError
-from rlinf_core import ConfigError
+from rlinf_core import ConfigError, RLinfError
 from rlinf_core.hardware.robots.plugin_driven import GenericRobot
 
 
@@ -95,6 +95,24 @@ class Deaf(Slide):
 class Broken(Slide):
     def move(self, action: FloatArray) -> FloatArray:
         raise RobotError("the belt is torn")
+
+
+class Blind(Slide):
+    def observe(self) -> Mapping[str, NDArray[Any]]:
+        if self.asked:
+            raise RobotError("the sensor is gone")
+        return super().observe()
+
+
+class Silent(Slide):
+    def move(self, action: FloatArray) -> FloatArray:
+        super().move(action)
+        return None  # pyright: ignore[reportReturnType] - as where `return` was forgotten
+
+
+class Unknowing(Slide):
+    def move(self, action: FloatArray) -> FloatArray:
+        return super().move(action) * np.float32("nan")
 
 
 class Unfit(Slide):
@@ -179,10 +197,19 @@ def test_training_and_evaluation_take_turns_on_one_connection() -> None:
     assert claimed_by("/dev/slide0") is None
 
 
-def test_an_error_stops_the_robot() -> None:
-    env = make_env("robot", settings(robot("Broken")))
+@pytest.mark.parametrize(
+    ("driver", "message"),
+    [
+        ("Broken", "the belt is torn"),
+        ("Blind", "the sensor is gone"),
+        ("Silent", "`move` does not return the executed action"),
+        ("Unknowing", "`move` does not return the executed action"),
+    ],
+)
+def test_an_error_stops_the_robot(driver: str, message: str) -> None:
+    env = make_env("robot", settings(robot(driver)))
     env.reset(0)
-    with pytest.raises(RobotError, match="belt"):
+    with pytest.raises(RLinfError, match=message):
         env.step(np.zeros((1, 1, 1), np.float32))
     assert Slide.made[0].stopped
     env.close()
