@@ -160,9 +160,6 @@ class EnvironmentConfig(Variant):
         description="Steps after which an episode is truncated. Default: the environment's own limit: 50 for the arms,"
         f" the task's for simulators, the id's for {_WITH_IDS}.",
     )
-    max_steps_per_rollout_epoch: Count = Field(
-        default=50, description="Steps of every environment in one rollout pass."
-    )
     rollout_epoch: Count = Field(default=1, description="Rollout passes per training step.")
     seed: Seed = Field(
         default=0,
@@ -240,6 +237,9 @@ class RecordedEnvironmentConfig(EnvironmentConfig):
 class TrainEnvironmentConfig(RecordedEnvironmentConfig):
     """Environments that training learns from."""
 
+    max_steps_per_rollout_epoch: Count = Field(
+        default=50, description="Steps of every environment in one rollout pass; evaluations run whole episodes."
+    )
     reset_each_pass: Bool | None = Field(
         default=None,
         description="Reset all environments at the start of every pass instead of continuing unfinished episodes."

@@ -40,7 +40,7 @@ from recipes.sections.checks import (
 from recipes.sections.imports import check_import, check_own_algorithm
 from recipes.sections.shared_accelerators import share_accelerators
 from rlinf_core.config.diagnostics import Severity
-from rlinf_core.config.tree import Path
+from rlinf_core.config.tree import Path, format_path
 
 
 def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> None:
@@ -62,6 +62,7 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
     check_intervention(config, world_sizes.get("env"), report)
     _check_schedule(config, report)
     _check_passes(config, report)
+    _check_steps(config, report)
     _check_imports(config, report)
     _check_limits(config, report)
     _check_elastic(config, report)
@@ -71,7 +72,6 @@ def check(config: EmbodiedConfig, world_sizes: WorldSizes, report: Report) -> No
         environments: EnvironmentConfig = getattr(config.env, section)
         _check_shares(config, section, environments, world_sizes.get("env"), report)
         if own:
-            _check_steps(config, section, environments, report)
             check_environments(config, section, environments, world_sizes.get("env"), report)
             _check_observations(config, section, environments, report)
 
@@ -371,14 +371,14 @@ def _check_limits(config: EmbodiedConfig, report: Report) -> None:
             return
 
 
-def _check_steps(config: EmbodiedConfig, section: str, environments: EnvironmentConfig, report: Report) -> None:
-    """Require whole chunks of actions in a pass."""
-    chunks, steps = config.actor.model.num_action_chunks, environments.max_steps_per_rollout_epoch
-    if steps % chunks:
-        name = f"env.{section}.max_steps_per_rollout_epoch"
+def _check_steps(config: EmbodiedConfig, report: Report) -> None:
+    """Require whole chunks of actions in a pass of training."""
+    chunks, steps = config.actor.model.num_action_chunks, config.env.train.max_steps_per_rollout_epoch
+    if steps % chunks and not config.runner.only_eval:
+        name: Path = ("env", "train", "max_steps_per_rollout_epoch")
         report(
-            blame(config, ("env", section, "max_steps_per_rollout_epoch"), ("actor", "model", "num_action_chunks")),
+            blame(config, name, ("actor", "model", "num_action_chunks")),
             "envs-not-divisible",
-            f"`{name}` does not divide evenly: {steps} / num_action_chunks {chunks} = {steps / chunks:g}",
-            f"nearest valid `{name}`: {near_multiples(steps, chunks)}",
+            f"`{format_path(name)}` does not divide evenly: {steps} / num_action_chunks {chunks} = {steps / chunks:g}",
+            f"nearest valid `{format_path(name)}`: {near_multiples(steps, chunks)}",
         )

@@ -100,24 +100,23 @@ class StagedEnvironments:
         self._begun: dict[int, list[Observation]] = {}
         # Whether the episodes that are under way are to be continued by the next pass.
         self._continues = False
-        steps = self._pass_steps(training=training)
+        steps = self._pass_steps(learns)
         self.chunks = -(-steps // config.actor.model.num_action_chunks)
 
-    def _pass_steps(self, *, training: bool) -> int:
+    def _pass_steps(self, learns: EmbodiedConfig | None) -> int:
         """Return the steps of one pass; an evaluation runs whole episodes, so it is as long as the longest."""
-        steps, limit = self._environments.max_steps_per_rollout_epoch, self.batches[0].max_episode_steps
-        if not self.resets:
+        limit = self.batches[0].max_episode_steps
+        steps = limit if learns is None else learns.env.train.max_steps_per_rollout_epoch
+        if steps is not None and (not self.resets or (limit is not None and limit <= steps)):
             return steps
-        if limit is None or (training and limit > steps):
-            kind = self._environments.task or self._environments.env_type
-            long = "have no limit" if limit is None else f"last up to {limit} steps, and a pass {steps}"
-            raise ConfigError(
-                f"episodes of `{kind}` {long}: no {'pass' if training else 'evaluation'} could end them",
-                where="env.train" if training else "env.eval",
-                help="give `max_episode_steps` a value"
-                + (f" of at most {steps}, or raise `max_steps_per_rollout_epoch`" if training else ""),
-            )
-        return steps if training else max(steps, limit)
+        kind = self._environments.task or self._environments.env_type
+        long = "have no limit" if limit is None else f"last up to {limit} steps, and a pass {steps}"
+        raise ConfigError(
+            f"episodes of `{kind}` {long}: no {'evaluation' if learns is None else 'pass'} could end them",
+            where="env.eval" if learns is None else "env.train",
+            help="give `max_episode_steps` a value"
+            + ("" if learns is None else f" of at most {steps}, or raise `max_steps_per_rollout_epoch`"),
+        )
 
     def begin(self, reset: int) -> list[Observation]:
         """Return the first observations of a pass, by stage; `reset` is the number of the reset, if any."""

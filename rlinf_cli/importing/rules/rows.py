@@ -78,7 +78,7 @@ _ACTING: Final = dict.fromkeys(("env", "rollout"), "the file names no environmen
 _REWARD_PROCESSES: Final = 4
 _AGENT_PROCESSES: Final = 4
 # Keys of `env.eval` that say what the policy acts in.
-_OF_BOTH: Final = ("env_type", "task", "options", "max_steps_per_rollout_epoch", "total_num_envs")
+_OF_BOTH: Final = ("env_type", "task", "options", "total_num_envs")
 
 
 def _machines(values: Values, gpus_per_node: int) -> Iterator[Added]:

@@ -244,3 +244,10 @@ def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> Non
     assert refused(f"{key}=fp16") == ["write `bf16`, which has the range of fp32"]
     assert refused(f"{key}=bf16") == []
     assert refused(f"{key}=fp16", "runner.only_eval=true") == []
+
+
+def test_a_run_that_only_evaluates_has_no_passes_to_divide() -> None:
+    chunks = ("actor.model.num_action_chunks=4", "actor.global_batch_size=null")
+    for more, refused in (((), True), (("runner.only_eval=true",), False)):
+        codes = [finding.code for finding in load_job("laptop", (*chunks, *more), environ={}).diagnostics]
+        assert ("envs-not-divisible" in codes) == refused

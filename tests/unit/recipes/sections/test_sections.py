@@ -46,7 +46,7 @@ FIRST_CLASS = {
         actor.fsdp_config.gradient_checkpointing
         rollout.group_name rollout.backend rollout.pipeline_stage_num rollout.enable_offload
         env.group_name env.train.env_type env.train.total_num_envs env.train.max_episode_steps
-        env.train.max_steps_per_rollout_epoch env.train.rollout_epoch env.train.auto_reset
+        env.train.rollout_epoch env.train.auto_reset
         env.train.ignore_terminations env.train.group_size env.train.seed env.train.video_cfg env.eval.env_type
         algorithm.adv_type algorithm.loss_type algorithm.loss_agg_func algorithm.group_size algorithm.update_epoch
         algorithm.normalize_advantages algorithm.gamma algorithm.gae_lambda algorithm.clip_ratio_low

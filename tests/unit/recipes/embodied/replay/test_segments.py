@@ -123,9 +123,9 @@ def test_a_full_disk_is_told_once_before_it_is_full(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, left.pop(0)))
     warnings: list[str] = []
     writer = SegmentWriter(tmp_path, warnings.append)
-    for told in (0, 1, 1):
+    for count in (0, 1, 1):
         writer.append(record(0))
-        assert len(warnings) == told
+        assert len(warnings) == count
     assert "recording stops" in warnings[0]
 
 

@@ -59,6 +59,12 @@ def steps(stages: StagedEnvironments, number: int) -> None:
         stages.batches[0].step(np.zeros((4, 1, 1), np.float32))
 
 
+def test_an_evaluation_is_as_long_as_its_episodes() -> None:
+    assert stages_of(training=True).chunks == 4
+    assert stages_of(training=False).chunks == 3
+    assert stages_of("env.eval.max_episode_steps=9", training=False).chunks == 9
+
+
 SEEING = (
     "env.train={env_type: franka_vision, task: touch, total_num_envs: 4, max_episode_steps: 16,"
     " max_steps_per_rollout_epoch: 16}",
