@@ -31,7 +31,13 @@ from recipes.embodied.envs.env_spec import (
 )
 from recipes.embodied.envs.env_state import State, observation_digest
 from recipes.embodied.envs.faults.repeating_batch import RepeatingBatch
-from recipes.embodied.envs.running import ObservationHistory, RunningEpisodes, judged, rewarded, unrewarded
+from recipes.embodied.envs.running import (
+    ObservationHistory,
+    RunningEpisodes,
+    add_rewards,
+    apply_verdicts,
+    without_env_rewards,
+)
 from recipes.embodied.envs.starts import Starts
 from recipes.embodied.envs.task_methods import TaskMethods
 from recipes.embodied.interventions.intervention import (
@@ -247,9 +253,9 @@ class VectorEnv(TaskMethods):
             if self.judge is not None:
                 verdicts = self.judge.judge(self._simulator.observe())
                 verdicts |= {} if executed is None else executed.verdicts
-                moved = self._judged(unrewarded(moved), verdicts)
+                moved = self._judged(without_env_rewards(moved), verdicts)
             if executed is not None:
-                moved = rewarded(moved, executed.rewards)
+                moved = add_rewards(moved, executed.rewards)
             if moved.failures is not None and moved.failures.any():
                 failed = moved.failures.copy() if failed is None else failed | moved.failures
             moved = self._guard.finite_rewards(moved, valid[:, index])
@@ -333,7 +339,7 @@ class VectorEnv(TaskMethods):
     def _judged(self, moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
         for row, verdict in verdicts.items():
             self._episodes.discarded[row] |= verdict == "discard"
-        return judged(moved, verdicts)
+        return apply_verdicts(moved, verdicts)
 
     def save(self) -> State | None:
         """Return the state of all episodes, as arrays [B, ...] by name; None if `_save` returns none."""

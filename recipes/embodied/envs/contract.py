@@ -93,15 +93,15 @@ def _run(env: VectorEnv, first_env: int) -> list[Observation]:
         return transition
 
     env._advance = checked
-    transition = [env.reset(0)]
+    history = [env.reset(0)]
     for step in range(_STEPS):
-        kept = {name: array.copy() for name, array in transition[-1].items()}
+        kept = {name: array.copy() for name, array in history[-1].items()}
         result = env.step(random_actions(env.spec, 4, seed=step)[rows])
-        if not _same([transition[-1]], [kept]):
+        if not _same([history[-1]], [kept]):
             raise broken("an observation changed after it was returned", "return new arrays from `_observe`, or copies")
         check_observations(env.spec, env.num_envs, result.observations)
-        transition.append({**result.observations, _REWARDS: result.rewards})
-    return transition
+        history.append({**result.observations, _REWARDS: result.rewards})
+    return history
 
 
 def _check_rest(env: VectorEnv) -> None:

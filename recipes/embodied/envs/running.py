@@ -140,14 +140,14 @@ class RunningEpisodes:
             getattr(self, name)[:] = state[name]
 
 
-def unrewarded(moved: Transition) -> Transition:
+def without_env_rewards(moved: Transition) -> Transition:
     """Return a transition without the environment's own rewards and successes; its failures still end an episode."""
     nothing = np.zeros(len(moved.rewards), np.bool_)
     failed = moved.terminations if moved.successes is None else moved.terminations & ~moved.successes
     return replace(moved, rewards=np.zeros_like(moved.rewards), terminations=failed, successes=nothing)
 
 
-def judged(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
+def apply_verdicts(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
     """Return a transition as judged by a person: the episode ends, a success has reward 1, a discarded one fails."""
     if not verdicts:
         return moved
@@ -174,7 +174,7 @@ def judged(moved: Transition, verdicts: dict[int, Verdict]) -> Transition:
     )
 
 
-def rewarded(moved: Transition, rewards: dict[int, float]) -> Transition:
+def add_rewards(moved: Transition, rewards: dict[int, float]) -> Transition:
     """Return a transition with the rewards that a person adds, by row."""
     if not rewards:
         return moved

@@ -37,7 +37,7 @@ class Starts:
         self._keys = self._groups
 
     def begin(self, reset: int) -> None:
-        """Return the episodes after the reset of this number."""
+        """Begin the episodes after the reset of this number."""
         self._keys = _absorb(self._groups, np.full(self._groups.shape, reset))
 
     def of(self, rows: NDArray[np.int64], episodes: NDArray[np.int64]) -> Starts:

@@ -15,11 +15,11 @@ from recipes.embodied.config.algorithm_config import PolicyGradientConfig
 from recipes.embodied.learning.running_returns import alone
 from recipes.embodied.learning.trajectory import (
     RolloutChunks,
+    flatten_chunks,
     fold_chunks,
     leading,
     rewards_to_level,
     sum_to_level,
-    unfold_chunks,
 )
 from recipes.embodied.models.base_policy import Inputs
 from recipes.training.typed_tensors import explained_variance
@@ -225,14 +225,14 @@ def _episodes(
     steps = trajectories.steps
     rewards, ends = steps["rewards"], (steps["terminations"], steps["truncations"])
     level = "chunk_level" if by_chunk else "action_level"
-    mask = steps["valid"].any(dim=2) if by_chunk else unfold_chunks(steps["valid"])
+    mask = steps["valid"].any(dim=2) if by_chunk else flatten_chunks(steps["valid"])
     values = None
     if trajectories.last is not None:
         last = trajectories.last[:, :1]
         finals = steps["finals"][..., :1].expand_as(rewards)
         rewards = bootstrap_rewards(rewards, *ends, finals, algorithm.gamma)
         # The value of a chunk is that of its first action, before any of them was carried out.
-        flat = steps["values"][..., 0] if by_chunk else unfold_chunks(steps["values"])
+        flat = steps["values"][..., 0] if by_chunk else flatten_chunks(steps["values"])
         values = torch.cat((flat, last.T))
     # The reward of a chunk is that of its actions that count.
     counted = torch.where(steps["valid"], rewards, 0)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from recipes.embodied.learning.trajectory import fold_chunks, unfold_chunks
+from recipes.embodied.learning.trajectory import flatten_chunks, fold_chunks
 from recipes.embodied.models.base_policy import BasePolicy
 from recipes.embodied.models.normalization import Normalization, Statistics
 from recipes.training.typed_tensors import floats
@@ -55,11 +55,11 @@ class RunningReturns:
             float32 [T, passes * B, C].
         """
         names = ("rewards", "terminations", "truncations", "valid")
-        columns = {name: unfold_chunks(steps[name]).chunk(self._passes, dim=1) for name in names}
+        columns = {name: flatten_chunks(steps[name]).chunk(self._passes, dim=1) for name in names}
         returns = torch.cat([self._returns(*(columns[name][index] for name in names)) for index in range(self._passes)])
         self._add(returns, reduce_sum or alone)
         deviation = (self._squares / max(1, self._count) + _EPSILON) ** 0.5
-        scaled = (unfold_chunks(steps["rewards"]).double() / deviation).clamp(-_LARGEST, _LARGEST)
+        scaled = (flatten_chunks(steps["rewards"]).double() / deviation).clamp(-_LARGEST, _LARGEST)
         return fold_chunks(scaled.to(steps["rewards"].dtype), steps["rewards"].shape[2]).contiguous()
 
     def _returns(self, rewards: Tensor, terminations: Tensor, truncations: Tensor, valid: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ def rewards_to_level(rewards: Tensor, dones: Tensor, level: Level) -> tuple[Tens
     """
     if level == "chunk_level":
         return rewards.sum(dim=-1), dones.any(dim=-1)
-    return unfold_chunks(rewards), unfold_chunks(dones)
+    return flatten_chunks(rewards), flatten_chunks(dones)
 
 
 def leading(mask: Tensor, dimensions: int) -> Tensor:
@@ -164,13 +164,13 @@ def leading(mask: Tensor, dimensions: int) -> Tensor:
     return mask if mask.dim() <= dimensions else mask.flatten(start_dim=dimensions).any(dim=-1) if dimensions else mask
 
 
-def unfold_chunks(values: Tensor) -> Tensor:
+def flatten_chunks(values: Tensor) -> Tensor:
     """Reshape [T, B, C] to [T * C, B]: the actions of a chunk follow each other in time."""
     steps, batch, chunk = values.shape
     return values.transpose(1, 2).reshape(steps * chunk, batch)
 
 
 def fold_chunks(values: Tensor, chunk: int) -> Tensor:
-    """Reshape [T * C, B] to [T, B, C], the inverse of `unfold_chunks`."""
+    """Reshape [T * C, B] to [T, B, C], the inverse of `flatten_chunks`."""
     steps, batch = values.shape
     return values.reshape(steps // chunk, chunk, batch).transpose(1, 2)

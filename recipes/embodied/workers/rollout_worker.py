@@ -109,11 +109,10 @@ class MultiStepRolloutWorker(ComparingWorker):
 
     def evaluate(self) -> None:
         """Act greedily for `EnvWorker.evaluate`."""
-        held = self._config.env.eval
         routes = make_routes(self._layout, self._config, training=False)
         torch.manual_seed(derive_seed(self._config.actor.seed, Purpose.EVALUATION, 0, self._rank))
         self._weights.move(self.torch_device)
-        for _ in range(held.rollout_epoch):
+        for _ in range(self._config.env.eval.rollout_epoch):
             self._pass(routes, training=False)
         self._weights.move(self._idle_device)
 

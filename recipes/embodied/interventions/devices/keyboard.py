@@ -144,7 +144,7 @@ class Terminal:
 
 
 class KeyboardSource(PersonSource):
-    """Keys move the hand, see `keys.LEGEND`."""
+    """Keys move the hand, see `LEGEND`."""
 
     options_model = KeyboardOptions
 

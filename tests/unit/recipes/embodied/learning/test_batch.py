@@ -13,7 +13,7 @@ from torch import Tensor
 
 from recipes.embodied.config.algorithm_config import ActorCriticConfig
 from recipes.embodied.learning.batch import Samples, build_samples
-from recipes.embodied.learning.trajectory import RolloutChunks, unfold_chunks
+from recipes.embodied.learning.trajectory import RolloutChunks, flatten_chunks
 from rlinf_core.algorithms.advantages import gae_advantages, group_advantages
 
 STEPS, BATCH, CHUNK, SIZE = 3, 4, 2, 5
@@ -51,9 +51,9 @@ def make(value: RolloutChunks, group_size: int = 1, **keys: Any) -> dict[str, Te
 def test_actions_of_a_chunk_are_steps_of_their_own() -> None:
     inputs = trajectories()
     tensors = make(inputs)
-    values = torch.cat((unfold_chunks(inputs.steps["values"]), inputs.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
+    values = torch.cat((flatten_chunks(inputs.steps["values"]), inputs.last[:, :1].T))  # pyright: ignore[reportOptionalSubscript]
     dones = torch.zeros(STEPS * CHUNK, BATCH, dtype=torch.bool)
-    expected = gae_advantages(unfold_chunks(inputs.steps["rewards"]), values, dones, 0.99, 0.95)
+    expected = gae_advantages(flatten_chunks(inputs.steps["rewards"]), values, dones, 0.99, 0.95)
     # Sample n is time step n // BATCH of environment n % BATCH; its actions are columns.
     for sample, action in [(0, 0), (5, 1), (11, 0)]:
         step, env = divmod(sample, BATCH)

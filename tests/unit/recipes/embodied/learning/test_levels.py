@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from recipes.embodied.learning.trajectory import fold_chunks, rewards_to_level, sum_to_level, unfold_chunks
+from recipes.embodied.learning.trajectory import flatten_chunks, fold_chunks, rewards_to_level, sum_to_level
 
 
 def test_levels_sum_over_tokens_and_actions() -> None:
@@ -16,8 +16,8 @@ def test_levels_sum_over_tokens_and_actions() -> None:
 
 def test_chunks_unfold_in_time() -> None:
     rewards = torch.arange(12.0).reshape(2, 2, 3)  # two chunks of three actions, two trajectories
-    assert unfold_chunks(rewards)[:, 0].tolist() == [0, 1, 2, 6, 7, 8]
-    assert torch.equal(fold_chunks(unfold_chunks(rewards), 3), rewards)
+    assert flatten_chunks(rewards)[:, 0].tolist() == [0, 1, 2, 6, 7, 8]
+    assert torch.equal(fold_chunks(flatten_chunks(rewards), 3), rewards)
     dones = rewards == 7
     by_chunk, ends = rewards_to_level(rewards, dones, "chunk_level")
     assert by_chunk.tolist() == [[3, 12], [21, 30]]
