@@ -24,7 +24,7 @@ from torch import Tensor
 
 from recipes.embodied.config import EmbodiedActorConfig
 from recipes.embodied.config.algorithm_config import ActorCriticConfig, GroupConfig, PolicyGradientConfig
-from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, RecordedEnvironmentConfig
+from recipes.embodied.config.env_config import EVAL_SEED_OFFSET, TrainEnvironmentConfig
 from recipes.embodied.envs.base import VectorEnv
 from recipes.embodied.envs.env_spec import EnvSettings
 from recipes.embodied.envs.registry import make_env
@@ -88,7 +88,7 @@ class Loop:
     """
 
     def __init__(
-        self, env: RecordedEnvironmentConfig, actor: EmbodiedActorConfig, algorithm: PolicyGradientConfig
+        self, env: TrainEnvironmentConfig, actor: EmbodiedActorConfig, algorithm: PolicyGradientConfig
     ) -> None:
         self.config, self.actor, self.algorithm = env, actor, algorithm
         size = algorithm.group_size
@@ -243,7 +243,7 @@ def run(args: argparse.Namespace, seed: int) -> Outcome:
 
 def configuration(
     args: argparse.Namespace, seed: int
-) -> tuple[RecordedEnvironmentConfig, EmbodiedActorConfig, PolicyGradientConfig]:
+) -> tuple[TrainEnvironmentConfig, EmbodiedActorConfig, PolicyGradientConfig]:
     """Return the sections of a job: defaults, but for what was asked for."""
     grouped = args.adv_type != "gae"
     env: dict[str, Any] = {"env_type": args.env_type, "task": args.task, "seed": seed, "auto_reset": not grouped}
@@ -264,7 +264,7 @@ def configuration(
     if grouped:
         algorithm |= {"group_size": 8}
     return (
-        RecordedEnvironmentConfig.model_validate(env),
+        TrainEnvironmentConfig.model_validate(env),
         EmbodiedActorConfig.model_validate(actor),
         (GroupConfig if grouped else ActorCriticConfig).model_validate(algorithm),
     )

@@ -33,7 +33,7 @@ from benchmarks.meter import Meter
 from benchmarks.table import Result, run_parts
 from recipes.embodied.config import EmbodiedActorConfig
 from recipes.embodied.config.algorithm_config import ActorCriticConfig
-from recipes.embodied.config.env_config import RecordedEnvironmentConfig
+from recipes.embodied.config.env_config import TrainEnvironmentConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import Outcome, Row, Simulation, Start
@@ -104,7 +104,7 @@ def milliseconds_of_an_image() -> float:
 
 def loop_seconds(steps: int) -> float:
     """Return CPU seconds of some training steps of the loop."""
-    env = RecordedEnvironmentConfig.model_validate(
+    env = TrainEnvironmentConfig.model_validate(
         {
             "env_type": f"{HERE}:RenderedEnv",
             "total_num_envs": ENVS,
