@@ -248,6 +248,6 @@ def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> Non
 
 def test_a_run_that_only_evaluates_has_no_passes_to_divide() -> None:
     chunks = ("actor.model.num_action_chunks=4", "actor.global_batch_size=null")
-    for more, refused in (((), True), (("runner.only_eval=true",), False)):
-        codes = [finding.code for finding in load_job("laptop", (*chunks, *more), environ={}).diagnostics]
+    for evaluating, refused in (((), True), (("runner.only_eval=true",), False)):
+        codes = [finding.code for finding in load_job("laptop", (*chunks, *evaluating), environ={}).diagnostics]
         assert ("envs-not-divisible" in codes) == refused
