@@ -48,6 +48,7 @@ from recipes.embodied.interventions.intervention import (
     InterventionSource,
     SuccessJudge,
     Verdict,
+    check_verdicts,
 )
 from recipes.training.arrays import Array
 
@@ -252,6 +253,7 @@ class VectorEnv(TaskMethods):
                 moved = self._obey(executed, index, rows)
             if self.judge is not None:
                 verdicts = self.judge.judge(self._simulator.observe())
+                check_verdicts(self.judge, self.num_envs, verdicts)
                 verdicts |= {} if executed is None else executed.verdicts
                 moved = self._judged(without_env_rewards(moved), verdicts)
             if executed is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +90,27 @@ class Takeover:
     actions: NDArray[np.float32]
     verdicts: dict[int, Verdict]
     rewards: dict[int, float] = field(default_factory=dict[int, float])
+
+
+def check_verdicts(owner: object, num_envs: int, verdicts: object) -> None:
+    """Refuse verdicts on environments that do not exist, and words that are none: they would count as failures.
+
+    Raises:
+        InterventionError: there is one, or they are no mapping; `where` is the class of `owner`.
+    """
+    if not isinstance(verdicts, Mapping):
+        raise InterventionError(
+            f"the verdicts are {type(verdicts).__name__}",
+            where=type(owner).__name__,
+            help="return a dictionary of rows and verdicts, empty where there are none",
+        )
+    for row, verdict in cast("Mapping[int, object]", verdicts).items():
+        if verdict not in get_args(Verdict) or not 0 <= row < num_envs:
+            raise InterventionError(
+                f"the verdict on environment {row} is `{verdict}`; there are {num_envs} environments",
+                where=type(owner).__name__,
+                help=f"verdicts are {', '.join(map(repr, get_args(Verdict)))}, by row from 0",
+            )
 
 
 class EnvProgress(NamedTuple):
@@ -233,6 +254,7 @@ class ExecutedActions:
         if len(left):
             self.actions[left, index] = self._held(left)
         if taken_over is not None:
+            self._check(taken_over)
             wanted = taken_over.actions[taken_over.rows]
             if not np.isfinite(wanted).all():
                 raise InterventionError(
@@ -244,6 +266,19 @@ class ExecutedActions:
             self.taken[:, index] = taken_over.rows
             self._verdicts, self._rewards = taken_over.verdicts, taken_over.rewards
         return self.actions[:, index]
+
+    def _check(self, taken_over: Takeover) -> None:
+        """Refuse a takeover that is not of this batch: numbers would count for other environments."""
+        rows, actions = np.asarray(taken_over.rows), np.asarray(taken_over.actions)
+        batch, _, size = self.actions.shape
+        if rows.dtype != np.bool_ or rows.shape != (batch,) or actions.shape != (batch, size):
+            shapes = f"`rows` {rows.dtype}{list(rows.shape)} and `actions` {list(actions.shape)}"
+            raise InterventionError(
+                f"a takeover has {shapes}; expected bool{[batch]} and {[batch, size]}",
+                where=type(self._source).__name__,
+                help="return a row for each environment of the batch; no action was executed",
+            )
+        check_verdicts(self._source, batch, taken_over.verdicts)
 
     def replace(self, index: int, actions: Array) -> None:
         """Record the action that the environment executed in a step instead, [B, A]."""

@@ -68,6 +68,29 @@ def takeover(*rows: int, envs: int = 2, value: float = 0.5, **verdicts: Any) -> 
     return Takeover(taken, np.full((envs, 1), value, np.float32), {int(k[1:]): v for k, v in verdicts.items()})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            Takeover(np.array([True, False]), np.ones(2, np.float32), {}),
+            r"`actions` \[2\]; expected bool\[2\] and \[2, 1\]",
+        ),
+        (Takeover(np.array([0]), np.ones((2, 1), np.float32), {}), r"`rows` int64\[1\]"),  # type: ignore[arg-type]
+        (Takeover(np.ones(2, np.bool_), np.ones((1, 1), np.float32), {}), r"`actions` \[1, 1\]"),
+        (takeover(0, r0="failed"), "the verdict on environment 0 is `failed`"),
+        (takeover(0, r0=True), "the verdict on environment 0 is `True`"),
+        (takeover(0, r2="success"), "the verdict on environment 2 is `success`; there are 2"),
+    ],
+)
+def test_takeovers_that_mean_other_rows_or_words_are_refused(wrong: Takeover, said: str) -> None:
+    env = CountingEnv(EnvSettings(num_envs=2))
+    env.intervention = Script(env, wrong)
+    env.reset(0)
+    with pytest.raises(InterventionError, match=said) as caught:
+        env.step(np.zeros((2, 1, 1), np.float32))
+    assert "Script" in str(caught.value)
+
+
 def test_recorded_flags_and_actions_are_the_truth_tick_by_tick() -> None:
     env, ticks = arm(), 200
     witness = env.intervention = Witness(env)

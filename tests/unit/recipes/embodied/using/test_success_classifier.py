@@ -22,7 +22,13 @@ from recipes.embodied.envs.franka.franka_kin import FrankaKinEnv
 from recipes.embodied.envs.franka.franka_vision import FrankaVisionEnv
 from recipes.embodied.episodes.collector import CollectedEpisode, EpisodeCollector
 from recipes.embodied.interventions import registry as sources
-from recipes.embodied.interventions.intervention import InterventionSource, SuccessJudge, Takeover, Verdict
+from recipes.embodied.interventions.intervention import (
+    InterventionError,
+    InterventionSource,
+    SuccessJudge,
+    Takeover,
+    Verdict,
+)
 from recipes.embodied.interventions.registry import open_judge
 from recipes.embodied.interventions.source_options import ClassifierOptions
 from recipes.embodied.learning.imitation import ImitationData
@@ -176,6 +182,32 @@ def test_a_judge_of_ones_own_may_tell_failures() -> None:
     assert result.terminations[:, 0].tolist() == [True, False]
     assert result.rewards.tolist() == [[0], [0]]
     assert env.outcomes(np.array([0]), np.array([False])) == ["failed"]
+
+
+class Saying(SuccessJudge):
+    """Says what a test gives it."""
+
+    said: Any = None
+
+    def judge(self, observations: Mapping[str, NDArray[Any]]) -> Any:
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (None, "Saying: the verdicts are NoneType"),
+        (np.zeros(2, np.bool_), "Saying: the verdicts are ndarray"),
+        ({0: True}, "Saying: the verdict on environment 0 is `True`"),
+    ],
+)
+def test_a_judge_that_says_no_verdict_is_refused(said: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Saying, "said", said)
+    env = FrankaKinEnv(EnvSettings(num_envs=2, task="reach"))
+    env.judge = open_judge(f"{__name__}:Saying", env, {})
+    env.reset(0)
+    with pytest.raises(InterventionError, match=message):
+        env.step(np.ones((2, 1, 7), np.float32))
 
 
 class Never(SuccessJudge):
