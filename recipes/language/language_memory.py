@@ -6,18 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from recipes.language.config.described_models import judge_job, reference_model, teacher_model
-from recipes.language.config.language_config import (
-    LanguageConfig,
-    LanguageModelConfig,
-    LanguageReferenceConfig,
-    LanguageTeacherConfig,
-)
-from recipes.language.config.rollout_config import BACKENDS, MIN_SAVED
+from recipes.language.config.described_models import critic_model, judge_job, reference_model, teacher_model
+from recipes.language.config.language_config import LanguageConfig, LanguageModelConfig
+from recipes.language.config.problem_config import EVALUATED_AT_ONCE
+from recipes.language.config.rollout_config import BACKENDS, JUDGED_TOKENS, MIN_SAVED
 from recipes.language.loop.protocols import optional_components
 from recipes.language.model_sizes import LanguageModelSizes, model_sizes
 from recipes.language.models.packing import MOST_OTHERS
-from recipes.sections.actor import FsdpConfig, OptimConfig
+from recipes.sections.actor import FsdpConfig
 from recipes.training.memory_parts import TORCH, TRAINING, TRANSFORMERS, WORKER, shard_parts
 from recipes.training.typed_tensors import DTYPES
 from rlinf_core.job.recipe import ProcessForecast
@@ -79,7 +75,7 @@ class Sizes(NamedTuple):
         """Return the bytes of a process's share of a step's answers, as they were drawn."""
         return -(-self.answers // self.count(component)) * self.drawn * _DRAWN_TOKEN
 
-    def micro(self, component: str, most: int, minibatches: int = 1) -> int:
+    def micro(self, component: str, minibatches: int = 1) -> int:
         """Return the tokens of the fullest pass over a share of the answers."""
         actor, group = self.config.actor, self.config.algorithm.group_size
         apart = group * self.longest
@@ -87,7 +83,7 @@ class Sizes(NamedTuple):
         stems = -(-group * self.drawn // (MOST_OTHERS * self.prompt))
         packed = min(apart, stems * self.prompt + group * self.drawn)
         every = -(-self.config.data.rollout_batch_size // (self.count(component) * minibatches)) * packed
-        most = min(most, (actor.micro_batch_size or self.answers) * self.longest)
+        most = min(actor.max_tokens_per_micro_batch, (actor.micro_batch_size or self.answers) * self.longest)
         return min(every, max(most, self.longest))
 
     def process(
@@ -120,14 +116,7 @@ def _actor(sizes: Sizes) -> ProcessForecast:
     keeps = BACKENDS[sizes.config.rollout.backend].name == "torch" and sizes.count("rollout") <= count
     keeps = keeps and actor.model.adapter() is None and actor.model.precision == "fp32"
     sent = model.pieces + (model.sent if keeps else 0)
-    parts, on_accelerator = _learning(
-        sizes,
-        "actor",
-        model,
-        actor.model.precision,
-        (actor.fsdp_config, actor.optim),
-        actor.max_tokens_per_micro_batch,
-    )
+    parts, on_accelerator = _learning(sizes, "actor", model)
     parts["sent weights"] = sent
     shared = count * (sizes.batch("actor") + sent)
     process = sizes.process("actor", parts, shared=shared, offloads=actor.enable_offload)
@@ -135,38 +124,29 @@ def _actor(sizes: Sizes) -> ProcessForecast:
 
 
 def _critic(sizes: Sizes) -> ProcessForecast:
-    critic, section = sizes.config.critic, sizes.config.critic.model or sizes.config.actor.model
-    model = model_sizes(sizes.config.actor, section, critic.fsdp_config)
-    sharing = critic.fsdp_config, critic.optim
-    most = critic.max_tokens_per_micro_batch
-    parts, on_accelerator = _learning(sizes, "critic", model, section.precision, sharing, most)
-    return sizes.process("critic", parts, offloads=critic.enable_offload)._replace(on_accelerator=on_accelerator)
+    actor, section = sizes.config.actor, critic_model(sizes.config)
+    model = model_sizes(actor, section, actor.fsdp_config)
+    parts, on_accelerator = _learning(sizes, "critic", model)
+    return sizes.process("critic", parts, offloads=actor.enable_offload)._replace(on_accelerator=on_accelerator)
 
 
-def _learning(
-    sizes: Sizes,
-    component: str,
-    model: LanguageModelSizes,
-    precision: str,
-    sharing: tuple[FsdpConfig, OptimConfig],
-    most: int,
-) -> tuple[dict[str, int], dict[str, int]]:
+def _learning(sizes: Sizes, component: str, model: LanguageModelSizes) -> tuple[dict[str, int], dict[str, int]]:
     """Return what a worker that trains holds: its shard, the answers, and what FSDP2 gathers while it computes.
 
     The second part of the result is what of that takes another amount on an accelerator.
 
     Shards are gathered for a layer while another one computes.
     """
-    count, (fsdp, optim) = sizes.count(component), sharing
-    tokens = sizes.micro(component, most, sizes.config.minibatches)
+    actor, count = sizes.config.actor, sizes.count(component)
+    tokens = sizes.micro(component, sizes.config.minibatches)
     logits = model.logits(tokens) if component == "actor" else 0
     parts = {
         "base": _BASE + TRAINING,
-        **shard_parts(model.weights, model.trained, fsdp, count, state_dtype=optim.state_dtype),
+        **shard_parts(model.weights, model.trained, actor.fsdp_config, count, state_dtype=actor.optim.state_dtype),
         "answers": sizes.batch(component),
         "activations": tokens * model.learning + logits,
     }
-    parts |= gathered_parts(model, precision, fsdp, count, parts["activations"])
+    parts |= gathered_parts(model, actor.model.precision, actor.fsdp_config, count, parts["activations"])
     return parts, {"activations": tokens * model.learning_on_accelerator + logits}
 
 
@@ -195,25 +175,19 @@ def gathered_parts(
 
 def _reference(sizes: Sizes) -> ProcessForecast:
     config = sizes.config
-    return _frozen(sizes, "reference", reference_model(config), config.reference, config.actor.warm_start.steps)
+    return _frozen(sizes, "reference", reference_model(config), config.actor.warm_start.steps)
 
 
 def _teacher(sizes: Sizes) -> ProcessForecast:
     config = sizes.config
-    return _frozen(sizes, "teacher", teacher_model(config), config.teacher, config.teacher.warm_start.steps)
+    return _frozen(sizes, "teacher", teacher_model(config), config.teacher.warm_start.steps)
 
 
-def _frozen(
-    sizes: Sizes,
-    component: str,
-    section: LanguageModelConfig,
-    settings: LanguageReferenceConfig | LanguageTeacherConfig,
-    warm_start_steps: int,
-) -> ProcessForecast:
+def _frozen(sizes: Sizes, component: str, section: LanguageModelConfig, warm_start_steps: int) -> ProcessForecast:
     """Return the forecast of a worker that holds a model which does not learn."""
     actor = sizes.config.actor
     model = model_sizes(actor, section)
-    tokens = sizes.micro(component, settings.max_tokens_per_micro_batch)
+    tokens = sizes.micro(component)
     shards = sizes.count(component) if actor.fsdp_config.sharding_strategy != "no_shard" else 1
     parts = {
         "base": _BASE,
@@ -222,7 +196,7 @@ def _frozen(
         "answers": sizes.batch(component),
         "activations": tokens * model.predicting + model.logits(tokens),
     }
-    return sizes.process(component, parts, offloads=settings.enable_offload)
+    return sizes.process(component, parts, offloads=actor.enable_offload)
 
 
 def _judge(sizes: Sizes) -> ProcessForecast:
@@ -233,14 +207,14 @@ def _judge(sizes: Sizes) -> ProcessForecast:
     if BACKENDS[judge.backend].name != "torch":
         return sizes.process("judge", parts, *_notes_of_engine(job, model))
     every = -(-sizes.answers // sizes.count("judge")) * judge.seq_length
-    tokens = max(judge.seq_length, min(every, judge.max_running_tokens or every))
+    tokens = max(judge.seq_length, min(every, JUDGED_TOKENS))
     rows = max(1, tokens // judge.seq_length)
     parts |= {
         "weights": model.engine,
         "keys and values": tokens * model.token + rows * judge.max_new_tokens * _ROW_TOKEN,
         "activations": min(_PREFILL_TOKENS, tokens) * model.predicting + model.logits(rows),
     }
-    notes = (_ON_CPU,) if judge.precision != "fp32" else ()
+    notes = (_ON_CPU,) if config.actor.model.precision != "fp32" else ()
     return sizes.process("judge", parts, *notes)
 
 
@@ -256,7 +230,7 @@ def _rollout(sizes: Sizes) -> ProcessForecast:
     rows = -(-sizes.answers * (1 + runner.max_staleness) // count)
     group = config.algorithm.group_size
     if runner.val_check_interval != NEVER or runner.only_eval:
-        judged = -(-min(data.val_size, data.val_rollout_batch_size) * data.val_samples // count)
+        judged = -(-min(data.val_size, EVALUATED_AT_ONCE) * data.val_samples // count)
         rows, group = (judged, data.val_samples) if judged > rows else (rows, group)
     # A prompt whose copies take much is stored once for its group.
     stored = (group - 1) * sizes.prompt >= MIN_SAVED

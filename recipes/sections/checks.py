@@ -72,7 +72,6 @@ def check_sections(
     report: Report,
     *,
     optional: tuple[str, ...] = (),
-    trained: tuple[str, ...] = ("actor",),
 ) -> None:
     """Report inconsistent settings of the sections that every recipe of training has.
 
@@ -80,14 +79,12 @@ def check_sections(
         config: the job.
         runner: the section `runner` of the job.
         facts: the facts of the recipe, which must be those of the checkpoint.
-        components: the components that the recipe always has; each has a section with `group_name`.
+        components: the components that the recipe always has.
         report: takes findings.
         optional: components that it may have.
-        trained: the sections of those that train.
     """
     check_components(config.cluster, config.recipe, components, report, optional)
-    check_group_names(config, (*components, *optional), report)
-    _check_training(config, trained, report)
+    _check_training(config, report)
     check_loggers(runner, report)
     _check_profiler(runner, config.cluster, report)
     _check_folders(runner, report, facts)
@@ -119,35 +116,29 @@ def check_components(
         report(at, "missing-component", message, f"add {place_entry(cluster, *missing)}")
 
 
-def _check_training(config: BaseModel, components: tuple[str, ...], report: Report) -> None:
-    """Report how components cannot train, or hardly: in half precision, and at learning rates far off.
-
-    Args:
-        config: the job.
-        components: the sections of those that train.
-        report: where findings go.
-    """
+def _check_training(config: BaseModel, report: Report) -> None:
+    """Report how a job cannot train, or hardly: in half precision, and at learning rates far off."""
     if _value(config, ("runner", "only_eval")):
         return
-    _check_half_precision(config, components, report)
-    last = _value(config, ("runner", "last_step"))
-    for component in components:
-        end = _value(config, (component, "optim", "total_training_steps"))
-        falls = _value(config, (component, "optim", "lr_scheduler")) in ("linear", "cosine")
-        no_rate = falls and _value(config, (component, "optim", "min_lr_ratio")) == 0
-        if no_rate and isinstance(end, int) and isinstance(last, int) and end < last:
-            report(
-                (component, "optim", "total_training_steps"),
-                "cannot-train",
-                f"the learning rate is 0 after step {end}, and the run has {last}: {last - end} steps change nothing",
-                f"remove it, or write `{component}.optim.min_lr_ratio: 0.1`",
-                about=[("runner", "max_steps"), ("runner", "max_epochs"), (component, "optim", "min_lr_ratio")],
-            )
+    _check_half_precision(config, report)
+    optim: Path = ("actor", "optim")
+    last, end = _value(config, ("runner", "last_step")), _value(config, (*optim, "total_training_steps"))
+    falls = _value(config, (*optim, "lr_scheduler")) in ("linear", "cosine")
+    no_rate = falls and _value(config, (*optim, "min_lr_ratio")) == 0
+    if no_rate and isinstance(end, int) and isinstance(last, int) and end < last:
+        report(
+            (*optim, "total_training_steps"),
+            "cannot-train",
+            f"the learning rate is 0 after step {end}, and the run has {last}: {last - end} steps change nothing",
+            "remove it, or write `actor.optim.min_lr_ratio: 0.1`",
+            about=[("runner", "max_steps"), ("runner", "max_epochs"), (*optim, "min_lr_ratio")],
+        )
+    for section in (optim, ("critic",)):
         for name in ("lr", "value_lr"):
-            rate, path = _value(config, (component, "optim", name)), (component, "optim", name)
+            rate = _value(config, (*section, name))
             if isinstance(rate, float) and rate > _LARGEST_RATE:
                 report(
-                    path,
+                    (*section, name),
                     "unusual-value",
                     f"`{name}: {rate:g}` lets each step move every weight by about {rate:g}",
                     "Adam's usual rates are 1e-6 to 1e-2",
@@ -155,24 +146,23 @@ def _check_training(config: BaseModel, components: tuple[str, ...], report: Repo
                 )
 
 
-def _check_half_precision(config: BaseModel, components: tuple[str, ...], report: Report) -> None:
+def _check_half_precision(config: BaseModel, report: Report) -> None:
     """Report training in half precision: a loss that is not scaled has gradients that vanish in it."""
-    keys = (
+    precisions = ("fsdp_config", "mixed_precision")
+    keys: tuple[Path, ...] = (
         ("model", "precision"),
-        *(("fsdp_config", "mixed_precision", name) for name in ("param_dtype", "reduce_dtype")),
+        *((*precisions, name) for name in ("param_dtype", "reduce_dtype")),
     )
-    for component in components:
-        for key in keys:
-            path: Path = (component, *key)
-            if _value(config, path) == "fp16":
-                report(
-                    path,
-                    "conflicting-settings",
-                    f"training with `{key[-1]}: fp16` would lose gradients: those below 6e-8 underflow to 0, and the"
-                    " loss is not scaled",
-                    "write `bf16`, which has the range of fp32",
-                )
-                break
+    for key in keys:
+        if _value(config, ("actor", *key)) == "fp16":
+            report(
+                ("actor", *key),
+                "conflicting-settings",
+                f"training with `{key[-1]}: fp16` would lose gradients: those below 6e-8 underflow to 0, and the"
+                " loss is not scaled",
+                "write `bf16`, which has the range of fp32",
+            )
+            break
 
 
 def _value(config: BaseModel, path: Path) -> object:
@@ -181,21 +171,6 @@ def _value(config: BaseModel, path: Path) -> object:
     for segment in path:
         value = getattr(value, str(segment), None)
     return value
-
-
-def check_group_names(config: BaseModel, sections: tuple[str, ...], report: Report) -> None:
-    """Report worker groups with the same name."""
-    first: dict[str, str] = {}
-    for section in sections:
-        name: str = getattr(config, section).group_name
-        earlier = first.setdefault(name, section)
-        if earlier != section:
-            report(
-                blame(config, (section, "group_name"), (earlier, "group_name")),
-                "conflicting-settings",
-                f"`{earlier}.group_name` and `{section}.group_name` are both `{name}`",
-                "give every worker group its own name",
-            )
 
 
 def check_loggers(runner: RunSettings, report: Report) -> None:

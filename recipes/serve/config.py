@@ -21,7 +21,6 @@ from recipes.sections.checks import (
     Report,
     WorldSizes,
     check_components,
-    check_group_names,
     check_log_path,
     check_loggers,
 )
@@ -100,9 +99,8 @@ class ServeActorConfig(ConfigModel):
     built_words: ClassVar[tuple[str, ...]] = ()
     built_template: ClassVar[str | None] = None
 
-    group_name: Text = Field(
-        default="ActorGroup", description="Name of the worker group, by which other components address it."
-    )
+    group_name: ClassVar[str] = "ActorGroup"
+
     seed: Seed = Field(default=1234, description="Seed of the weights of a model built without `model.model_path`.")
     threads: Count = Field(default=1, description="CPU threads per process.")
     max_tokens_per_micro_batch: Count = Field(
@@ -132,9 +130,8 @@ class ServeRolloutConfig(ConfigModel):
         ),
     )
 
-    group_name: Text = Field(
-        default="RolloutGroup", description="Name of the worker group, by which other components address it."
-    )
+    group_name: ClassVar[str] = "RolloutGroup"
+
     threads: Count = Field(default=1, description="CPU threads per process.")
     max_running_tokens: NonNegativeInt = Field(
         default=0,
@@ -247,7 +244,6 @@ class ServeConfig(JobConfig):
 def check(config: ServeConfig, world_sizes: WorldSizes, report: Report) -> None:
     """Report inconsistent settings of this recipe."""
     check_components(config.cluster, config.recipe, ("actor", "rollout"), report)
-    check_group_names(config, ("actor", "rollout"), report)
     check_loggers(config.runner, report)
     check_log_path(config.runner, report)
     names = config.server.tenants

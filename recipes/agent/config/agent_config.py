@@ -163,9 +163,8 @@ class AgentWorkerConfig(ConfigModel):
         ),
     )
 
-    group_name: Text = Field(
-        default="AgentGroup", description="Name of the worker group, by which other components address it."
-    )
+    group_name: ClassVar[str] = "AgentGroup"
+
     run: Annotated[Text, KnownOrOwn("agent", AGENTS)] = Field(
         default="tool_agent",
         description="Agent: tool_agent, which calls tools until it answers; env_agent, which plays `environment`; or"
@@ -206,9 +205,7 @@ class AgentWorkerConfig(ConfigModel):
 class IndexConfig(ConfigModel):
     """The workers that hold the index of `search`."""
 
-    group_name: Text = Field(
-        default="IndexGroup", description="Name of the worker group, by which other components address it."
-    )
+    group_name: ClassVar[str] = "IndexGroup"
 
 
 class AgentConfig(LanguageConfig):

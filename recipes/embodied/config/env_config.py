@@ -372,9 +372,8 @@ def _as_in_training(evaluation: EvalEnvironmentConfig, train: RecordedEnvironmen
 class EnvSection(ConfigModel):
     """The workers that step environments."""
 
-    group_name: Text = Field(
-        default="EnvGroup", description="Name of the worker group, by which other components address it."
-    )
+    group_name: ClassVar[str] = "EnvGroup"
+
     train: RecordedEnvironments = Field(
         default_factory=_RECORDED[0],
         description="Environments that `rlinf record` records in, and what `env.eval` leaves out.",

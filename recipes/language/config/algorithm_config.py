@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal, cast
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from recipes.sections.algorithm import (
     ADVANTAGES,
@@ -51,7 +51,7 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
             because=("loss_type",),
         ),
         IgnoredKeys(
-            ("clip_ratio_low", "clip_ratio_high", "ratio_clip_eps"),
+            ("clip_ratio_low", "clip_ratio_high"),
             lambda algorithm, sizes: algorithm.loss_type == "sapo",
             "`loss_type: sapo` has a soft gate in the place of a clip",
             "remove it, or write `tau_pos` and `tau_neg`",
@@ -99,9 +99,6 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
         " ratios as weights; sapo: a soft gate in the place of the clip; or `package.module:name`.",
     )
     group_size: Count = 8
-    ratio_clip_eps: NonNegativeFloat | None = Field(
-        default=None, description="Sets `clip_ratio_low` and `clip_ratio_high` to the same value."
-    )
     clip_ratio_high: NonNegativeFloat = 0.28
     tau_pos: PositiveFloat = Field(
         default=1.0, description="sapo: how fast gradients of positive advantages fade as the ratio leaves 1."
@@ -150,23 +147,10 @@ class LanguageAlgorithmConfig(AlgorithmConfig):
         default=0.5,
         description="Value clipping: largest change of a value in one training step, in units of return; null: none.",
     )
-    huber_delta: PositiveFloat = Field(
-        default=10.0, description="Value error beyond which the loss is linear (Huber), in units of return."
-    )
     filter_groups: Bool = Field(
         default=False, description="Drop groups whose rewards are all equal and generate replacements (DAPO)."
     )
     max_refills: NonNegativeInt = Field(default=4, description="Maximum rounds of replacement groups per step.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _both_clips(cls, written: Any) -> Any:
-        """Apply `ratio_clip_eps` to the bounds that are not written themselves."""
-        if not isinstance(written, dict) or "ratio_clip_eps" not in written:
-            return cast("Any", written)
-        settings = cast("dict[str, Any]", written)
-        eps = settings["ratio_clip_eps"]
-        return settings if eps is None else {"clip_ratio_low": eps, "clip_ratio_high": eps, **settings}
 
     @property
     def needs_values(self) -> bool:

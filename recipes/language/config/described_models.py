@@ -13,7 +13,13 @@ from recipes.language.config.language_config import (
     TokenizerConfig,
     WarmStartConfig,
 )
-from recipes.language.config.rollout_config import ENGINE_KEYS, LanguageSamplingParams, ServerSettings
+from recipes.language.config.rollout_config import (
+    ENGINE_KEYS,
+    JUDGED_TOKENS,
+    LanguageSamplingParams,
+    ServerSettings,
+)
+from recipes.sections.actor import ValueOptimConfig
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.sections.values import Precision
 
@@ -83,8 +89,20 @@ def teacher_model(config: LanguageConfig) -> LanguageModelConfig:
         config.actor.model,
         model_path=teacher.model_path,
         hidden_dim=teacher.hidden_dim,
-        num_layers=teacher.num_layers,
     )
+
+
+def critic_model(config: LanguageConfig) -> LanguageModelConfig:
+    """Return the model that learns values: the initial model of the actor, or `critic.model_path`."""
+    path = config.critic.model_path
+    return config.actor.model if path is None else config.actor.model.model_copy(update={"model_path": path})
+
+
+def critic_optim(config: LanguageConfig) -> ValueOptimConfig:
+    """Return the critic's optimizer: the actor's, with constant learning rates of its own."""
+    constant = {"lr_scheduler": "constant", "lr_warmup_steps": 0}
+    rates = {"lr": config.critic.lr, "value_lr": config.critic.value_lr}
+    return ValueOptimConfig.model_validate({**dict(config.actor.optim), **constant, **rates})
 
 
 def with_model(
@@ -103,12 +121,11 @@ def _plain(model: LanguageModelConfig, **changes: str | int | None) -> LanguageM
 def judge_job(config: LanguageConfig) -> LanguageConfig:
     """Return a file whose actor has the judge's model and tokenizer, and whose rollout has the judge's engine."""
     judge = config.judge
-    model = _plain(config.actor.model, model_path=judge.model_path, precision=judge.precision)
+    model = _plain(config.actor.model, model_path=judge.model_path)
     actor = config.actor.model_copy(update={"model": model, "tokenizer": TokenizerConfig()})
     sampling = LanguageSamplingParams(temperature=judge.temperature, max_new_tokens=judge.max_new_tokens)
     engine = {name: getattr(judge, name) for name in ENGINE_KEYS}
-    rollout = config.rollout.model_copy(
-        update={**engine, "sampling_params": sampling, "server": ServerSettings(), "enable_offload": False}
-    )
+    engine |= {"max_running_tokens": JUDGED_TOKENS, "enable_offload": False}
+    rollout = config.rollout.model_copy(update={**engine, "sampling_params": sampling, "server": ServerSettings()})
     runner = config.runner.model_copy(update={"seq_length": judge.seq_length})
     return config.model_copy(update={"actor": actor, "rollout": rollout, "runner": runner})

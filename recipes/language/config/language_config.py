@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from pydantic import Field, model_validator
@@ -12,12 +11,12 @@ from recipes.language.config.language_no_effect import LANGUAGE, OPTIONAL
 from recipes.language.config.problem_config import LanguageDataConfig, LanguageRewardConfig
 from recipes.language.config.rollout_config import LanguageJudgeConfig, LanguageRolloutConfig
 from recipes.language.templates.chat_template import ChatRoles, ChatTemplate
-from recipes.sections.actor import ActorConfig, FsdpConfig, ModelConfig, OptimConfig, ValueOptimConfig
+from recipes.sections.actor import ActorConfig, ModelConfig, OptimConfig
 from recipes.sections.checks import Report, blame, near_divisors
 from rlinf_core import ConfigModel, Count, IgnoredKeys, JobConfig, RunnerConfig
 from rlinf_core.config.sections.runner import RolloutRunnerConfig
 from rlinf_core.config.sections.values import NonNegativeInt, OptionalModelPath, PositiveFloat, Precision, StepsOrNever
-from rlinf_core.scalars import Bool, Text
+from rlinf_core.scalars import Bool
 
 
 class ModelRunnerConfig(RunnerConfig):
@@ -98,8 +97,8 @@ class LanguageOptimConfig(OptimConfig):
 
     lr: PositiveFloat = Field(
         default=1e-4,
-        description="Learning rate. Default: 1e-6 for all weights of `model_path` (1e-5 for the critic), 1e-4 for"
-        " adapters (`lora`) and for a model built from scratch.",
+        description="Learning rate. Default: 1e-6 for all weights of `model_path`, 1e-4 for adapters (`lora`) and for"
+        " a model built from scratch.",
     )
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
 
@@ -115,10 +114,6 @@ class WarmStartConfig(ConfigModel):
     lr: PositiveFloat = Field(default=1e-3, description="Learning rate of these steps.")
 
 
-class CriticOptimConfig(LanguageOptimConfig, ValueOptimConfig):
-    """AdamW and the clipping of gradients."""
-
-
 class TokenizerConfig(ConfigModel):
     """The tokenizer of a language model."""
 
@@ -127,8 +122,9 @@ class TokenizerConfig(ConfigModel):
     )
 
 
-# Learning rates for all weights of a pretrained model, as in verl and TRL.
-PRETRAINED_RATES: Final[Mapping[str, float]] = {"actor": 1e-6, "critic": 1e-5}
+# Learning rates for all weights of a pretrained model, as in verl and TRL: of the policy, and of values.
+PRETRAINED_RATE: Final = 1e-6
+PRETRAINED_VALUE_RATE: Final = 1e-5
 
 # Components that are placed if the algorithm needs them.
 OPTIONAL_COMPONENTS: Final = tuple(OPTIONAL)
@@ -178,61 +174,61 @@ class AnswerActorConfig(LanguageActorConfig):
     )
 
 
-class EvaluatorConfig(ConfigModel):
-    """Workers with a model that computes a number for each token of the actors' answers."""
+class LanguageCriticConfig(ConfigModel):
+    """The workers that estimate values, for PPO: the language model with a linear value in the place of its logits.
 
-    group_name: Text = Field(
-        default="EvaluatorGroup", description="Name of the worker group, by which other components address it."
+    What `actor` says of computing, sharding and optimizing holds for them, too; their learning rates are constant.
+    """
+
+    group_name: ClassVar[str] = "CriticGroup"
+
+    model_path: OptionalModelPath = Field(
+        default=None, description="Folder of the model that learns values. Default: the actor's initial model."
     )
-    max_tokens_per_micro_batch: Count = Field(default=4096, description="Packed tokens per pass on one rank.")
-    threads: Count = Field(default=1, description="CPU threads per process.")
-    enable_offload: Bool = Field(
-        default=False, description="Offload the model from its accelerators while other components use them."
+    lr: PositiveFloat = Field(
+        default=1e-4,
+        description="Learning rate, which is constant. Default: 1e-5 for all weights of a pretrained model, 1e-4 for"
+        " adapters (`actor.model.lora`) and for a model built from scratch.",
     )
+    value_lr: PositiveFloat | None = Field(default=None, description="Learning rate of the value head. Default: `lr`.")
 
 
-class LanguageCriticConfig(EvaluatorConfig):
-    """The workers that estimate values, for PPO: the language model with a linear value in the place of its logits."""
+class LanguageReferenceConfig(ConfigModel):
+    """The workers that hold the reference model, which `algorithm.kl_beta` keeps the policy near.
 
-    group_name: Text = "CriticGroup"
-    model: LanguageModelConfig | None = Field(
-        default=None, description="The model that learns values: model_path, precision, lora. Default: the actor's."
-    )
-    optim: CriticOptimConfig = Field(
-        default_factory=CriticOptimConfig, description="Optimizer: lr, value_lr (of the value head), clipping."
-    )
-    fsdp_config: FsdpConfig = Field(default_factory=FsdpConfig, description="How the model is spread over ranks.")
+    They compute as `actor` does.
+    """
 
+    group_name: ClassVar[str] = "ReferenceGroup"
 
-class LanguageReferenceConfig(EvaluatorConfig):
-    """The workers that hold the reference model, which `algorithm.kl_beta` keeps the policy near."""
-
-    group_name: Text = "ReferenceGroup"
     model_path: OptionalModelPath = Field(
         default=None, description="Folder of the reference model. Default: the actor's initial model."
     )
 
 
-class LanguageTeacherConfig(EvaluatorConfig):
-    """The workers that hold the teacher, whose log-probabilities `adv_type: distillation` learns from."""
+class LanguageTeacherConfig(ConfigModel):
+    """The workers that hold the teacher, whose log-probabilities `adv_type: distillation` learns from.
+
+    They compute as `actor` does.
+    """
+
+    group_name: ClassVar[str] = "TeacherGroup"
 
     no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
         IgnoredKeys(
-            ("hidden_dim", "num_layers", "warm_start"),
+            ("hidden_dim", "warm_start"),
             lambda teacher, sizes: teacher.model_path is not None,
             "`model_path` names a model, which is used as it is",
             because=("model_path",),
         ),
     )
 
-    group_name: Text = "TeacherGroup"
     model_path: OptionalModelPath = Field(
         default=None,
         description="Folder of the teacher, with the tokens of the actor's tokenizer. Default: a model built from"
         " scratch, where the actor's is.",
     )
     hidden_dim: Count = Field(default=128, description="Width of the teacher built without `model_path`.")
-    num_layers: Count = Field(default=2, description="Layers of the teacher built without `model_path`.")
     warm_start: WarmStartConfig = Field(
         default_factory=lambda: WarmStartConfig(steps=400),
         description="Supervised training of a teacher without `model_path`, on correct answers: steps, lr.",
@@ -284,19 +280,20 @@ class LanguageConfig(JobConfig):
     @model_validator(mode="before")
     @classmethod
     def _rates_by_what_is_trained(cls, written: Any) -> Any:
-        """Set the default learning rates of actor and critic by what they train: `PRETRAINED_RATES` for all weights of
-        a pretrained model, which the default for adapters and small models would damage."""
+        """Set the default learning rates of actor and critic by what they train: low ones for all weights of a
+        pretrained model, which the default for adapters and small models would damage."""
         if not isinstance(written, dict):
             return written
         job = dict(cast("dict[str, Any]", written))
-        sections = {name: _mapping(job.get(name)) for name in PRETRAINED_RATES}
-        for name, rate in PRETRAINED_RATES.items():
-            section = sections[name]
-            model = _mapping(section.get("model")) or _mapping(sections["actor"].get("model"))
-            optim = section.get("optim")
-            is_whole = model.get("model_path") is not None and not (model.get("lora") or model.get("is_lora"))
-            if is_whole and (optim is None or (isinstance(optim, dict) and "lr" not in optim)):
-                job[name] = {**section, "optim": {"lr": rate, **_mapping(optim)}}
+        actor, critic = job.get("actor"), job.get("critic")
+        model, optim = _mapping(_mapping(actor).get("model")), _mapping(actor).get("optim")
+        if model.get("lora") or model.get("is_lora"):
+            return job
+        if model.get("model_path") is not None and (optim is None or isinstance(optim, dict)):
+            job["actor"] = {**_mapping(actor), "optim": {"lr": PRETRAINED_RATE, **_mapping(optim)}}
+        is_pretrained = (_mapping(critic).get("model_path") or model.get("model_path")) is not None
+        if is_pretrained and (critic is None or isinstance(critic, dict)):
+            job["critic"] = {"lr": PRETRAINED_VALUE_RATE, **_mapping(critic)}
         return job
 
     @property

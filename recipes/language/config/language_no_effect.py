@@ -98,8 +98,7 @@ def distils(config: Any, sizes: WorldSizes) -> bool:
 
 
 def _builds_no_model(config: Any, sizes: WorldSizes) -> bool:
-    models = [config.actor.model, *([config.critic.model] if config.critic.model is not None else [])]
-    return all(model.model_path is not None for model in models)
+    return config.actor.model.model_path is not None
 
 
 def has_no_end(component: str) -> IgnoredKeys:
@@ -146,7 +145,7 @@ DISTILS: Final = "`adv_type: distillation` learns from the teacher, token by tok
 LANGUAGE: Final = (
     NOT_TRAINED,
     _read_by("critic", "critic"),
-    _read_by("critic", "algorithm.value_clip", "algorithm.huber_delta"),
+    _read_by("critic", "algorithm.value_clip"),
     _read_by("reference", "reference"),
     _read_by("teacher", "teacher"),
     IgnoredKeys(
@@ -164,7 +163,6 @@ LANGUAGE: Final = (
         because=("judge.backend",),
     ),
     has_no_end("actor"),
-    has_no_end("critic"),
     IgnoredKeys(
         ("actor.warm_start",),
         _builds_no_model,
@@ -189,15 +187,13 @@ LANGUAGE: Final = (
         because=("rollout.sampling_params.temperature",),
     ),
     IgnoredKeys(
-        ("data.val_samples", "data.val_rollout_batch_size"),
+        ("data.val_samples",),
         lambda config, sizes: config.runner.val_check_interval == -1 and not config.runner.only_eval,
         "the run has no evaluations: `val_check_interval` is -1",
         "remove it, or write `runner.val_check_interval: 10`",
         because=("runner.val_check_interval",),
     ),
-    of_one_rank("actor", "reference", reads=lambda config: keeps_masters(config.actor.model)),
-    of_one_rank("critic", reads=lambda config: keeps_masters(config.critic.model or config.actor.model)),
+    of_one_rank("actor", "critic", "reference", reads=lambda config: keeps_masters(config.actor.model)),
     without_shards("actor", lambda config: keeps_masters(config.actor.model)),
-    without_shards("critic", lambda config: keeps_masters(config.critic.model or config.actor.model)),
     checkpoints_of("actor"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -13,6 +13,10 @@ from rlinf_core.scalars import Bool, Data, Float, Int, Text
 
 # Problems of one seed that are made on the spot.
 MOST_GENERATED = 1 << 24
+# How many digits the numbers of generated sums may have.
+DIGITS: Final = range(1, 10)
+# Problems of an evaluation that are answered at the same time.
+EVALUATED_AT_ONCE: Final = 512
 REWARD_TYPES = ("exact", "boxed", "number", "math", "code", "judge", "reasoning_gym")
 
 
@@ -22,15 +26,12 @@ def _source(value: Any) -> Any:
 
 
 class CurriculumConfig(ConfigModel):
-    """Bounds of the share of right answers of training problems; others are passed over for a while."""
+    """Bounds of the share of right answers of training problems; others are passed over for three epochs."""
 
     low: Fraction = Field(
         default=0.05, description="Problems with a smaller share of right answers, when last asked, are passed over."
     )
     high: Fraction = Field(default=0.95, description="The same for problems with a larger share.")
-    rests: Count = Field(
-        default=3, description="How often such a problem is passed over before it is asked again, once an epoch."
-    )
 
 
 class LanguageDataConfig(ConfigModel):
@@ -50,12 +51,6 @@ class LanguageDataConfig(ConfigModel):
             "questions are asked without a chat template",
             "remove it, or write `apply_chat_template: true`",
             because=("apply_chat_template",),
-        ),
-        IgnoredKeys(
-            ("generated_digits",),
-            lambda data, sizes: data.source != "sums",
-            lambda data: f"problems come from {data.source}, not from generated sums",
-            because=("type", "train_data_paths"),
         ),
         IgnoredKeys(
             ("task", "train_size"),
@@ -101,9 +96,6 @@ class LanguageDataConfig(ConfigModel):
     )
     prompt_key: Text = Field(default="prompt", description="Key of the problem text in a line.")
     answer_key: Text = Field(default="answer", description="Key of the correct answer in a line.")
-    generated_digits: Annotated[Int, Field(ge=1, le=9)] = Field(
-        default=1, description="Maximum digits of the numbers in generated sums, without `train_data_paths`."
-    )
     max_prompt_length: Count = Field(
         default=1024, description="Maximum prompt length, in tokens; longer prompts are skipped."
     )
@@ -113,14 +105,14 @@ class LanguageDataConfig(ConfigModel):
     curriculum: CurriculumConfig | None = Field(
         default=None,
         description="Pass over training problems that are too easy or too hard by their measured share of right"
-        " answers: low, high, rests. Default: every problem is asked.",
+        " answers: low, high. Default: every problem is asked.",
     )
     shuffle: Bool = Field(default=True, description="Reshuffle the problems in every epoch.")
     task: Text | None = Field(default=None, description="Task of reasoning-gym, such as chain_sum.")
     task_config: dict[str, Data] = Field(
         default_factory=dict[str, Any],
-        description="Settings of the reasoning-gym task, by the library's names. Of generated sums `spaced: true`,"
-        " which writes `3 + 4 =`.",
+        description="Settings of the reasoning-gym task, by the library's names. Of generated sums `digits`, the most"
+        " digits of their numbers (1 to 9, default 1), and `spaced: true`, which writes `3 + 4 =`.",
     )
     train_size: Annotated[Int, Field(ge=1, le=MOST_GENERATED)] = Field(
         default=10_000, description="Number of training problems of a reasoning-gym task."
@@ -130,9 +122,6 @@ class LanguageDataConfig(ConfigModel):
     )
     val_samples: Count = Field(
         default=1, description="Answers per evaluation problem. 1: greedy; more: sampled, for pass@k."
-    )
-    val_rollout_batch_size: Count = Field(
-        default=512, description="Evaluation problems that are answered concurrently."
     )
     apply_chat_template: Bool = Field(
         default=False, description="Format each question as a user message in the tokenizer's chat template."
@@ -197,9 +186,8 @@ class LanguageRewardConfig(ConfigModel):
         ),
     )
 
-    group_name: Text = Field(
-        default="RewardGroup", description="Name of the worker group, by which other components address it."
-    )
+    group_name: ClassVar[str] = "RewardGroup"
+
     reward_type: Annotated[Text, KnownOrOwn("reward_type", REWARD_TYPES, {"numeric": "number", "symbolic": "math"})] = (
         Field(
             default="number",

@@ -14,14 +14,13 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from recipes.sections.actor import RolloutConfig
 from recipes.sections.values import KnownOrOwn
-from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys
+from rlinf_core import ConfigError, ConfigModel, Count, Fraction
 from rlinf_core.config.sections.values import (
     NonNegativeFloat,
     NonNegativeInt,
     OptionalModelPath,
     OptionalPath,
     PositiveFloat,
-    Precision,
     StepsOrNever,
 )
 from rlinf_core.process.requirements import install_command
@@ -128,16 +127,6 @@ def _url(text: str) -> str:
 class ServerSettings(ConfigModel):
     """An OpenAI-compatible server that answers prompts, for `backend: server`."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        IgnoredKeys(
-            ("weights_dir",),
-            lambda server, sizes: server.weight_updates != "weights_path",
-            lambda server: f"`weight_updates: {server.weight_updates}` writes no files",
-            "remove it, or write `weight_updates: weights_path`",
-            because=("weight_updates",),
-        ),
-    )
-
     url: Annotated[Text, AfterValidator(_url)] | None = Field(
         default=None, description="Address of the server, such as `http://127.0.0.1:8000`."
     )
@@ -153,23 +142,17 @@ class ServerSettings(ConfigModel):
         description="Log-probabilities of the server: raw (before temperature, top_k and top_p) or processed (after"
         " them, as with vLLM's `--logprobs-mode processed_logprobs`).",
     )
-    weight_updates: Literal["none", "weights_path"] = Field(
-        default="none",
-        description="How new weights reach the server. none; weights_path: files in `weights_dir` and a call of vLLM's"
-        " `/collective_rpc`, which needs VLLM_SERVER_DEV_MODE=1 at the server.",
-    )
     weights_dir: OptionalPath = Field(
-        default=None, description="Folder that the rollout worker writes and the server reads, for `weights_path`."
+        default=None,
+        description="Folder that the rollout worker writes new weights to and the server reads: they are announced by"
+        " vLLM's `/collective_rpc`, which needs VLLM_SERVER_DEV_MODE=1 at the server. Default: the server keeps its"
+        " weights, for `runner.only_eval`.",
     )
 
 
 class EngineSettings(ConfigModel):
     """The settings of an engine."""
 
-    max_running_tokens: NonNegativeInt = Field(
-        default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit but GPU memory."
-    )
-    threads: Count = Field(default=1, description="CPU threads per process.")
     tensor_parallel_size: Count = Field(default=1, description="GPUs per engine (tensor parallelism); vllm.")
     gpu_memory_utilization: Annotated[Fraction, Field(gt=0)] = Field(
         default=0.9, description="Fraction of a GPU's memory that the engine reserves; vllm."
@@ -185,8 +168,12 @@ class LanguageRolloutConfig(RolloutConfig, EngineSettings):
     backend: Annotated[Literal["torch", "huggingface", "vllm", "server"], BeforeValidator(no_sglang)] = Field(
         default="torch", description="Inference engine: torch (built in; also `huggingface`), vllm or server."
     )
+    max_running_tokens: NonNegativeInt = Field(
+        default=0, description="Maximum tokens, prompts and answers, in an engine at once; 0: no limit but GPU memory."
+    )
+    threads: Count = Field(default=1, description="CPU threads per process.")
     server: ServerSettings = Field(
-        default_factory=ServerSettings, description="The server of `backend: server`: url, token_env, weight_updates."
+        default_factory=ServerSettings, description="The server of `backend: server`: url, token_env, weights_dir."
     )
     check_logprobs: Literal["off", "warn", "strict"] = Field(
         default="warn",
@@ -202,20 +189,19 @@ class LanguageRolloutConfig(RolloutConfig, EngineSettings):
 VERDICTS: Final = ("correct", "score")
 # Keys that `rollout` has under the same names.
 ENGINE_KEYS: Final = ("backend", *EngineSettings.model_fields)
+# Tokens that a judge's engine may hold at once.
+JUDGED_TOKENS: Final = 65536
 
 
 class LanguageJudgeConfig(EngineSettings):
-    """The workers that hold the model that judges answers."""
+    """The workers that hold the model that judges answers, in the precision of `actor.model`."""
 
-    group_name: Text = Field(
-        default="JudgeGroup", description="Name of the worker group, by which other components address it."
-    )
+    group_name: ClassVar[str] = "JudgeGroup"
+
     model_path: OptionalModelPath = Field(default=None, description="Folder of the judge, with its own tokenizer.")
-    precision: Precision = Field(default="bf16", description="Type of the judge's weights: fp32, bf16 or fp16.")
     backend: Annotated[Literal["torch", "vllm"], BeforeValidator(no_sglang)] = Field(
         default="torch", description="Inference engine of the judge: torch (built in) or vllm."
     )
-    max_running_tokens: NonNegativeInt = 65536
     seq_length: Count = Field(default=8192, description="Maximum tokens of a prompt of the judge and its reply.")
     max_new_tokens: Count = Field(default=1024, description="Maximum length of the judge's reply, in tokens.")
     temperature: NonNegativeFloat = Field(

@@ -26,7 +26,7 @@ def load_problems(config: LanguageDataConfig, *, evaluation: bool) -> ProblemSet
     """
     if config.source == "sums":
         return Sums(
-            config.generated_digits,
+            config.task_config.get("digits", 1),
             held_out=evaluation,
             size=config.val_size,
             seed=config.seed,

@@ -299,8 +299,8 @@ class ServerEngine(QueuedEngine):
             ValueError: the server takes no weights, or a name or a shape is not the model's.
         """
         settings = self._settings
-        if settings.weight_updates != "weights_path" or settings.weights_dir is None:
-            raise ValueError("this server takes no weights: `rollout.server.weight_updates` is none")
+        if settings.weights_dir is None:
+            raise ValueError("this server takes no weights: there is no `rollout.server.weights_dir`")
         if self._running:
             raise ValueError(f"{self._in_flight} answers are in progress: pause the engine first")
         from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] - a part has no type

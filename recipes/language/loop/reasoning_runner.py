@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
+from recipes.language.config.problem_config import EVALUATED_AT_ONCE
 from recipes.language.loop.answer_evaluation import evaluation_metrics, scoring_progress
 from recipes.language.loop.answer_recovery import AnswerRecovery, SuspectedPrompts
 from recipes.language.loop.arrivals import Arrivals, group_metrics, nothing_to_learn, rank_figures
@@ -343,8 +344,8 @@ class ReasoningRunner(RolloutRunner):
             lambda text: self.record.emit(events.PhaseProgress(step, text)),
         )
         temperature = 0.0 if samples == 1 else self._cfg.rollout.sampling_params.temperature
-        for first in range(0, self._val_problems, data.val_rollout_batch_size):
-            count = min(data.val_rollout_batch_size, self._val_problems - first)
+        for first in range(0, self._val_problems, EVALUATED_AT_ONCE):
+            count = min(EVALUATED_AT_ONCE, self._val_problems - first)
             workers = self.world_sizes[self.answering]
             prompts = unlearned_prompts(first, count, workers, samples, temperature, self.weight_version)
             groups += self._answered(prompts)

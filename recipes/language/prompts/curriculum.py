@@ -27,15 +27,15 @@ class Curriculum:
 
     Args:
         low, high: bounds of the share of right answers, both within.
-        rests: how often a problem is passed over before it is asked again.
         problems: the number of problems.
         seed, shuffle: the seed and shuffle of the order of problems.
+        rests: how often a problem is passed over before it is asked again.
 
     Attributes:
         passed_over: problems so far, for metrics.
     """
 
-    def __init__(self, *, low: float, high: float, rests: int, problems: int, seed: int, shuffle: bool) -> None:
+    def __init__(self, *, low: float, high: float, problems: int, seed: int, shuffle: bool, rests: int = 3) -> None:
         self._bounds = low, high
         self._rests = rests
         self._problems = problems
@@ -84,7 +84,6 @@ def make_curriculum(data: LanguageDataConfig, problems: int) -> Curriculum | Non
     return Curriculum(
         low=settings.low,
         high=settings.high,
-        rests=settings.rests,
         problems=problems,
         seed=data.seed,
         shuffle=data.reshuffles,

@@ -33,15 +33,6 @@ def check_algorithm(config: LanguageConfig, report: Report) -> None:
             f"`adv_type: {algorithm.adv_type}` compares the members of a group, but every group has one",
             "write `algorithm.group_size: 8`",
         )
-    eps = algorithm.ratio_clip_eps
-    if eps is not None and (algorithm.clip_ratio_low, algorithm.clip_ratio_high) != (eps, eps):
-        report(
-            ("algorithm", "ratio_clip_eps"),
-            "conflicting-settings",
-            f"`ratio_clip_eps: {eps:g}` sets both bounds of the ratio, but `clip_ratio_low` or `clip_ratio_high` is"
-            " set too",
-            "remove `ratio_clip_eps`, or the other keys",
-        )
     _check_components(config, report)
     _check_teacher(config, report)
     _check_proximal(config, report)

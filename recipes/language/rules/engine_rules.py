@@ -139,27 +139,21 @@ def _check_server(config: LanguageConfig, workers: int, report: Report) -> None:
             "write `https://`, or remove `token_env`",
             about=[(*at, "token_env")],
         )
-    if server.weight_updates == "none" and not config.runner.only_eval:
+    if server.weights_dir is None and not config.runner.only_eval:
         report(
-            blame(config, (*at, "weight_updates"), ("rollout", "backend")),
+            blame(config, (*at, "weights_dir"), ("rollout", "backend")),
             "conflicting-settings",
             "training sends the engine new weights in every step, but a plain server takes none",
-            "write `rollout.server.weight_updates: weights_path` for a vLLM server, or `runner.only_eval: true`",
+            "write `rollout.server.weights_dir: FOLDER`, a folder that a vLLM server also reads, or"
+            " `runner.only_eval: true`",
         )
-    if server.weight_updates == "weights_path" and server.weights_dir is None:
-        report(
-            blame(config, (*at, "weights_dir"), (*at, "weight_updates")),
-            "conflicting-settings",
-            "`weight_updates: weights_path` needs a folder that the server also reads",
-            "write `rollout.server.weights_dir: FOLDER`",
-        )
-    if server.weight_updates != "none" and workers > 1:
+    if server.weights_dir is not None and workers > 1:
         report(
             ("cluster", "component_placement", "rollout"),
             "conflicting-settings",
             f"{workers} rollout workers would send one server new weights while the others use it",
             "place `rollout: 0`; `rollout.server.max_concurrent` sets the concurrency of one worker",
-            about=[(*at, "weight_updates")],
+            about=[(*at, "weights_dir")],
         )
     if config.actor.model.model_path is None:
         report(

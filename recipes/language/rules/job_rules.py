@@ -46,20 +46,12 @@ def check_job(
 
     Args:
         config: the file.
-        components: the components that the recipe always has; each has a section with `group_name`.
+        components: the components that the recipe always has.
         world_sizes: see `recipes.sections.checks`.
         report: takes findings.
         optional: components that it may have.
     """
-    check_sections(
-        config,
-        config.runner,
-        facts(config),
-        tuple(components),
-        report,
-        optional=tuple(optional),
-        trained=("actor", "critic"),
-    )
+    check_sections(config, config.runner, facts(config), tuple(components), report, optional=tuple(optional))
     check_minibatches(config, report)
     check_data(config, report)
     check_model(config, report)

@@ -140,10 +140,9 @@ def faults_of_ties(config: LanguageConfig) -> list[Fault]:
 
 def faults(config: LanguageConfig) -> list[Fault]:
     """Return the faults of the existing folders of the job's models and of the tokenizer."""
-    critic = config.critic.model
     folders: dict[Path, str | None] = {
         MODEL: config.actor.model.model_path,
-        ("critic", "model", "model_path"): critic.model_path if critic else None,
+        ("critic", "model_path"): config.critic.model_path,
         ("reference", "model_path"): config.reference.model_path,
         ("teacher", "model_path"): config.teacher.model_path,
     }

@@ -6,6 +6,7 @@ import os
 import shutil
 
 from recipes.language.config.language_config import LanguageConfig
+from recipes.language.config.problem_config import DIGITS
 from recipes.language.data.problem_sources import FileProblems, check_file
 from recipes.language.rewards.scoring import PROGRAMS
 from recipes.language.rewards.signatures import detect_convention, missing_columns, signature_in_source
@@ -42,11 +43,13 @@ def _check_source(config: LanguageConfig, report: Report) -> None:
         )
     if data.source == "sums":
         for name, value in data.task_config.items():
-            if name != "spaced":
-                message = f"generated sums have no setting `{name}`"
-                report(("data", "task_config", name), "unknown-key", message, "known: `spaced`")
-            elif not isinstance(value, bool):
-                report(("data", "task_config", name), "bad-value", "`spaced` is neither true nor false")
+            at = ("data", "task_config", name)
+            if name not in ("digits", "spaced"):
+                report(at, "unknown-key", f"generated sums have no setting `{name}`", "known: `digits`, `spaced`")
+            elif name == "spaced" and not isinstance(value, bool):
+                report(at, "bad-value", "`spaced` is neither true nor false")
+            elif name == "digits" and (isinstance(value, bool) or value not in DIGITS):
+                report(at, "bad-value", "`digits` is no whole number from 1 to 9")
     evaluates = config.runner.only_eval and bool(data.val_data_paths)
     if data.type in ("jsonl", "parquet") and not data.train_data_paths and not evaluates:
         report(

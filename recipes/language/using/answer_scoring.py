@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from recipes.language.answers.sequences import Request, sampling_params
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.language_config import LanguageConfig
+from recipes.language.config.problem_config import EVALUATED_AT_ONCE
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problems import Problem
 from recipes.language.data.prompts import PromptEncoder
@@ -157,8 +158,8 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
     try:
         with closing(make_scorer(config, ask)) as scorer:
             scorer.start()
-            for first in range(0, len(asked), data.val_rollout_batch_size):
-                part = asked[first : first + data.val_rollout_batch_size]
+            for first in range(0, len(asked), EVALUATED_AT_ONCE):
+                part = asked[first : first + EVALUATED_AT_ONCE]
                 for number, problem in enumerate(part):
                     prompt = encoder.encode(problem.problem)
                     problem.skipped = prompt is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from recipes.language.config.described_models import critic_model, critic_optim
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.learning.learner import LearnerSettings, ValueLearner
@@ -32,14 +33,14 @@ class LanguageCritic(ComparingWorker):
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load or build the model, and create the optimizer; all ranks start with the same weights."""
-        whole, config = self._config, self._config.critic
+        whole, config, optim = self._config, self._config.actor, critic_optim(self._config)
         torch.set_num_threads(config.threads)
-        computes = compute_dtype(config.model.precision if config.model else whole.actor.model.precision)
+        computes = compute_dtype(config.model.precision)
         policy, weights = initial_policy(
             whole,
-            make_tokenizer(whole.actor),
+            make_tokenizer(config),
             self.torch_device,
-            config.model,
+            critic_model(whole),
             gradient_checkpointing=config.fsdp_config.gradient_checkpointing,
             shards=is_sharded(config.fsdp_config, self._world_size, computes),
             rank=self._rank,
@@ -48,7 +49,7 @@ class LanguageCritic(ComparingWorker):
         move_what_has_memory(model, self.torch_device)
         self._state = TrainingState(
             model,
-            config.optim,
+            optim,
             config.fsdp_config,
             rank=self._rank,
             world_size=self._world_size,
@@ -71,17 +72,17 @@ class LanguageCritic(ComparingWorker):
                 epochs=whole.algorithm.update_epoch,
                 max_tokens=config.max_tokens_per_micro_batch,
                 masks=model.takes_masks(whole.runner.seq_length),
-                clip_grad=config.optim.clip_grad,
+                clip_grad=optim.clip_grad,
                 skip_nonfinite=whole.runner.on_nonfinite == "skip",
             ),
             self.torch_device,
         )
-        self._exchange = EvaluationServer(self, whole.actor.group_name, layout.actors)
+        self._exchange = EvaluationServer(self, config.group_name, layout.actors)
         self._offload()
 
     def _offload(self) -> None:
-        """Leave the accelerator to other components, where `critic.enable_offload` says so."""
-        if self._config.critic.enable_offload:
+        """Leave the accelerator to other components, where `actor.enable_offload` says so."""
+        if self._config.actor.enable_offload:
             self._state.offload()
 
     def evaluate(self, step: int) -> None:

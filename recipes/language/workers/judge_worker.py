@@ -26,7 +26,7 @@ class JudgeWorker(ComparingWorker):
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load the model, and connect to the channel."""
-        torch.set_num_threads(self._config.judge.threads)
+        torch.set_num_threads(self._config.rollout.threads)
         self._judge = Judge(self._config, self.torch_device, self._contact, str(self.worker_info.address))
         self._channel = self.connect_channel(layout.answers)
         self._inbox = Inbox(self._channel, judge_key(self._rank))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from recipes.language.config.described_models import reference_model, teacher_model, with_model
 from recipes.language.config.group_names import LanguageLayout
-from recipes.language.config.language_config import LanguageConfig, LanguageReferenceConfig, LanguageTeacherConfig
+from recipes.language.config.language_config import LanguageConfig
 from recipes.language.learning.micro_batches import MicroBatches
 from recipes.language.learning.warm_start import compare_with_plain, initial_policy
 from recipes.language.models.load_model import make_tokenizer
@@ -36,8 +36,8 @@ class LanguageReference(ComparingWorker):
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load or build the model."""
-        config, actor = self._section, self._config.actor
-        torch.set_num_threads(config.threads)
+        actor = self._config.actor
+        torch.set_num_threads(actor.threads)
         tokenizer = make_tokenizer(actor)
         policy, weights = initial_policy(
             self._frozen(),
@@ -62,24 +62,19 @@ class LanguageReference(ComparingWorker):
         self._micro = MicroBatches(
             self._strategy,
             self.torch_device,
-            max_tokens=config.max_tokens_per_micro_batch,
+            max_tokens=actor.max_tokens_per_micro_batch,
             masks=policy.takes_masks(self._config.runner.seq_length),
         )
         self._exchange = EvaluationServer(self, actor.group_name, layout.actors)
         self._offload()
-
-    @property
-    def _section(self) -> LanguageReferenceConfig | LanguageTeacherConfig:
-        """The settings of these workers."""
-        return self._config.reference
 
     def _frozen(self) -> LanguageConfig:
         """Return the file as if its actor trained the model that is held here."""
         return with_model(self._config, reference_model(self._config))
 
     def _offload(self) -> None:
-        """Leave the accelerator to other components, where `enable_offload` says so."""
-        if self._section.enable_offload:
+        """Leave the accelerator to other components, where `actor.enable_offload` says so."""
+        if self._config.actor.enable_offload:
             self._policy.to("cpu")
             release_memory(self.torch_device)
 
@@ -101,10 +96,6 @@ class LanguageTeacher(LanguageReference):
     """Sends the actors the teacher's log-probabilities of the tokens that the policy drew."""
 
     config_section = "teacher"
-
-    @property
-    def _section(self) -> LanguageTeacherConfig:
-        return self._config.teacher
 
     def _frozen(self) -> LanguageConfig:
         return with_model(self._config, teacher_model(self._config), self._config.teacher.warm_start)

@@ -88,7 +88,7 @@ def mini_batch(leaf: Leaf, values: Values) -> Result:
 def clip_ratio(leaf: Leaf, values: Values) -> Result:
     if values.get(f"{_ACTOR}.clip_ratio_low") is not None or values.get(f"{_ACTOR}.clip_ratio_high") is not None:
         return LeftOut("`clip_ratio_low` and `clip_ratio_high` hold", quiet=True)
-    return same("algorithm.ratio_clip_eps", leaf)
+    return (same("algorithm.clip_ratio_low", leaf), same("algorithm.clip_ratio_high", leaf))
 
 
 def norm_adv(leaf: Leaf, values: Values) -> Result:

@@ -289,7 +289,7 @@ KEYS = {
     "actor.model.model_path": "math",
     "actor.tokenizer.tokenizer_model": "math",
     "reference.model_path": "math",
-    "critic.model.model_path": "math",
+    "critic.model_path": "math",
     "teacher.model_path": "math",
     "judge.model_path": "math",
     "data.train_data_paths": "math",

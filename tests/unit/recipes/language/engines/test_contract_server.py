@@ -58,7 +58,7 @@ class TestServerEngine(EngineContract):
         self._server, self._folder, self._weights = server, folder, str(tmp_path)
 
     def make(self, **options: Any) -> Engine:
-        inputs = settings(self._server, weight_updates="weights_path", weights_dir=self._weights)
+        inputs = settings(self._server, weights_dir=self._weights)
         return ServerEngine(inputs, self._folder, **options)
 
 

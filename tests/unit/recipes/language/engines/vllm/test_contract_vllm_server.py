@@ -111,7 +111,6 @@ class TestVllmServer(EngineContract):
         inputs = {
             "url": self._url,
             "token_env": "TEST_SERVER_TOKEN",
-            "weight_updates": "weights_path",
             "weights_dir": self._weights,
             "timeout": 120,
         }
