@@ -14,9 +14,9 @@ from rlinf_core.config.ranks import format_ranks
 
 def placement_notes(config: AgentConfig, nodes: Mapping[str, Sequence[int]]) -> list[str]:
     """Return a line for each group of nodes that hold alike; see `PlacementNotes`."""
-    if not config.plays_tasks:
+    environment = config.agent.tasks
+    if environment is None:
         return []
-    environment = config.agent.environment
     sizes = _sizes(environment.path)
     alike: dict[int, list[int]] = {}
     for node, processes in sorted(Counter(nodes["agent"]).items()):

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import Field
 
 from recipes.agent.call_forms import PROBE_FUNCTION, taught_form
-from recipes.agent.config.tool_config import McpServerConfig, TextEnvironmentConfig
+from recipes.agent.config.tool_config import TEXT_ENVIRONMENTS, HarborKeys, McpServerConfig, TextEnvironmentKind
 from recipes.language.config.language_config import (
     SYMBOLS,
     AnswerActorConfig,
@@ -110,7 +110,7 @@ def _needs_tool(tool: str, *keys: str) -> IgnoredKeys:
 
 def _in_own_box(agent: AgentWorkerConfig) -> bool:
     """Return whether our own agent works on tasks with images."""
-    return agent.run == "env_agent" and agent.environment.type == "harbor" and agent.environment.harness is None
+    return agent.tasks is not None and agent.tasks.harness is None
 
 
 def _calls_tools(agent: AgentWorkerConfig) -> bool:
@@ -121,13 +121,12 @@ def _without_calls(agent: AgentWorkerConfig) -> str:
     """Return why no call of a tool has a time limit."""
     if agent.run != "env_agent":
         return "`tools` is empty"
-    in_box = agent.environment.type == "harbor"
-    return "an agent of Harbor has limits of its own" if in_box else "`run: env_agent` uses no tools"
+    return "an agent of Harbor has limits of its own" if agent.tasks else "`run: env_agent` uses no tools"
 
 
 def _without_format(agent: AgentWorkerConfig) -> str:
     """Return why nothing is called in a format of ours."""
-    return "`run` is not tool_agent" if agent.environment.harness is None else "an agent of Harbor has its own"
+    return "an agent of Harbor has its own" if agent.tasks else "`run` is not tool_agent"
 
 
 class AgentWorkerConfig(ConfigModel):
@@ -192,14 +191,20 @@ class AgentWorkerConfig(ConfigModel):
     python_memory_mib: Annotated[int, Field(ge=64)] = Field(
         default=256, description="Memory limit of each process of a `python` program, in MiB."
     )
-    environment: TextEnvironmentConfig = Field(
-        default_factory=TextEnvironmentConfig, description="The environment that `run: env_agent` plays."
+    environment: TextEnvironmentKind = Field(
+        default_factory=TEXT_ENVIRONMENTS[0], description="The environment that `run: env_agent` plays."
     )
     mcp: dict[Text, McpServerConfig] = Field(
         default_factory=dict[str, McpServerConfig],
         description="MCP servers, by names of your choice: every agent process starts them and offers their tools in"
         " addition to `tools`.",
     )
+
+    @property
+    def tasks(self) -> HarborKeys | None:
+        """The tasks with images that agents do; None: they do something else."""
+        environment: object = self.environment
+        return environment if self.run == "env_agent" and isinstance(environment, HarborKeys) else None
 
 
 class IndexConfig(ConfigModel):
@@ -269,12 +274,12 @@ class AgentConfig(LanguageConfig):
     @property
     def plays_tasks(self) -> bool:
         """Whether agents do tasks with images."""
-        return self.agent.run == "env_agent" and self.agent.environment.type == "harbor"
+        return self.agent.tasks is not None
 
     @property
     def has_harness(self) -> bool:
         """Whether agents of Harbor do the tasks with images."""
-        return self.plays_tasks and self.agent.environment.harness is not None
+        return self.agent.tasks is not None and self.agent.tasks.harness is not None
 
     def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
         """See `LanguageConfig`."""
@@ -311,7 +316,8 @@ def trials(config: AgentConfig) -> list[Trial]:
     """Return the checks of `rlinf doctor`: what agents need where they run, and the sandbox of rewards."""
     tool = [Trial("agent", "sandbox", SANDBOX_PROBE)] if "python" in config.agent.tools else []
     boxes = [Trial("agent", "boxes", BOX_PROBE)] if config.plays_tasks else []
-    environment, length = config.agent.environment, str(config.runner.seq_length)
-    named = (environment.harness or "", json.dumps(environment.options), length)
-    harness = [Trial("agent", "harness", HARNESS_PROBE, named)] if config.has_harness else []
-    return tool + boxes + harness + reward_trials(config)
+    tasks = config.agent.tasks
+    if tasks is not None and tasks.harness is not None:
+        named = (tasks.harness, json.dumps(tasks.options), str(config.runner.seq_length))
+        boxes.append(Trial("agent", "harness", HARNESS_PROBE, named))
+    return tool + boxes + reward_trials(config)

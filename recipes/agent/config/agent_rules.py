@@ -6,9 +6,8 @@ import shutil
 from pathlib import Path
 
 from recipes.agent.config.agent_config import COMPONENTS, EPISODES, INDEX, AgentConfig, AgentWorkerConfig
-from recipes.language.config.language_config import (
-    OPTIONAL_COMPONENTS,
-)
+from recipes.agent.config.tool_config import HarborKeys
+from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.rules.job_rules import check_job, check_lengths
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import check_import, runs_in_this_interpreter
@@ -66,39 +65,24 @@ def _check_environment(config: AgentConfig, report: Report) -> None:
     if not plays:
         return
     at = ("agent", "environment", "type")
-    if environment.type == "openenv" and not environment.url:
-        report(
-            at, "conflicting-settings", "`openenv` needs a server", "write `agent.environment.url: http://HOST:PORT`"
-        )
-    if environment.type == "verifiers":
-        if not environment.name:
-            report(at, "conflicting-settings", "`verifiers` needs a taskset", "write `agent.environment.name: TASKSET`")
-        if missing_modules(["verifiers"]) and runs_in_this_interpreter(config, "agent"):
-            message = "environments of verifiers need the package verifiers"
-            report(at, "missing-extra", message, f"run `{install_command('verifiers')}`")
-    if environment.type == "harbor":
-        _check_tasks(config, report)
+    if environment.type == "verifiers" and missing_modules(["verifiers"]) and runs_in_this_interpreter(config, "agent"):
+        message = "environments of verifiers need the package verifiers"
+        report(at, "missing-extra", message, f"run `{install_command('verifiers')}`")
+    if config.agent.tasks is not None:
+        _check_tasks(config, config.agent.tasks, report)
     if ":" in environment.type:
         check_import(config, at, environment.type, "agent", report)
 
 
-def _check_tasks(config: AgentConfig, report: Report) -> None:
-    at, path = ("agent", "environment", "path"), config.agent.environment.path
-    if path is None:
-        report(
-            ("agent", "environment", "type"),
-            "conflicting-settings",
-            "`harbor` needs tasks",
-            "write `agent.environment.path: FOLDER`",
-        )
-        return
+def _check_tasks(config: AgentConfig, environment: HarborKeys, report: Report) -> None:
+    at, path = ("agent", "environment", "path"), environment.path
     if not runs_in_this_interpreter(config, "agent"):
         return
     # It reads each task: for the files that have some.
     from recipes.agent.harbor.checking import load_checked
     from recipes.agent.harbor.task_folder import HARBOR_HELP
 
-    if config.agent.environment.harness is not None and missing_modules(["harbor"]):
+    if environment.harness is not None and missing_modules(["harbor"]):
         message = "agents of Harbor (`harness`) need the package harbor, which is not installed"
         report(("agent", "environment", "harness"), "missing-extra", message, HARBOR_HELP)
     if not Path(path).is_dir():
@@ -106,11 +90,11 @@ def _check_tasks(config: AgentConfig, report: Report) -> None:
         report(at, "unusable-path", message, severity=Severity.WARNING)
         return
     try:
-        tasks = load_checked(Path(path), config.agent.environment.harness)
+        tasks = load_checked(Path(path), environment.harness)
     except ConfigError as error:
         report(at, "unusable-path", f"{error.message}: {error.why}" if error.why else error.message, error.help)
         return
-    memory = config.agent.environment.box_memory_mib
+    memory = environment.box_memory_mib
     large = max((task for task, _ in tasks), key=lambda task: task.memory_mib)
     if memory is not None and large.memory_mib > memory:
         report(

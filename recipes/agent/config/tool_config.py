@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
 from recipes.sections.values import KnownOrOwn, one_or_many
 from rlinf_core import ConfigModel, IgnoredKeys
-from rlinf_core.config.sections.values import OptionalPath
+from rlinf_core.config.model import Variant, kind_of_section, one_of
+from rlinf_core.config.sections.values import DataPath, OptionalPath
 from rlinf_core.scalars import Text
 
 ENVIRONMENTS: Final = ("treasure", "openenv", "verifiers", "harbor")
@@ -33,34 +35,10 @@ class McpServerConfig(ConfigModel):
     )
 
 
-def _only_of_type(names: tuple[str, ...], *keys: str) -> IgnoredKeys:
-    """Return the rule for keys that only environments of these types read."""
-    listed = " or ".join(names)
-    return IgnoredKeys(
-        keys,
-        lambda environment, sizes: environment.type not in names,
-        f"`type` is not {listed}",
-        f"remove it, or write `type: {listed}`",
-        because=("type",),
-    )
-
-
-class TextEnvironmentConfig(ConfigModel):
+class TextEnvironmentConfig(Variant):
     """The environment that `run: env_agent` plays."""
 
-    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
-        _only_of_type(("openenv",), "url", "action_key", "observation_key"),
-        _only_of_type(("verifiers",), "name"),
-        _only_of_type(("verifiers", "harbor"), "options", "harness"),
-        IgnoredKeys(
-            ("options",),
-            lambda environment, sizes: environment.type == "harbor" and environment.harness is None,
-            "they are those of `harness`, and there is none",
-            "remove it, or write `harness: terminus-2`",
-            because=("type",),
-        ),
-        _only_of_type(("harbor",), "path", "box_memory_mib", "box_folder"),
-    )
+    chosen_by: ClassVar[str] = "type"
 
     type: Annotated[Text, KnownOrOwn("environment", ENVIRONMENTS)] = Field(
         default="treasure",
@@ -68,7 +46,12 @@ class TextEnvironmentConfig(ConfigModel):
         " taskset; harbor, tasks with images, each done by `bash` in a box and graded in a fresh one; or"
         " `package.module:name`, a class or function that makes a `TextEnvironment`.",
     )
-    url: Text | None = Field(default=None, description="OpenEnv server, as in `http://127.0.0.1:8000`.")
+
+
+class OpenEnvKeys(ConfigModel):
+    """The keys of `type: openenv`."""
+
+    url: Text = Field(description="OpenEnv server.", examples=["http://127.0.0.1:8000"])
     action_key: Text = Field(
         default="message", description="Key of the server's actions that holds the model's message."
     )
@@ -77,19 +60,45 @@ class TextEnvironmentConfig(ConfigModel):
         description="Key of the server's observations that holds the text for the model. Default: their only text, or"
         " the whole observation as JSON.",
     )
-    name: Text | None = Field(default=None, description="Taskset of verifiers, such as `textarena`.")
+
+
+class VerifiersKeys(ConfigModel):
+    """The keys of `type: verifiers`."""
+
+    name: Text = Field(description="Taskset of verifiers.", examples=["textarena"])
     options: dict[str, Any] = Field(
-        default_factory=dict[str, Any],
-        description="Options of the taskset, such as `{game: Wordle-v0}`; for harbor, of the agent that `harness` is.",
+        default_factory=dict[str, Any], description="Options of the taskset, such as `{game: Wordle-v0}`."
     )
     harness: Text | None = Field(
         default=None,
-        description="Name of the verifiers harness that runs a task; for harbor, an agent of Harbor such as terminus-2,"
-        " or `package.module:Class`. Default: a chat in the agent process, with the tools of the task; for harbor, with"
-        " `bash`.",
+        description="Name of the verifiers harness that runs a task. Default: a chat in the agent process, with the"
+        " tools of the task.",
     )
-    path: OptionalPath = Field(
-        default=None, description="Folder of tasks in Harbor's format, which `rlinf tasks check` found fit."
+
+
+class HarborKeys(ConfigModel):
+    """The keys of `type: harbor`."""
+
+    no_effect: ClassVar[tuple[IgnoredKeys, ...]] = (
+        IgnoredKeys(
+            ("options",),
+            lambda environment, sizes: environment.harness is None,
+            "they are those of `harness`, and there is none",
+            "remove it, or write `harness: terminus-2`",
+            because=("type",),
+        ),
+    )
+
+    path: DataPath = Field(
+        description="Folder of tasks in Harbor's format, which `rlinf tasks check` found fit.", examples=["tasks"]
+    )
+    harness: Text | None = Field(
+        default=None,
+        description="Agent of Harbor that does the tasks, such as terminus-2, or `package.module:Class`. Default: a"
+        " chat in the agent process, with `bash`.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict[str, Any], description="Options of the agent that `harness` is."
     )
     box_memory_mib: Annotated[int, Field(ge=64)] | None = Field(
         default=None,
@@ -100,3 +109,19 @@ class TextEnvironmentConfig(ConfigModel):
         description="Folder of boxes and images on each node: on a disk, not on a network file system or the root of a"
         " container. Default: ~/.rlinf/boxes.",
     )
+
+
+_KEYS: Final[Mapping[str, tuple[type[ConfigModel], ...]]] = {
+    "treasure": (),
+    "openenv": (OpenEnvKeys,),
+    "verifiers": (VerifiersKeys,),
+    "harbor": (HarborKeys,),
+}
+TEXT_ENVIRONMENTS: Final = (
+    *(kind_of_section(TextEnvironmentConfig, (name,), None, mixins=keys) for name, keys in _KEYS.items()),
+    kind_of_section(TextEnvironmentConfig, (), None, form="[^:]*:.*", others=("package.module:name",)),
+)
+if TYPE_CHECKING:
+    TextEnvironmentKind: TypeAlias = TextEnvironmentConfig
+else:
+    TextEnvironmentKind = one_of(TEXT_ENVIRONMENTS)

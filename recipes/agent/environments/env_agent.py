@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import cast
 
 from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.config.tool_config import TextEnvironmentConfig
+from recipes.agent.config.tool_config import HarborKeys, OpenEnvKeys, TextEnvironmentConfig, VerifiersKeys
 from recipes.agent.conversation.agents import Agent, AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage
-from recipes.agent.environments.openenv import OpenEnv, OpenEnvSettings
+from recipes.agent.environments.openenv import OpenEnv
 from recipes.agent.environments.text_environment import TextEnvironment, Treasure
 from recipes.agent.tools.toolbox import Toolbox
 from rlinf_core.registry import import_target
@@ -60,19 +60,19 @@ def make_env_agent(config: AgentConfig) -> Agent:
     Raises:
         ConfigError: the environment cannot be imported, or a package is missing.
     """
-    settings = config.agent.environment
-    if settings.type == "verifiers":
+    settings: object = config.agent.environment
+    if isinstance(settings, VerifiersKeys):
         # For the processes that play it: it imports much.
         from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersSettings
 
         return VerifiersAgent(
-            VerifiersSettings(settings.name or "", settings.options, settings.harness, config.data.val_size)
+            VerifiersSettings(settings.name, settings.options, settings.harness, config.data.val_size)
         )
-    if settings.type == "harbor":
+    if isinstance(settings, HarborKeys):
         from recipes.agent.environments.harbor_agent import TaskAgent
 
-        return TaskAgent(config)
-    return EnvAgent(environment_maker(settings))
+        return TaskAgent(config, settings)
+    return EnvAgent(environment_maker(config.agent.environment))
 
 
 def environment_maker(settings: TextEnvironmentConfig) -> Callable[[], TextEnvironment]:
@@ -81,10 +81,10 @@ def environment_maker(settings: TextEnvironmentConfig) -> Callable[[], TextEnvir
     Raises:
         ConfigError: it cannot be imported, or a package is missing.
     """
-    if settings.type == "treasure":
-        return Treasure
-    if settings.type == "openenv":
-        openenv = OpenEnvSettings(settings.url or "", settings.action_key, settings.observation_key)
+    openenv: object = settings
+    if isinstance(openenv, OpenEnvKeys):
         OpenEnv(openenv)
         return lambda: OpenEnv(openenv)
+    if settings.type == "treasure":
+        return Treasure
     return cast("Callable[[], TextEnvironment]", import_target(settings.type, "environment"))

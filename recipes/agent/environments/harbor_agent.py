@@ -14,6 +14,7 @@ from recipes.agent.boxes.admission import half_of_memory
 from recipes.agent.boxes.box import BoxError, Done
 from recipes.agent.boxes.boxes import DEFAULT_FOLDER, BoxHost
 from recipes.agent.config.agent_config import AgentConfig
+from recipes.agent.config.tool_config import HarborKeys
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask, tool_agent
 from recipes.agent.conversation.chat_model import LanguageModel, LimitReached
 from recipes.agent.conversation.turn_messages import ChatMessage
@@ -54,14 +55,13 @@ class TaskAgent:
 
     keeps_time = True
 
-    def __init__(self, config: AgentConfig) -> None:
-        environment = config.agent.environment
-        self._config = config.agent
+    def __init__(self, config: AgentConfig, environment: HarborKeys) -> None:
+        self._config, self._environment = config.agent, environment
         self._has_template = config.data.apply_chat_template
         self._system_prompt = (config.data.system_prompt or "") if self._has_template else ""
         if environment.harness is not None:
             check_harness(environment.harness, environment.options, config.runner.seq_length)
-        self._tasks = load_checked(Path(environment.path or "."), environment.harness)
+        self._tasks = load_checked(Path(environment.path), environment.harness)
         if len(self._tasks) < 2:
             raise ConfigError(f"`{environment.path}` has only {len(self._tasks)} task; there must be two at least")
         self._held = min(config.data.val_size, len(self._tasks) // 2)
@@ -111,13 +111,13 @@ class TaskAgent:
         async with task_box(store, folder, image) as box:
             figures["agent/box_seconds/start"] += time.perf_counter() - began
             user, parts = folder.agent_user or image.user, dict[str, float]()
-            if self._config.environment.harness is None:
+            if self._environment.harness is None:
                 bash = Bash(box, self._config.tool_timeout, user)
                 parts["time_up"] = float(await self._play(folder, bash, task, llm, tools))
             else:
                 shown = _Commands(tools)
                 bash = TrialBox(box, folder, user, shown.note)
-                kind, why = await self._play_trial(bash, self._config.environment.harness, llm)
+                kind, why = await self._play_trial(bash, self._environment.harness, llm)
                 shown.end()
                 parts["time_up"] = float(time_was_up(kind))
                 parts["harness_error"] = float(bool(kind) and not time_was_up(kind))
@@ -167,7 +167,7 @@ class TaskAgent:
         from recipes.agent.endpoint import serve
 
         seconds = min(shared.task.agent_seconds, self._config.timeout)
-        options = self._config.environment.options
+        options = self._environment.options
         async with serve(llm) as endpoint:
             kind, why = await run_trial(
                 shared, harness, options, endpoint, seconds, lambda: bool(llm.limit), self._context
@@ -178,7 +178,7 @@ class TaskAgent:
 
     def _warn(self, folder: TaskFolder, why: str, tools: Toolbox) -> None:
         """Show that an agent of Harbor broke, though what it left is graded."""
-        harness = self._config.environment.harness or ""
+        harness = self._environment.harness or ""
         tools.note(ToolCall("harness", harness), Observation(why[:_SHOWN], "error", 0.0))
         self._broken += 1
         if self._broken <= _MOST_WARNINGS:

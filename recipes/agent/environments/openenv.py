@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
+from recipes.agent.config.tool_config import OpenEnvKeys
 from recipes.agent.environments.text_environment import TextEnvironment, TextStep
 from recipes.agent.tools.tool import CallLost, ToolUnavailable
 from rlinf_core import ConfigError
@@ -21,21 +22,6 @@ class OpenEnvError(Exception):
     """An error response of an OpenEnv server."""
 
 
-class OpenEnvSettings(NamedTuple):
-    """The server, and where texts stand in its messages.
-
-    Attributes:
-        url: the URL of the server, `http://HOST:PORT` or `ws://HOST:PORT`.
-        action_key: key of an action that holds the model's text.
-        observation_key: key of an observation that holds the text for the model; None: its only text, or all of it as
-            JSON.
-    """
-
-    url: str
-    action_key: str
-    observation_key: str | None
-
-
 class OpenEnv(TextEnvironment):
     """An episode of an OpenEnv server.
 
@@ -43,7 +29,7 @@ class OpenEnv(TextEnvironment):
         ConfigError: the package websockets is missing.
     """
 
-    def __init__(self, settings: OpenEnvSettings) -> None:
+    def __init__(self, settings: OpenEnvKeys) -> None:
         if missing_modules(["websockets"]):
             raise ConfigError("`openenv` needs the package websockets", help=f"run `{install_command('websockets')}`")
         self._settings = settings

@@ -294,7 +294,9 @@ def _is_shipped(entry: Entry) -> bool:
 
 
 def _says_nothing(entry: Entry, kind: type[Variant], within: Path) -> bool:
-    """Return whether an entry is null or the default of its kind."""
+    """Return whether an entry is null, empty or the default of its kind."""
+    if isinstance(entry.value, MappingNode):
+        return not entry.value.entries
     if not isinstance(entry.value, ScalarNode):
         return False
     value, default = entry.value.value, fields_at(kind, within)[entry.key.raw].default

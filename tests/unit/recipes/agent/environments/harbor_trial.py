@@ -12,7 +12,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from recipes.agent.config.tool_config import TextEnvironmentConfig
+from recipes.agent.config.tool_config import HarborKeys
 from recipes.agent.conversation.agents import AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.environments.harbor_agent import TaskAgent
@@ -22,8 +22,7 @@ from tests.unit.recipes.agent.test_llm import SETTINGS, Script
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
-    environment = TextEnvironmentConfig(
-        type="harbor",
+    environment = HarborKeys(
         path=asked["tasks"],
         box_folder=asked["boxes"],
         box_memory_mib=1024,
@@ -43,7 +42,7 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
     task = AgentTask("episode 0", (), "", {"seed": 0})
 
     async def run() -> dict[str, Any]:
-        agent = TaskAgent(config)
+        agent = TaskAgent(config, config.agent.environment)
         try:
             outcome = await agent(task, llm, tools)
         finally:

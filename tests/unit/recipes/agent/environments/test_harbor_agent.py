@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recipes.agent.boxes.box import BoxError, LiveBox
-from recipes.agent.config.tool_config import TextEnvironmentConfig
+from recipes.agent.config.tool_config import HarborKeys
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.conversation.turn_messages import ChatMessage
@@ -42,7 +42,7 @@ def tasks(tmp_path: Path) -> Path:
 
 
 def config_of(path: Path, folder: Path, **agent: float) -> Any:
-    environment = TextEnvironmentConfig(type="harbor", path=str(path), box_folder=str(folder), box_memory_mib=1024)
+    environment = HarborKeys(path=str(path), box_folder=str(folder), box_memory_mib=1024)
     settings = {"tool_timeout": 10.0, "timeout": 60.0, **agent, "environment": environment}
     return SimpleNamespace(
         agent=SimpleNamespace(**settings),
@@ -60,7 +60,7 @@ def played(
     task = AgentTask("episode 0", (ChatMessage("user", "episode 0"),), "", {"seed": 0})
 
     async def run() -> AgentOutcome:
-        agent = TaskAgent(config)
+        agent = TaskAgent(config, config.agent.environment)
         try:
             return await agent(task, LanguageModel(script, SETTINGS._replace(max_tokens=tokens)), tools)
         finally:
@@ -146,7 +146,8 @@ def test_an_image_that_cannot_be_made_is_tried_again(
     monkeypatch.setattr(harbor_agent, "image_of", once)
 
     async def act() -> AgentOutcome:
-        agent, settings = TaskAgent(config_of(tasks, box_folder)), SETTINGS._replace(max_tokens=2000)
+        config = config_of(tasks, box_folder)
+        agent, settings = TaskAgent(config, config.agent.environment), SETTINGS._replace(max_tokens=2000)
         task = AgentTask("episode 0", (ChatMessage("user", "episode 0"),), "", {"seed": 0})
         try:
             with pytest.raises(ToolUnavailable, match="No space left on device"):
@@ -173,7 +174,7 @@ def test_one_task_is_too_few(tasks: Path, box_folder: Path) -> None:
     one = tasks / "a-double"
     write_checks(one, [fit(read_task(one))])
     with pytest.raises(ConfigError, match="only 1 task"):
-        TaskAgent(config_of(one, box_folder))
+        TaskAgent(config := config_of(one, box_folder), config.agent.environment)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"command": 3}, {"command": "a", "more": 1}])

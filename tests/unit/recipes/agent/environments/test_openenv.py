@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from recipes.agent.environments.openenv import OpenEnv, OpenEnvError, OpenEnvSettings
+from recipes.agent.config.tool_config import OpenEnvKeys
+from recipes.agent.environments.openenv import OpenEnv, OpenEnvError
 from recipes.agent.environments.text_environment import TextStep
 from recipes.agent.tools.tool import ToolUnavailable
 
@@ -44,7 +45,7 @@ async def _server() -> AsyncGenerator[str]:
 
 async def _played(action_key: str, observation_key: str | None, *texts: str) -> list[Any]:
     async with _server() as url:
-        environment = OpenEnv(OpenEnvSettings(url, action_key, observation_key))
+        environment = OpenEnv(OpenEnvKeys(url=url, action_key=action_key, observation_key=observation_key))
         try:
             return [await environment.reset(5), *[await environment.step(text) for text in texts]]
         finally:
@@ -76,7 +77,7 @@ def test_many_episodes_at_once_have_sessions_of_their_own() -> None:
 
 def test_a_server_that_is_not_there_is_no_fault_of_the_model() -> None:
     with pytest.raises(ToolUnavailable, match="does not respond"):
-        asyncio.run(OpenEnv(OpenEnvSettings("http://127.0.0.1:1", "message", None)).reset(0))
+        asyncio.run(OpenEnv(OpenEnvKeys(url="http://127.0.0.1:1")).reset(0))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_a_server_that_speaks_otherwise_is_no_fault_of_the_model(answer: str, wh
     async def run() -> None:
         async with websockets.serve(act, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            await OpenEnv(OpenEnvSettings(f"ws://127.0.0.1:{port}", "message", None)).reset(0)
+            await OpenEnv(OpenEnvKeys(url=f"ws://127.0.0.1:{port}")).reset(0)
 
     with pytest.raises(ToolUnavailable, match=why):
         asyncio.run(run())

@@ -27,7 +27,7 @@ import pytest
 from recipes.agent.boxes.boxes import BoxHost
 from recipes.agent.config import agent_config
 from recipes.agent.config.agent_config import AgentConfig
-from recipes.agent.config.tool_config import TextEnvironmentConfig
+from recipes.agent.config.tool_config import HarborKeys
 from recipes.agent.environments import harbor_agent
 from recipes.agent.harbor import trials
 from recipes.agent.harbor.checking import write_checks
@@ -61,7 +61,7 @@ def tasks(tmp_path: Path) -> Path:
 def harnessed(path: Path, folder: Path, *, harness: str = "outside", **options: Any) -> Any:
     config = config_of(path, folder)
     environment = config.agent.environment.model_copy(update={"harness": harness, "options": options})
-    config.agent.environment = TextEnvironmentConfig.model_validate(environment.model_dump())
+    config.agent.environment = HarborKeys.model_validate(environment.model_dump())
     return config
 
 
