@@ -19,7 +19,7 @@ from recipes.language.rewards.functions import RewardAdapter, load_function
 from recipes.language.rewards.matching.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.programs import ProgramJudge
 from recipes.language.rewards.right_answers import GOLDS, gold_verdict
-from recipes.language.rewards.scoring import PROGRAMS, Item
+from recipes.language.rewards.scoring import PROGRAMS, Item, from_json
 from rlinf_core import RLinfError
 
 Rule: TypeAlias = Callable[[Item], Verdict]
@@ -69,7 +69,7 @@ def serve(kind: str, settings: dict[str, Any]) -> None:
     write({"ready": True, "together": lists or is_async, "async": is_async, "convention": convention})
     for line in sys.stdin.buffer:
         message = json.loads(line)
-        items, limit = [Item(**fields) for fields in message["items"]], message["limit"]
+        items, limit = [Item(**from_json(fields)) for fields in message["items"]], message["limit"]
         if isinstance(rule, RewardAdapter) and rule.takes_lists:
             _score_lists(rule, items, tell)
         elif isinstance(rule, ProgramJudge) or (isinstance(rule, RewardAdapter) and rule.is_async):

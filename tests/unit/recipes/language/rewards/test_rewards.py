@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
@@ -32,6 +34,15 @@ def score(text, answer, row):
     if text == "wrong type":
         return {"style": 1}
     return {"reward": len(text), "style": row.get("style", 0)}
+
+def of_row(row):
+    import datetime, decimal
+    due, price, names, pair = row["due"], row["price"], row["names"], row["pair"]
+    return bool(
+        due.year == 2026 and type(due) is datetime.date and price == decimal.Decimal("1.10") and names[3] == "c"
+        and pair == (1, 2) and row["raw"] == b"\\xff" and row["wait"].seconds == 5 and row["at"].hour == 7
+        and row["kinds"] == {"a"} and row[""] == [{"": 1}] and row["text"] == "x"
+    )
 
 def of_numpy(text):
     import numpy as np
@@ -232,6 +243,24 @@ def test_an_async_function_judges_all_answers_of_a_group_at_once(functions: str)
 
     assert [result.reward for result in scores] == list(range(100))
     assert scores[-1].parts == {"together": 100.0}
+
+
+def test_a_function_gets_the_values_of_a_row_as_they_are(functions: str) -> None:
+    row = {
+        "due": date(2026, 1, 2),
+        "at": datetime(2026, 1, 2, 7, tzinfo=UTC),
+        "wait": timedelta(seconds=5),
+        "price": Decimal("1.10"),
+        "names": {3: "c"},
+        "pair": (1, 2),
+        "raw": b"\xff",
+        "kinds": {"a"},
+        "": [{"": 1}],
+        "text": "x",
+    }
+    with Scorer(f"{functions}:of_row") as scorer:
+        (score,) = scorer.score_all([Item(text="x", answer="", row=row)])
+    assert (score.failure, score.reward) == ("", 1.0)
 
 
 def test_array_of_one_number_is_a_reward(functions: str) -> None:
