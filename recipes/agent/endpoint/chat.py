@@ -13,12 +13,12 @@ from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, Transcript, event, parse_functions
 from recipes.agent.endpoint.fields import (
     answers_field,
-    as_mapping,
     check_fields,
     check_sampling,
     content_text,
     flag,
     listed,
+    object_field,
     stop_texts,
     text_field,
     whole_number,
@@ -59,6 +59,7 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
     """
     check_fields(request, _READ, _IGNORED, _FIXED)
     check_sampling(request, chats.settings)
+    flag(object_field(request, "stream_options"), "include_usage")
     choice: Any = request.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise bad_request("`tool_choice` must be `auto` or `none` here: the model chooses")
@@ -66,7 +67,7 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
     if any(tool.get("type") != "function" for tool in tools):
         raise bad_request("an entry of `tools` must be `type: function` with a `function`")
     functions = parse_functions(
-        [as_mapping(tool.get("function")) for tool in tools],
+        [object_field(tool, "function") for tool in tools],
         may_call=choice != "none",
         single=not flag(request, "parallel_tool_calls", default=True),
     )
@@ -92,6 +93,8 @@ def _message(message: dict[str, Any], transcript: Transcript) -> ChatMessage:
     if role is None:
         raise bad_request("a message needs a `role`: system, developer, user, assistant or tool")
     content, calls = message.get("content"), listed(message.get("tool_calls") or [], "tool_calls")
+    if message.get("function_call") is not None:
+        raise bad_request("`function_call` of a message is not supported here: write `tool_calls`")
     if role != "assistant":
         text = content_text(content, _PARTS)
         if role == "tool":
@@ -105,7 +108,7 @@ def _message(message: dict[str, Any], transcript: Transcript) -> ChatMessage:
 
 
 def _call(entry: dict[str, Any], transcript: Transcript) -> FunctionCall:
-    function = as_mapping(entry.get("function"))
+    function = object_field(entry, "function")
     return transcript.call(function.get("name"), function.get("arguments"), entry.get("id"))
 
 
@@ -125,7 +128,7 @@ def written(
 def _events(request: dict[str, Any], ask: Ask, answers: Sequence[SaidTurn]) -> Iterator[str]:
     """Yield the events of a stream: each turn is one piece."""
     common = _common(ask, "chat.completion.chunk")
-    counts = as_mapping(request.get("stream_options")).get("include_usage") is True
+    counts = flag(object_field(request, "stream_options"), "include_usage")
     # Chunks before the last say that its figures are still to come.
     pending: dict[str, Any] = {"usage": None} if counts else {}
     nothing: dict[str, str] = {}

@@ -127,9 +127,16 @@ def listed(value: Any, name: str) -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", value)
 
 
-def as_mapping(value: Any) -> dict[str, Any]:
-    """Return a JSON object, an empty one in the place of anything else."""
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+def object_field(request: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a JSON object of a request, an empty one where it has none.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    value = request.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise bad_request(f"`{name}` must be an object")
+    return cast("dict[str, Any]", value or {})
 
 
 def content_text(content: Any, types: Mapping[str, str]) -> str:

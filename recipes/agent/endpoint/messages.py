@@ -19,12 +19,12 @@ from recipes.agent.endpoint.chats import (
     parse_functions,
 )
 from recipes.agent.endpoint.fields import (
-    as_mapping,
     check_fields,
     check_sampling,
     content_text,
     flag,
     listed,
+    object_field,
     stop_texts,
     text_field,
     whole_number,
@@ -83,7 +83,7 @@ def read_counted(request: dict[str, Any], chats: Chats) -> Ask:
 
 
 def _functions(request: dict[str, Any]) -> Functions:
-    choice = as_mapping(request.get("tool_choice"))
+    choice = object_field(request, "tool_choice")
     if choice.get("type", "auto") not in ("auto", "none"):
         raise bad_request("`tool_choice` must be of type `auto` or `none` here: the model chooses")
     tools = listed(request.get("tools") or [], "tools")

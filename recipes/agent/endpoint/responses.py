@@ -12,12 +12,12 @@ from recipes.agent.conversation.turn_messages import ChatMessage
 from recipes.agent.endpoint import chat
 from recipes.agent.endpoint.chats import ROLES, Ask, Chats, SaidTurn, Transcript, event, parse_functions
 from recipes.agent.endpoint.fields import (
-    as_mapping,
     check_fields,
     check_sampling,
     content_text,
     flag,
     listed,
+    object_field,
     text_field,
     whole_number,
 )
@@ -51,8 +51,8 @@ def read(request: dict[str, Any], chats: Chats) -> Ask:
     """
     check_fields(request, _READ, _IGNORED, _FIXED)
     check_sampling(request, chats.settings)
-    text = as_mapping(request.get("text"))
-    if as_mapping(text.get("format")).get("type", "text") != "text" or text.get("verbosity", "medium") != "medium":
+    text = object_field(request, "text")
+    if object_field(text, "format").get("type", "text") != "text" or text.get("verbosity", "medium") != "medium":
         raise bad_request("`text`: the model writes plain text; describe the format in a message")
     if request.get("tool_choice") not in (None, "auto", "none"):
         raise bad_request("`tool_choice` must be `auto` or `none` here: the model chooses")

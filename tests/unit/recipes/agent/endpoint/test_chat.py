@@ -232,6 +232,10 @@ def test_evaluation_accepts_the_temperature_of_training() -> None:
         ({"messages": HI, "stop": ""}, "`stop`"),
         ({"messages": HI, "stream": "yes"}, "`stream` must be true or false"),
         ({"messages": HI, "model": 5}, "`model` must be a text"),
+        ({"messages": HI, "stream_options": "include_usage"}, "`stream_options` must be an object"),
+        ({"messages": HI, "stream_options": {"include_usage": "yes"}}, "`include_usage` must be true or false"),
+        ({"messages": HI, "tools": [{"type": "function", "function": "add"}]}, "`function` must be an object"),
+        ({"messages": [*HI, {"role": "assistant", "function_call": {"name": "add"}}]}, "write `tool_calls`"),
         ({"messages": HI, "top_k": 5}, "`top_k` is not supported"),
     ],
 )

@@ -117,6 +117,7 @@ def test_tokens_are_counted_without_a_turn() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "`image`"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "`web_search_20250305`"),
         ({"tool_choice": {"type": "any"}}, "`tool_choice`"),
+        ({"tool_choice": "none"}, "`tool_choice` must be an object"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking`"),
         ({"temperature": 0.1}, "`temperature`"),
         ({"top_k": 5}, "`top_k`"),

@@ -98,6 +98,8 @@ def test_a_stream_of_text_has_every_event() -> None:
         ({"tools": [{"type": "web_search"}]}, "`web_search`"),
         ({"tool_choice": "required"}, "`tool_choice`"),
         ({"text": {"format": {"type": "json_object"}}}, "`text`"),
+        ({"text": "json"}, "`text` must be an object"),
+        ({"text": {"format": "json_object"}}, "`format` must be an object"),
         ({"reasoning": {"effort": "high"}}, "`reasoning`"),
         ({"background": True}, "`background`"),
         ({"temperature": 0.3}, "`temperature`"),
