@@ -63,11 +63,9 @@ def make_env_agent(config: AgentConfig) -> Agent:
     settings: object = config.agent.environment
     if isinstance(settings, VerifiersKeys):
         # For the processes that play it: it imports much.
-        from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersSettings
+        from recipes.agent.environments.verifiers_agent import VerifiersAgent
 
-        return VerifiersAgent(
-            VerifiersSettings(settings.name, settings.options, settings.harness, config.data.val_size)
-        )
+        return VerifiersAgent(settings, config.data.val_size)
     if isinstance(settings, HarborKeys):
         from recipes.agent.environments.harbor_agent import TaskAgent
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
-from collections.abc import Mapping
 from importlib import import_module
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from recipes.agent.config.tool_config import VerifiersKeys
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
 from recipes.agent.endpoint import ChatEndpoint, serve
@@ -29,30 +29,18 @@ class VerifiersError(Exception):
     """An episode that verifiers says has failed."""
 
 
-class VerifiersSettings(NamedTuple):
-    """The environment of verifiers.
-
-    Attributes:
-        name: the name of the taskset.
-        options: the options of the taskset.
-        harness: the program that plays, as verifiers names it; None: a chat in this process.
-        held: tasks that are those of evaluation; at most half of all.
-    """
-
-    name: str
-    options: Mapping[str, Any]
-    harness: str | None
-    held: int
-
-
 class VerifiersAgent:
     """Plays an episode of a verifiers environment per run; the task's seed selects one of its tasks.
+
+    Args:
+        settings: the environment.
+        held: tasks that are those of evaluation; at most half of all.
 
     Raises:
         ConfigError: verifiers, or the taskset, does not exist, or its options do not fit.
     """
 
-    def __init__(self, settings: VerifiersSettings) -> None:
+    def __init__(self, settings: VerifiersKeys, held: int) -> None:
         if missing_modules(["verifiers"]):
             raise ConfigError("`verifiers` needs the package verifiers", help=f"run `{install_command('verifiers')}`")
         try:
@@ -67,7 +55,7 @@ class VerifiersAgent:
             ) from error
         if len(self._tasks) < 2:
             raise ConfigError(f"the verifiers environment `{settings.name}` has only {len(self._tasks)} tasks")
-        self._held = min(settings.held, len(self._tasks) // 2)
+        self._held = min(held, len(self._tasks) // 2)
         self._ready: asyncio.Future[None] | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -115,7 +103,7 @@ class VerifiersAgent:
         return self._tasks[self._held + seed % (len(self._tasks) - self._held)]
 
 
-def _loaded(settings: VerifiersSettings) -> Any:
+def _loaded(settings: VerifiersKeys) -> Any:
     """Return the environment, whose agents run beside this process."""
     loaders: Any = import_module("verifiers.v1.utils.loaders")
     library: Any = import_module("verifiers.v1")

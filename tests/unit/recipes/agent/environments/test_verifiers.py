@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
+from recipes.agent.config.tool_config import VerifiersKeys
 from recipes.agent.conversation.agents import AgentOutcome, AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
-from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError, VerifiersSettings
+from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.config.problem_config import MOST_GENERATED
 from rlinf_core import ConfigError
@@ -123,14 +124,14 @@ async def outcomes(agent: VerifiersAgent, *seeds: int, says: str = "hello") -> l
 
 
 def test_episodes_share_a_server_with_tokens_of_their_own(stub: Stub) -> None:
-    result = asyncio.run(outcomes(VerifiersAgent(VerifiersSettings("words", {}, None, 2)), 0, 1, 2))
+    result = asyncio.run(outcomes(VerifiersAgent(VerifiersKeys(name="words"), 2), 0, 1, 2))
     assert result == [AgentOutcome(reward=5.0, parts={"length": 5.0})] * 3
     assert stub.served == 1
     assert not any(name.startswith("VERIFIERS_API_KEY") for name in os.environ)
 
 
 def test_tasks_of_evaluation_are_never_trained_on(stub: Stub) -> None:
-    agent = VerifiersAgent(VerifiersSettings("words", {}, None, 200))
+    agent = VerifiersAgent(VerifiersKeys(name="words"), 200)
     asyncio.run(outcomes(agent, *range(6)))
     trained = set(stub.asked)
     stub.asked.clear()
@@ -139,7 +140,7 @@ def test_tasks_of_evaluation_are_never_trained_on(stub: Stub) -> None:
 
 
 def test_a_failed_episode_is_a_failure_of_the_run(stub: Stub) -> None:
-    agent = VerifiersAgent(VerifiersSettings("words", {}, None, 2))
+    agent = VerifiersAgent(VerifiersKeys(name="words"), 2)
     with pytest.raises(VerifiersError, match="TaskError: no score"):
         asyncio.run(outcomes(agent, 0, says="bad"))
 
@@ -147,5 +148,5 @@ def test_a_failed_episode_is_a_failure_of_the_run(stub: Stub) -> None:
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recipes.agent.environments.verifiers_agent.missing_modules", list)
     with pytest.raises(ConfigError) as error:
-        VerifiersAgent(VerifiersSettings("words", {}, None, 1))
+        VerifiersAgent(VerifiersKeys(name="words"), 1)
     assert "verifiers>=0.4,<0.5" in str(error.value.help)

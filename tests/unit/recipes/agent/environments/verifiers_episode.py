@@ -10,15 +10,16 @@ import json
 import sys
 from typing import Any
 
+from recipes.agent.config.tool_config import VerifiersKeys
 from recipes.agent.conversation.agents import AgentTask
 from recipes.agent.conversation.chat_model import LanguageModel
-from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError, VerifiersSettings
+from recipes.agent.environments.verifiers_agent import VerifiersAgent, VerifiersError
 from recipes.agent.tools.toolbox import Toolbox
 from tests.unit.recipes.agent.test_llm import SETTINGS, Script
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
-    agent = VerifiersAgent(VerifiersSettings("verifiers-words", asked["options"], None, 1))
+    agent = VerifiersAgent(VerifiersKeys(name="verifiers-words", options=asked["options"]), 1)
     script = Script(*asked["turns"])
     llm = LanguageModel(script, SETTINGS._replace(max_tokens=4000, max_new_tokens=1000))
     task = AgentTask("", (), "", {"seed": asked["seed"]})
