@@ -324,9 +324,9 @@ def test_what_says_nothing_is_not_told(text: str) -> None:
 
 
 def test_a_section_is_told_once_and_its_only_key_by_itself() -> None:
-    assert dead(MATH + "critic:\n  threads: 2\n  optim:\n    lr: 0.1\n") == [("critic:", WARNING)]
-    assert dead(MATH + "critic:\n  optim:\n    lr: 0.1\n    clip_grad: 2\n") == [("optim:", WARNING)]
-    assert dead(MATH + "critic:\n  optim:\n    lr: 0.1\n") == [("lr: 0.1", WARNING)]
+    assert dead(MATH + "teacher:\n  hidden_dim: 64\n  warm_start:\n    steps: 3\n") == [("teacher:", WARNING)]
+    assert dead(MATH + "teacher:\n  warm_start:\n    steps: 3\n    lr: 0.1\n") == [("warm_start:", WARNING)]
+    assert dead(MATH + "teacher:\n  warm_start:\n    steps: 3\n") == [("steps: 3", WARNING)]
 
 
 def test_an_override_is_told_where_it_was_typed() -> None:
