@@ -304,9 +304,9 @@ def test_too_many_runs_are_refused() -> None:
 
 
 def test_keys_are_as_short_as_they_can_be() -> None:
-    assert short_keys(["actor.optim.lr", "critic.lr", "algorithm.gamma", "seed"]) == {
-        "actor.optim.lr": "actor.optim.lr",
-        "critic.lr": "critic.lr",
+    assert short_keys(["actor.warm_start.lr", "teacher.warm_start.lr", "algorithm.gamma", "seed"]) == {
+        "actor.warm_start.lr": "actor.warm_start.lr",
+        "teacher.warm_start.lr": "teacher.warm_start.lr",
         "algorithm.gamma": "gamma",
         "seed": "seed",
     }

@@ -13,7 +13,7 @@ from tests.unit.recipes.agent.harbor.made_tasks import double_task, greeting_tas
 
 def _config(path: Path, memory: int | None = None, most: int = 256, *, plays: bool = True) -> Any:
     environment = SimpleNamespace(path=str(path), box_memory_mib=memory)
-    return SimpleNamespace(plays_tasks=plays, agent=SimpleNamespace(environment=environment, max_concurrent=most))
+    return SimpleNamespace(agent=SimpleNamespace(tasks=environment if plays else None, max_concurrent=most))
 
 
 def test_boxes_are_counted_by_node_and_by_memory(tmp_path: Path) -> None:

@@ -43,11 +43,11 @@ def test_environments_are_played_from_seeds(findings: Any, monkeypatch: pytest.M
     assert [diagnostic[0] for diagnostic in findings(FILE + "data:\n  type: episodes\n")] == ["conflicting-settings"]
     assert [diagnostic[0] for diagnostic in findings(FILE + "agent:\n  run: env_agent\n")] == ["conflicting-settings"]
     remote = played.replace("{}", "{type: openenv}")
-    assert [diagnostic[:2] for diagnostic in findings(remote)] == [("conflicting-settings", "openenv")]
+    assert [diagnostic[:2] for diagnostic in findings(remote)] == [("missing-key", "environment")]
     assert findings(remote.replace("openenv", "openenv, url: 'http://127.0.0.1:8000'")) == []
     monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", lambda names: [])
     library = played.replace("{}", "{type: verifiers}")
-    assert [diagnostic[:2] for diagnostic in findings(library)] == [("conflicting-settings", "verifiers")]
+    assert [diagnostic[:2] for diagnostic in findings(library)] == [("missing-key", "environment")]
     assert findings(library.replace("verifiers", "verifiers, name: textarena, options: {game: Wordle-v0}")) == []
     monkeypatch.setattr("recipes.agent.config.agent_rules.missing_modules", list)
     assert [diagnostic[0] for diagnostic in findings(library.replace("verifiers", "verifiers, name: words"))] == [
