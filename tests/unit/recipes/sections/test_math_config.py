@@ -249,9 +249,7 @@ def test_a_shipped_config_travels_to_the_workers(name: str) -> None:
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-@pytest.mark.parametrize(
-    "key", ["actor.model.precision", "actor.fsdp_config.mixed_precision.reduce_dtype"]
-)
+@pytest.mark.parametrize("key", ["actor.model.precision", "actor.fsdp_config.mixed_precision.reduce_dtype"])
 def test_half_precision_whose_gradients_would_vanish_is_refused(key: str) -> None:
     job = load_with_lint("math_laptop", [f"{key}=fp16"], environ={})
     results = [(diagnostic.code, diagnostic.help) for diagnostic in job.diagnostics if "fp16" in diagnostic.message]
