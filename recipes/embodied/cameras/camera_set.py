@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ register_camera = _SOURCES.register
 # Seconds that one `read` may take, after which the reader looks whether it is to end.
 _READ_SECONDS: Final = 0.2
 _CLOSE_SECONDS: Final = 5.0
+_CORRECT: Final = "correct `read` of its driver"
+_LOOK: Final = "check its cable, and that nothing else uses it; then start again"
 
 
 class CameraReader:
@@ -85,7 +87,25 @@ class CameraReader:
             raise self._error("has failed", f"{type(fault).__name__}: {fault}") from fault
         if self._newest is None:
             raise self._error("has given no frame yet")
+        self._check(self._newest)
         return self._newest
+
+    def _check(self, frame: CameraFrame) -> None:
+        """Refuse a frame of another form or on another clock, whose age could not be known.
+
+        Raises:
+            CameraError: it is one.
+        """
+        if not isinstance(cast("object", frame), CameraFrame):
+            raise self._error(f"gives {type(frame).__name__} and no `CameraFrame`", help=_CORRECT)
+        image = np.asarray(frame.image)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            gives = f"gives {image.dtype}{list(image.shape)}; pictures are RGB, uint8 [H, W, 3]"
+            raise self._error(gives, help=_CORRECT)
+        ahead = frame.taken - time.monotonic()
+        if ahead > self.setup.options.max_age:
+            late = f"gives frames that will be taken in {ahead:.0f} s: a frozen one could not be told"
+            raise self._error(late, help="let `read` of its driver return `time.monotonic()` as `taken`")
 
     def fresh(self) -> CameraFrame:
         """Return the newest frame, if it is not older than `max_age`.
@@ -135,13 +155,13 @@ class CameraReader:
             if camera is not None:
                 camera.close()
 
-    def _error(self, what: str, why: str | None = None) -> CameraError:
+    def _error(self, what: str, why: str | None = None, help: str = _LOOK) -> CameraError:
         serial = f" ({self.setup.serial})" if self.setup.serial else ""
         return CameraError(
             f"camera `{self.setup.name}`{serial} {what}",
             where=self._where,
             why=why,
-            help="check its cable, and that nothing else uses it; then start again",
+            help=help,
         )
 
 

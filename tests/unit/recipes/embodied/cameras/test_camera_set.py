@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recipes.embodied.cameras import camera_set
-from recipes.embodied.cameras.camera import CameraError
+from recipes.embodied.cameras.camera import CameraError, CameraFrame
 from recipes.embodied.cameras.camera_set import CameraSet
 from recipes.embodied.config.camera_config import RobotEnvOptions
 from rlinf_core import ConfigError
@@ -80,6 +80,20 @@ def test_failing_camera_is_an_error() -> None:
         cameras.observe()
     assert caught.value.where == WHERE
     cameras.close()
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (np.zeros((48, 64, 3), np.uint8), "gives ndarray and no `CameraFrame`"),
+        (CameraFrame(np.zeros((3, 48, 64), np.uint8), 0.0), r"gives uint8\[3, 48, 64\]; pictures are RGB"),
+        (CameraFrame(np.zeros((48, 64, 3), np.uint8), 1.8e9), "a frozen one could not be told"),
+    ],
+)
+def test_frames_of_another_form_or_clock_are_refused(frame: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Steady, "read", lambda camera, seconds: time.sleep(0.005) or frame)
+    with pytest.raises(CameraError, match=said):
+        CameraSet(options(front=steady()), arm(), WHERE)
 
 
 def test_absent_camera_closes_the_others() -> None:
