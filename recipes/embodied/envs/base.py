@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from recipes.embodied.envs.checks import NonFiniteGuard, check_observations
+from recipes.embodied.envs.checks import NonFiniteGuard, broken, check_observations
 from recipes.embodied.envs.env_spec import (
     BoolArray,
     EnvError,
@@ -134,7 +134,11 @@ class VectorEnv(TaskMethods):
         if self.spec.num_choices is not None:
             return np.zeros((len(rows), self.action_size), np.float32)
         motions = [HandMotion(STILL, STILL, self.gripper_is_closed(row), moves_gripper=False) for row in rows.tolist()]
-        return np.stack([self.steer(motion, row) for motion, row in zip(motions, rows.tolist(), strict=True)])
+        held = np.stack([self.steer(motion, row) for motion, row in zip(motions, rows.tolist(), strict=True)])
+        if held.shape[1:] != (self.action_size,):
+            said = f"`steer` returns {list(held.shape[1:])}; an action is {[self.action_size]}"
+            raise broken(said, "return float32 [A], a number for each of an action")
+        return held
 
     def outcomes(self, rows: IntArray, truncated: BoolArray) -> list[str]:
         """Return how the episodes of `rows` ended; their last states are the current ones.

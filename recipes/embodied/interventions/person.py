@@ -141,9 +141,8 @@ class PersonSource(InterventionSource):
         motion = self._motion(controls)
         if motion is None and controls.verdict is None and not controls.rewards:
             return None
-        actions = np.zeros((1, self.env.action_size), np.float32)
-        if motion is not None:
-            actions[0] = self._action(motion)
+        action = np.zeros(self.env.action_size) if motion is None else self._action(motion)
+        actions = np.asarray(action, np.float32)[None]
         verdicts: dict[int, Verdict] = {} if controls.verdict is None else {0: controls.verdict}
         rewards = {0: KEY_REWARD} if controls.rewards else {}
         return Takeover(np.array([motion is not None]), actions, verdicts, rewards)

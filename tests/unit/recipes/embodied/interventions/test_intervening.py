@@ -12,13 +12,15 @@ import torch
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Demonstrations
 from recipes.embodied.envs.base import VectorEnv
+from recipes.embodied.envs.checks import EnvContractError
 from recipes.embodied.envs.env_spec import EnvSettings, EnvSpec, Transition
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.intervention import HandMotion, InterventionError, InterventionSource, Takeover
+from recipes.embodied.interventions.person import Controls, PersonSource
 from recipes.embodied.interventions.registry import open_source
 from recipes.embodied.interventions.scripted import BLOCK, ScriptedSource, takeover_steps
-from recipes.embodied.interventions.source_options import ScriptedOptions
+from recipes.embodied.interventions.source_options import PersonOptions, ScriptedOptions
 from recipes.embodied.learning.imitation import imitated_rows
 from recipes.embodied.learning.trajectory import RolloutBuffer
 from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
@@ -89,6 +91,28 @@ def test_takeovers_that_mean_other_rows_or_words_are_refused(wrong: Takeover, sa
     with pytest.raises(InterventionError, match=said) as caught:
         env.step(np.zeros((2, 1, 1), np.float32))
     assert "Script" in str(caught.value)
+
+
+class Lame(CountingEnv):
+    """Is steered by one number for all."""
+
+    def steer(self, motion: HandMotion, row: int) -> Any:
+        return np.float32(0.5)
+
+
+class Hand(PersonSource):
+    def poll(self) -> Controls:
+        return Controls(engaged=True)
+
+
+def test_what_steer_returns_is_an_action() -> None:
+    env = Lame(EnvSettings(num_envs=1))
+    env.reset(0)
+    with pytest.raises(EnvContractError, match=r"`steer` returns \[\]; an action is \[1\]"):
+        env.hold_actions(np.arange(1))
+    env.intervention = Hand(env, PersonOptions(hz=1000))
+    with pytest.raises(InterventionError, match=r"Hand: a takeover has .* `actions` \[1\]"):
+        env.step(np.zeros((1, 1, 1), np.float32))
 
 
 def test_recorded_flags_and_actions_are_the_truth_tick_by_tick() -> None:
