@@ -54,7 +54,7 @@ class _Commands(LazyGroup):
 app = typer.Typer(
     name="rlinf",
     cls=_Commands,
-    help="Distributed reinforcement learning on unlike machines, from one YAML file.",
+    help="Distributed reinforcement learning on mixed clusters, from one YAML file.",
     epilog=help_examples("rlinf train embodied", "rlinf validate hetero18", "rlinf inspect hetero18"),
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -72,7 +72,7 @@ class Attributes:
             return None
         number = _number(value)
         if number is None or not 0 < number < math.inf:
-            raise self._wrong("env_args.env_kwargs.control_freq", value, "a number of rows in a second")
+            raise self._wrong("env_args.env_kwargs.control_freq", value, "a number of rows per second")
         return int(number) if number.is_integer() else number
 
     def solved(self) -> bool | None:

@@ -208,7 +208,7 @@ def refuse_unused(job: Job, overrides: Sequence[str], command: str, *, of_run: b
     named = _resumed(job)
     if named is not None and (written or (checkpoint is None and not of_run)):
         raise ConfigError(
-            f"`{_RESUME}` is where training goes on: `rlinf {command}` does not take its weights from there",
+            f"`{_RESUME}` is where training continues: `rlinf {command}` does not take its weights from there",
             where=_RESUME,
             help=f"name them with `--checkpoint {'RUN' if named == 'auto' else named}`, and remove the key",
         )

@@ -121,7 +121,7 @@ def _fields(incident: Incident) -> Mapping[str, object]:
         "limit": next((text for text in incident.lines if REACHED in text), ""),
         "holder": next(iter(incident.lines), ""),
         "help": process.help or "the log of the worker has its traceback",
-        "go_on": "`runner.resume_dir=auto` goes on from the last checkpoint"
+        "go_on": "`runner.resume_dir=auto` continues from the last checkpoint"
         if saved
         else "run it again from the beginning: there is no checkpoint to go on from",
         "again": again if incident.ended else "nothing: the run was started again",

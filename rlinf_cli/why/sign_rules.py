@@ -301,10 +301,10 @@ def items_set_aside(facts: RunFacts) -> RunFinding | None:
     replay = f"`rlinf why --replay {name.removesuffix('.json')}` does it again alone"
     return finding(
         SET_ASIDE,
-        f"{len(first.deaths)} processes died of {first.kind} {first.item}, which was set aside{rest}",
+        f"{len(first.deaths)} processes died of {first.kind} {first.item}, which was quarantined{rest}",
         [f"{QUARANTINE}/{name}: {death}" for death in dict.fromkeys(first.deaths[:STEPS])],
         f"{replay if first.replay else 'run that item alone'}; what dies of it is at fault, or the item is: the run"
-        " goes on without it",
+        " continues without it",
         first.step or None,
         time=first.time,
     )

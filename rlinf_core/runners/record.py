@@ -280,7 +280,7 @@ class RunRecord:
             place = f"; see {quarantine(self.folder.path, kind, item, step, deaths, replay)}"
         except OSError as error:
             LOGGER.warning("what is known of %s %s could not be kept: %s", kind, item, error)
-        LOGGER.warning("%s %s is set aside: %d processes died of it%s", kind, item, len(deaths), place)
+        LOGGER.warning("%s %s is quarantined: %d processes died of it%s", kind, item, len(deaths), place)
 
     def _begin_after(self, source: Checkpoint | None) -> None:
         """Resume from the step of `source`, or from the start; later metrics are kept until the workers have

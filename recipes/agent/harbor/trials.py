@@ -238,7 +238,7 @@ def _arguments(harness: str, options: Mapping[str, Any], context: int) -> dict[s
 
 
 async def _until_spent(running: asyncio.Future[Any], seconds: float, spent: Callable[[], bool]) -> Any:
-    """Return the result of a trial; None where it was ended, as the model may say no more or its time was up."""
+    """Return the result of a trial; None if it was ended because the model may not continue or its time was up."""
     until = time.monotonic() + seconds
     try:
         while not (running.done() or spent() or time.monotonic() > until):

@@ -73,9 +73,9 @@ class _Call(NamedTuple):
 class TaskCalls:
     """Runs tasks on agent processes.
 
-    Those of a process that dies are begun again: by a new one in its place, or by the others. One that was there when
-    processes died is run alone then, so that it is known which task they die of. A task that does it once more is set
-    aside: it is no longer run, and its answers count as failed.
+    Those of a process that dies are begun again: by a new one in its place, or by the others. A task that was there
+    when processes died is run alone then, so that it is known which task kills them. One that does it once more is
+    quarantined: it is no longer run, and its answers count as failed.
 
     Args:
         agents: the group.

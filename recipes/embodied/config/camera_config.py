@@ -86,7 +86,7 @@ class CameraOptions(ConfigModel):
     capture: tuple[_Pixels, _Pixels] = Field(
         default=(640, 480), description="Width and height of the pictures that the device takes, in pixels."
     )
-    fps: Annotated[Float, Field(gt=0, le=1000)] = Field(default=30.0, description="Frames in a second.")
+    fps: Annotated[Float, Field(gt=0, le=1000)] = Field(default=30.0, description="Frames per second.")
     max_age: Annotated[Float, Field(gt=0, le=60)] = Field(
         default=0.5, description="Age of the newest frame, in seconds, beyond which the robot is stopped."
     )

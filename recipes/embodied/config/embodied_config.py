@@ -71,7 +71,7 @@ class PolicyRunnerConfig(RunnerConfig):
         default="stop",
         description="An environment whose own code raises, and raises again from the same seed and actions. The episode"
         " counts as failed in any case; stop also ends the run where that happens in its first pass, or in three"
-        " different episodes; count goes on.",
+        " different episodes; count continues.",
     )
 
 

@@ -34,7 +34,7 @@ class PersonOptions(ConfigModel):
 
     hz: Annotated[Float, Field(gt=0, le=1000)] | None = Field(
         default=None,
-        description="Steps in a second that a simulation is slowed down to, so that a person can follow; null: the"
+        description="Steps per second that a simulation is slowed down to, so that a person can follow; null: the"
         " environment's own rate, else 20. A real arm has its own pace.",
     )
     release_steps: Annotated[Int, Field(ge=0)] = Field(
@@ -95,7 +95,7 @@ class LeaderOptions(ConfigModel):
     )
     hz: Annotated[Float, Field(gt=0, le=1000)] | None = Field(
         default=None,
-        description="Steps in a second that a simulation is slowed down to; null: the environment's own rate, else 20.",
+        description="Steps per second that a simulation is slowed down to; null: the environment's own rate, else 20.",
     )
 
 
@@ -113,7 +113,7 @@ class BrowserOptions(PersonOptions):
     )
     lost_steps: Count = Field(default=200, description="Steps without a message after which the run ends.")
     picture_hz: Annotated[Float, Field(gt=0, le=60)] = Field(
-        default=10.0, description="Most pictures of a camera that are sent in a second."
+        default=10.0, description="Most images of a camera that are sent per second."
     )
     quality: Annotated[Int, Field(ge=1, le=95)] = Field(
         default=75, description="The quality of their JPEG compression, from 1 to 95."

@@ -282,5 +282,5 @@ def _unanswered(tokens: tuple[int, ...], sample: int) -> Sequence:
         logprobs=(),
         versions=(),
         finish_reason="aborted",
-        failure="set aside: its processes died again and again",
+        failure="quarantined: its processes died repeatedly",
     )

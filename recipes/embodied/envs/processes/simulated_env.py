@@ -188,7 +188,7 @@ class SimulatedEnv(VectorEnv):
     def _load(self, state: State) -> None:
         for start in state["begun"].tolist():
             if (name := Start(*start).name) in self.settings.set_aside:
-                raise RuntimeFailure(f"the start {name}, which is set aside, is among them")
+                raise RuntimeFailure(f"the start {name}, which is quarantined, is among them")
         self._begun = state["begun"].copy()
         counts, actions = state["counts"], state["actions"]
         self._actions = [list(actions[row, :count]) for row, count in enumerate(counts.tolist())]

@@ -98,7 +98,7 @@ class FrankaRobotEnv(VectorEnv):
     """Task `reach`, with the actions, states and rewards of `franka_kin`, in real time, and images of `cameras`.
 
     Its settings' `hardware` is the one arm that the process owns, so `num_envs` is 1: as many env workers as arms. A
-    start moves the arm to its place, within its `workspace`, in which points to reach are, too. Requires the arm's
+    start moves the arm to its place, within its `workspace`, which also holds the points to reach. Requires the arm's
     controller from the start, and passed checks.
 
     An action moves the target of the arm, which may lag behind it. What counts as executed is the change of the target

@@ -414,7 +414,7 @@ def test_item_that_was_set_aside_is_named(tmp_path: Path) -> None:
 
     (finding,) = diagnosis_of(run).learning
 
-    assert finding.what == "3 processes died of task 17, which was set aside"
+    assert finding.what == "3 processes died of task 17, which was quarantined"
     assert finding.evidence[0] == "quarantine/task-17.json: `agents:0` died"
 
 
@@ -430,7 +430,7 @@ def test_item_comes_before_the_deaths_that_it_caused(tmp_path: Path) -> None:
 
     assert [finding.code for _, finding in diagnosis.failures] == ["items-set-aside", "died"]
     first = diagnosis.failures[0][1]
-    assert first.what == "3 processes died of episode 18-17, which was set aside"
+    assert first.what == "3 processes died of episode 18-17, which was quarantined"
     assert len(first.followed) == 3
     assert "`rlinf why --replay episode-18-17`" in first.do[0]
     assert diagnosis.learning == []

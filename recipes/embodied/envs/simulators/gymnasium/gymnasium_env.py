@@ -187,10 +187,10 @@ def cannot_be_made(task: str, error: Exception) -> ConfigError:
     elif "have been moved" in text:
         remedy = "write a newer version of its id, as in `Hopper-v5`"
     elif "`mujoco<3`" in text:
-        remedy = "write a newer version of its id, or run `pip install 'mujoco<3'` in an interpreter of its own"
+        remedy = "write a newer version of its id, or run `pip install 'mujoco<3'` in a virtual environment of its own"
     elif "shimmy" in text:
         remedy = (
-            "run `pip install 'shimmy[gym-v26]' 'numpy<2'` in an interpreter of its own, and write"
+            "run `pip install 'shimmy[gym-v26]' 'numpy<2'` in a virtual environment of its own, and write"
             " `task: shimmy:GymV26Environment-v0` with `options: {env_id: CartPole-v1}`"
         )
     elif extra is not None:
