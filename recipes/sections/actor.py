@@ -183,8 +183,9 @@ class FsdpConfig(ConfigModel):
 class ActorConfig(ConfigModel):
     """The workers that train. Recipes add `model`, `optim` and the sizes of batches."""
 
-    group_name: ClassVar[str] = "ActorGroup"
-
+    group_name: Text = Field(
+        default="ActorGroup", description="Name of the worker group, by which other components address it."
+    )
     seed: Seed = Field(default=1234, description="Seed of the initial weights and of the sample order.")
     enable_offload: Bool = Field(
         default=False, description="Offload the actor from its accelerators while other components use them."
@@ -198,8 +199,9 @@ class ActorConfig(ConfigModel):
 class RolloutConfig(ConfigModel):
     """Settings of every rollout. Recipes add those of their engines."""
 
-    group_name: ClassVar[str] = "RolloutGroup"
-
+    group_name: Text = Field(
+        default="RolloutGroup", description="Name of the worker group, by which other components address it."
+    )
     enable_offload: Bool = Field(
         default=False, description="Offload the policy from its accelerators while other components use them."
     )

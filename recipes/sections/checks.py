@@ -84,6 +84,7 @@ def check_sections(
         optional: components that it may have.
     """
     check_components(config.cluster, config.recipe, components, report, optional)
+    check_group_names(config, (*components, *optional), report)
     _check_training(config, report)
     check_loggers(runner, report)
     _check_profiler(runner, config.cluster, report)
@@ -171,6 +172,21 @@ def _value(config: BaseModel, path: Path) -> object:
     for segment in path:
         value = getattr(value, str(segment), None)
     return value
+
+
+def check_group_names(config: BaseModel, sections: tuple[str, ...], report: Report) -> None:
+    """Report worker groups with the same name."""
+    first: dict[str, str] = {}
+    for section in sections:
+        name: str = getattr(config, section).group_name
+        earlier = first.setdefault(name, section)
+        if earlier != section:
+            report(
+                blame(config, (section, "group_name"), (earlier, "group_name")),
+                "conflicting-settings",
+                f"the groups of `{earlier}` and `{section}` are both called `{name}`",
+                "give every worker group its own name, by `group_name`",
+            )
 
 
 def check_loggers(runner: RunSettings, report: Report) -> None:

@@ -372,8 +372,9 @@ def _as_in_training(evaluation: EvalEnvironmentConfig, train: RecordedEnvironmen
 class EnvSection(ConfigModel):
     """The workers that step environments."""
 
-    group_name: ClassVar[str] = "EnvGroup"
-
+    group_name: Text = Field(
+        default="EnvGroup", description="Name of the worker group, by which other components address it."
+    )
     train: RecordedEnvironments = Field(
         default_factory=_RECORDED[0],
         description="Environments that `rlinf record` records in, and what `env.eval` leaves out.",
