@@ -18,7 +18,7 @@ from rlinf_cli.exit_codes import ExitCode
 from rlinf_cli.runs.run_lookup import NO_RUN_THERE, find_run, run_at
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.shipped import meant_config
-from rlinf_core.errors import CheckpointError, ConfigError, RLinfError, RunError
+from rlinf_core.errors import ConfigError, RLinfError, RunError
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.opened_run import folder_without_run, note_step
 from rlinf_core.runners.storage.checkpoint import load_manifest, sound_checkpoint
@@ -120,26 +120,15 @@ def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
     Raises:
         CheckpointError: it does not exist, or it is damaged.
     """
-    if checkpoint is None and run is None:
-        return None
-    if checkpoint is not None:
-        path = Path(checkpoint)
-        if checkpoint.isdigit() and run is not None and not path.exists():
-            path = run.checkpoints.folder / f"global_step_{checkpoint}"
-        if os.path.lexists(path / STATE):
-            run = RunFolder.open(path)
-        elif (newest := CheckpointStore(path).latest_sound()) is not None:
-            return newest.path
-        else:
-            return sound_checkpoint(path).path
-    latest = run.checkpoints.latest_sound() if run is not None else None
-    if latest is None:
-        raise CheckpointError(
-            "the run has no sound checkpoint",
-            where=str(run.path if run is not None else checkpoint),
-            help="name one with `--checkpoint`",
-        )
-    return latest.path
+    if checkpoint is None:
+        return None if run is None else run.checkpoints.newest().path
+    path = Path(checkpoint)
+    if checkpoint.isdigit() and run is not None and not path.exists():
+        path = run.checkpoints.folder / f"global_step_{checkpoint}"
+    if os.path.lexists(path / STATE):
+        return RunFolder.open(path).checkpoints.newest().path
+    newest = CheckpointStore(path).latest_sound()
+    return sound_checkpoint(path).path if newest is None else newest.path
 
 
 _PLAYED: Final = 4

@@ -202,7 +202,7 @@ def _chosen(folder: RunFolder, words: Sequence[str], *, follow: bool) -> list[Lo
     ranks = sorted({file.rank for file in files if not named or file.component in named}, key=lambda r: r.split("_"))
     asked = ", ".join(word.partition(":")[2] for word in words if ":" in word)
     raise RunError(
-        f"this run has no log of rank {asked}", where=str(folder.path), help=f"it has logs of ranks {', '.join(ranks)}"
+        f"this run has no log of rank {asked}", where=str(folder.path), help=f"ranks that have logs: {', '.join(ranks)}"
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.tree import to_data
-from rlinf_core.errors import CheckpointError, ConfigError, RunError
+from rlinf_core.errors import ConfigError, RunError
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 from rlinf_core.foreign.terminal_text import escaped
@@ -243,11 +243,10 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
     if checkpoint is not None or is_checkpoint(folder):
         folder = sound_checkpoint(Path(checkpoint or folder)).path
     else:
-        store = run.checkpoints if run is not None and (folder / STATE).is_file() else CheckpointStore(folder)
-        newest = store.latest_sound()
-        if newest is None and store.folder != folder:
-            raise CheckpointError("the run has no sound checkpoint", where=str(folder))
-        folder = newest.path if newest is not None else folder
+        if run is not None and (folder / STATE).is_file():
+            folder = run.checkpoints.newest().path
+        elif (newest := CheckpointStore(folder).latest_sound()) is not None:
+            folder = newest.path
     if recipe is None:
         recipe = find_recipe(_recipe_of(folder))
     function = recipe.load(recipe.policy)

@@ -141,6 +141,22 @@ class CheckpointStore:
         """Return the undamaged checkpoint of the highest step, or None; see `first_sound`."""
         return first_sound(self.folders())
 
+    def newest(self) -> Checkpoint:
+        """Return the undamaged checkpoint of the highest step.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        folders = self.folders()
+        newest = first_sound(folders)
+        if newest is not None:
+            return newest
+        where = str(self.folder)
+        if folders:
+            raise CheckpointError("the run has no sound checkpoint", where=where, help="name one with `--checkpoint`")
+        why = "`runner.save_interval` says when one is saved, and a run that ends before saves none"
+        raise CheckpointError("the run has saved no checkpoint", where=where, why=why)
+
     def complete(self) -> list[Checkpoint]:
         """Return all complete checkpoints, lowest step first."""
         return [look for look in map(look_at, reversed(self.folders())) if isinstance(look, Checkpoint)]

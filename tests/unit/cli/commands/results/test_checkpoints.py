@@ -286,3 +286,10 @@ def test_a_changed_checkpoint_stops_no_other(cli: Cli, contract: Callable[[str, 
     assert (record["converted"], len(record["damaged_checkpoints"])) == ([2], 1)
     assert "global_step_1 is damaged: `actor/__0_0.distcp` was changed" in " ".join(done.err.split())
     assert weights.read_bytes() == content
+
+
+@pytest.mark.parametrize("run", ["cut"], indirect=True)
+def test_a_run_that_has_saved_nothing(rlinf: Cli, run: Path, tmp_path: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    for words in (("eval", run), ("export", run, "-o", tmp_path / "out")):
+        assert "the run has saved no checkpoint" in rlinf(*words).err

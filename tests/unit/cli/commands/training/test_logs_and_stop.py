@@ -96,8 +96,8 @@ class TestLogs:
         [
             (("embodide",), "there is no run `embodide`, and no such component", "`actor`, `driver`, `env`"),
             (("actr",), "there is no run `actr`, and no such component", "did you mean `actor`?"),
-            (("env:3",), "this run has no log of rank 3", "ranks 0, 10"),
-            (("env", ":3"), "this run has no log of rank 3", "ranks 0, 10"),
+            (("env:3",), "this run has no log of rank 3", "ranks that have logs: 0, 10"),
+            (("env", ":3"), "this run has no log of rank 3", "ranks that have logs: 0, 10"),
         ],
     )
     def test_what_is_not_there(self, cli: Cli, run: RunFolder, arguments: tuple[str, ...], what: str, do: str) -> None:
