@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path as FilePath
 from typing import Final
 
 from recipes.language.rules.job_rules import facts
@@ -11,10 +12,12 @@ from recipes.language.rules.model_rules import (
     Fault,
     check_packages,
     faults_of_folder,
+    has_chat_template,
     lacks_folder,
     report_faults,
     tokenizer_faults,
 )
+from recipes.language.templates.chat_template import WITHOUT_TEMPLATE
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -24,7 +27,7 @@ from recipes.sections.checks import (
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.model_folders import require_folder
 from recipes.sft_chat.config import ChatConfig
-from recipes.sft_chat.conversations import FIRST_ROWS, check_rows, load_conversations
+from recipes.sft_chat.conversations import FIRST_ROWS, check_rows, has_messages, load_conversations
 from rlinf_core import ConfigError
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.tree import Path
@@ -102,7 +105,14 @@ def _check_files(config: ChatConfig, report: Report) -> None:
 def _faults(config: ChatConfig) -> list[Fault]:
     """Return the faults of the existing folders of the model and the tokenizer."""
     folder = config.actor.model.model_path
-    return faults_of_folder(MODEL, folder, config.runner.seq_length) + tokenizer_faults(config, chat=False)
+    faults = faults_of_folder(MODEL, folder, config.runner.seq_length) + tokenizer_faults(config, chat=False)
+    tokenizer = config.actor.tokenizer.tokenizer_model or folder
+    if tokenizer is not None and os.path.isdir(tokenizer) and not has_chat_template(FilePath(tokenizer)):
+        for key, paths in ((_TRAIN, config.data.train_data_paths), (_VAL, config.data.val_data_paths)):
+            if any(os.path.exists(path) and has_messages(path, config.data) for path in paths):
+                message = f"its rows are messages of a chat, but the tokenizer in `{tokenizer}` has no chat template"
+                faults.append(Fault(key, message, WITHOUT_TEMPLATE))
+    return faults
 
 
 def require_inputs(config: ChatConfig) -> None:

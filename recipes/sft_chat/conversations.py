@@ -218,3 +218,11 @@ def check_rows(config: ChatDataConfig, paths: Sequence[str], most: int | None = 
     for path in paths:
         for _ in read_conversations(path, config, most):
             pass
+
+
+def has_messages(path: str, config: ChatDataConfig) -> bool:
+    """Return whether one of the first rows of a file is messages, which a chat template writes; False without rows."""
+    try:
+        return any(row.messages for row in read_conversations(path, config, FIRST_ROWS))
+    except ConfigError:
+        return False

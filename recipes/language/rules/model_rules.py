@@ -217,10 +217,7 @@ def faults_of_tokenizer(
         help = "copy tokenizer.json there, or set `actor.tokenizer.tokenizer_model`"
         return [Fault(at, f"`{folder}` has no tokenizer", help)]
     reported: list[Fault] = []
-    templates = os.path.isfile(folder / "chat_template.jinja") or any(
-        read_object(folder / name).get("chat_template") for name in ("tokenizer_config.json", "chat_template.json")
-    )
-    if chat and not templates:
+    if chat and not has_chat_template(folder):
         help = "write `apply_chat_template: false`, and examples in `data.few_shot`"
         reported.append(Fault(template, f"the tokenizer in `{folder}` has no chat template", help))
     needed, known = max(stored_vocabulary(folder).values(), default=-1) + 1, settings.get("vocab_size")
@@ -228,6 +225,14 @@ def faults_of_tokenizer(
         help = "use the tokenizer that the model was trained with"
         reported.append(Fault(at, f"the tokenizer in `{folder}` has {needed} tokens, but the model only {known}", help))
     return reported
+
+
+def has_chat_template(folder: FilePath) -> bool:
+    """Return whether the tokenizer in a folder has a chat template."""
+    files = ("tokenizer_config.json", "chat_template.json")
+    return os.path.isfile(folder / "chat_template.jinja") or any(
+        read_object(folder / name).get("chat_template") for name in files
+    )
 
 
 def check_packages(config: ModelJobConfig, report: Report) -> None:

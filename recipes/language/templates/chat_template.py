@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _PROBE: Final = "rlinfprobe"
 _ASKED: Final[Sequence[Mapping[str, Any]]] = ({"role": "user", "content": _PROBE},)
 _WORDS: Final = "rlinfwords"
+# What to do where messages are to be written and the tokenizer has no template.
+WITHOUT_TEMPLATE: Final = (
+    "use a chat model, or name its tokenizer in `actor.tokenizer.tokenizer_model`; or train on texts: rows of `prompt`"
+    " and `completion` or `answer`, with `apply_chat_template: false`"
+)
 _HELP: Final = "write `data.apply_chat_template: false`, or use a tokenizer with another template"
 # Of these, transformers takes the first.
 _FILES: Final = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
@@ -76,8 +81,7 @@ class ChatTemplate:
         if not source:
             raise ConfigError(
                 "messages are written by a chat template, but the tokenizer has no chat template",
-                help="use a chat model, or name its tokenizer in `actor.tokenizer.tokenizer_model`; or train on texts:"
-                " rows of `prompt` and `completion` or `answer`, with `apply_chat_template: false`",
+                help=WITHOUT_TEMPLATE,
             )
         for name in arguments:
             if not re.search(rf"\b{re.escape(name)}\b", str(source)):
