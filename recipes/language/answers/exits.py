@@ -92,14 +92,14 @@ TABLE: Final = (
     ),
     BadEnd(
         Cause.ERROR,
-        "an agent or its environment raises before the model has spoken; a reward function raises for the other answer,"
-        " too; the sandbox of a program as an answer cannot be made",
+        "an agent or its environment raises before the model has spoken; a reward function also raises on the other"
+        " answer; the sandbox of a program as an answer cannot be made",
         "the run or the scoring once more",
     ),
-    BadEnd(Cause.TIMEOUT, "scoring takes too long for the other answer, too", "once more"),
-    BadEnd(Cause.CRASH, "a scoring process ends with the other answer, too", "once more in another process"),
+    BadEnd(Cause.TIMEOUT, "scoring the other answer takes too long as well", "once more"),
+    BadEnd(Cause.CRASH, "a scoring process also ends on the other answer", "once more in another process"),
     BadEnd(Cause.JUDGE, "a judge's engine fails, or it judges nothing", "asked once more"),
-    BadEnd(Cause.KILLED, "the processes of a task die again and again", "alone in a process"),
+    BadEnd(Cause.KILLED, "the task's processes die repeatedly", "alone in a process"),
 )
 
 
