@@ -85,7 +85,9 @@ def rehearse(file: str, overrides: Sequence[str], names: Sequence[str]) -> Resul
     predicted = flow.flow(durations, devices.models, sizes).simulate(now).seconds
     logger = config.runner.logger
     experiment = f"rehearsal-{logger.experiment_name or config.recipe}"
-    steps = next((word for word in overrides if word.startswith("runner.max_steps=")), f"runner.max_steps={_STEPS}")
+    # Steps that run ahead may be long and short in turn.
+    most = f"runner.max_steps={_STEPS * (1 + config.runner.staleness)}"
+    steps = next((word for word in overrides if word.startswith("runner.max_steps=")), most)
     trial = {key: value for key, value in TRIAL.items() if key not in _OWN}
     replaced = {*trial, "runner.max_steps"}
     words = [*(word for word in overrides if word.partition("=")[0].lstrip("+~") not in replaced), steps]

@@ -54,6 +54,7 @@ class LanguageFlow:
         self._config = config
         self.prompts, self.answers = config.data.rollout_batch_size, config.algorithm.group_size
         self.updates, self._epochs = config.minibatches, config.algorithm.update_epoch
+        self.drains = not config.runner.partial_rollout
         reward = config.cluster.component_placement.get(REWARD)
         parts = () if reward is None else reward.placement.parts
         self.rewards = max(1, sum(len(part.processes) for part in parts if part.processes is not None))
@@ -276,5 +277,6 @@ class TimedLanguageFlow:
                 self._turns,
                 self._pause,
                 self._lag,
+                drains=self._job.drains,
             )
         )

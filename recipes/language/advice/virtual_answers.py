@@ -32,6 +32,7 @@ class AnswerJob(NamedTuple):
         turns: turns of a conversation, over which its tokens are spread evenly.
         pause: seconds between two turns of a conversation, as a tool takes them.
         lag: seconds between two steps of an engine, in which its accelerator is free.
+        drains: whether answers under way are ended before an engine takes new weights, and with them new prompts.
     """
 
     rollout: Sequence[Device]
@@ -47,6 +48,7 @@ class AnswerJob(NamedTuple):
     turns: int = 1
     pause: float = 0.0
     lag: float = 0.0
+    drains: bool = False
 
 
 class _Engine:
@@ -55,6 +57,7 @@ class _Engine:
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
+        # One without an answer stands for new weights, before which those under way end.
         self.orders: deque[list[list[int]]] = deque()
         self.prompts = 0
         # Orders that there is a message of, which was not taken yet.
@@ -99,7 +102,7 @@ class _Virtual:
         """Sample tokens for all answers of an engine at once, until none is left and further prompts arrive."""
         engine = self.engines[rank]
         while True:
-            while engine.orders:
+            while engine.orders and (engine.orders[0] or not engine.rows):
                 yield Receive(("order", rank))
                 engine.told -= 1
                 engine.rows += engine.orders.popleft()
@@ -161,6 +164,9 @@ class _Virtual:
         for step in range(last + 1):
             if asked < step:
                 yield Use(None, job.sync)
+            elif step and job.drains:
+                for engine in self.engines:
+                    engine.orders.append([])
             while asked < step + job.staleness:
                 asked += 1
                 self.deal(asked)

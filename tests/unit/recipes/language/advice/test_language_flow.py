@@ -32,11 +32,16 @@ SOME: dict[str, list[tuple[float, int]]] = {ANSWER: [(10.0, 3), (40.0, 1)]}
 
 
 def timed(
-    step: tuple[float, float], update: tuple[float, float], score: float = 0.0, sizes: Any = None, lag: float = 0.0
+    step: tuple[float, float],
+    update: tuple[float, float],
+    score: float = 0.0,
+    sizes: Any = None,
+    lag: float = 0.0,
+    job: LanguageFlow = JOB,
 ) -> Flow:
     phases = {STEP: {"m": Duration(*step)}, UPDATE: {"m": Duration(*update)}, SCORE: {"": Duration(score)}}
     phases |= {LAG: {"": Duration(lag)}}
-    return JOB.flow(Durations(phases), MODELS, sizes or {ANSWER: [(10.0, 1)]})
+    return job.flow(Durations(phases), MODELS, sizes or {ANSWER: [(10.0, 1)]})
 
 
 def arranged(rollout: tuple[int, int], actor: tuple[int, int], ahead: int) -> Arrangement:
@@ -57,6 +62,14 @@ def arranged(rollout: tuple[int, int], actor: tuple[int, int], ahead: int) -> Ar
 def test_a_step_takes_what_arithmetic_says(rollout: Any, actor: Any, ahead: int, seconds: float) -> None:
     flow = timed((0.1, 0.01), (0.0, 0.05))
     assert flow.simulate(arranged(rollout, actor, ahead)).seconds == pytest.approx(seconds)
+
+
+def test_new_weights_wait_for_answers_that_must_not_continue() -> None:
+    drained = timed((0.1, 0.01), (0.0, 0.0), job=job_of("runner.partial_rollout=false"))
+    mixed, where = timed((0.1, 0.01), (0.0, 0.0)), arranged((0, 1), (1, 1), 1)
+    # Ten steps of eight answers; else of those of two steps at once.
+    assert drained.simulate(where).seconds == pytest.approx(1.8)
+    assert mixed.simulate(where).seconds == pytest.approx(1.3, rel=0.05)
 
 
 def test_the_longest_answer_holds_a_step_up() -> None:
