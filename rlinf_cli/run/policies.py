@@ -121,12 +121,12 @@ def checkpoint_of(checkpoint: str | None, run: RunFolder | None) -> Path | None:
         CheckpointError: it does not exist, or it is damaged.
     """
     if checkpoint is None:
-        return None if run is None else run.checkpoints.newest().path
+        return None if run is None else run.checkpoints.require_sound().path
     path = Path(checkpoint)
     if checkpoint.isdigit() and run is not None and not path.exists():
         path = run.checkpoints.folder / f"global_step_{checkpoint}"
     if os.path.lexists(path / STATE):
-        return RunFolder.open(path).checkpoints.newest().path
+        return RunFolder.open(path).checkpoints.require_sound().path
     newest = CheckpointStore(path).latest_sound()
     return sound_checkpoint(path).path if newest is None else newest.path
 

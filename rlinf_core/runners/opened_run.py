@@ -244,7 +244,7 @@ def load_policy(path: str | Path, *, checkpoint: str | Path | None = None, devic
         folder = sound_checkpoint(Path(checkpoint or folder)).path
     else:
         if run is not None and (folder / STATE).is_file():
-            folder = run.checkpoints.newest().path
+            folder = run.checkpoints.require_sound().path
         elif (newest := CheckpointStore(folder).latest_sound()) is not None:
             folder = newest.path
     if recipe is None:

@@ -141,19 +141,19 @@ class CheckpointStore:
         """Return the undamaged checkpoint of the highest step, or None; see `first_sound`."""
         return first_sound(self.folders())
 
-    def newest(self) -> Checkpoint:
-        """Return the undamaged checkpoint of the highest step.
+    def require_sound(self) -> Checkpoint:
+        """Return `latest_sound`.
 
         Raises:
             CheckpointError: there is none.
         """
-        folders = self.folders()
-        newest = first_sound(folders)
+        newest = self.latest_sound()
         if newest is not None:
             return newest
         where = str(self.folder)
-        if folders:
-            raise CheckpointError("the run has no sound checkpoint", where=where, help="name one with `--checkpoint`")
+        if self.folders():
+            help = "name another one: a folder `global_step_N`"
+            raise CheckpointError("the run has no sound checkpoint", where=where, help=help)
         why = "`runner.save_interval` says when one is saved, and a run that ends before saves none"
         raise CheckpointError("the run has saved no checkpoint", where=where, why=why)
 
