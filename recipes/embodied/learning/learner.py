@@ -15,7 +15,7 @@ from torch import Tensor
 from recipes.embodied.config import EmbodiedConfig
 from recipes.embodied.config.algorithm_config import policy_gradient_of, warmup_steps
 from recipes.embodied.learning.batch import Samples
-from recipes.embodied.learning.policy_precision import computing, evaluation_in_float32
+from recipes.embodied.learning.policy_precision import checked_evaluation, computing
 from recipes.embodied.learning.trajectory import leading, sum_to_level
 from recipes.sections.algorithm import own_names, refuse_unknown_options
 from recipes.training.arrays import REMEDY, NonFiniteError
@@ -149,7 +149,7 @@ class Learner:
         with computing(self._config.actor, self._device):
             policy = cast("BasePolicy", self._strategy.module)
             evaluation = policy(part.inputs, part.tensors["actions"])
-            return evaluation_in_float32(evaluation, policy, len(part), self._config.actor.model.num_action_chunks)
+            return checked_evaluation(evaluation, policy, len(part), self._config.actor.model.num_action_chunks)
 
     def _divergence(self, parts: Sequence[Mapping[str, float]]) -> float:
         """Return the divergence from the policy that acted, the mean of a batch over all ranks, the same on each.

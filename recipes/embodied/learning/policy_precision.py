@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from recipes.embodied.config import PolicyActorConfig
 from recipes.embodied.models.base_policy import ActionEval, BasePolicy, PolicyOutput
 from recipes.training.typed_tensors import DTYPES
 from rlinf_core import ConfigError
+
+SomeT = TypeVar("SomeT", Tensor, Tensor | None)
 
 
 def acting_type(config: PolicyActorConfig) -> torch.dtype:
@@ -51,7 +54,7 @@ def computing(config: PolicyActorConfig, device: torch.device) -> AbstractContex
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
-def output_in_float32(output: PolicyOutput, policy: BasePolicy, rows: int, chunk: int) -> PolicyOutput:
+def checked_output(output: PolicyOutput, policy: BasePolicy, rows: int, chunk: int) -> PolicyOutput:
     """Return a policy's output for `rows` observations, of `chunk` actions each, in float32.
 
     Raises:
@@ -59,31 +62,43 @@ def output_in_float32(output: PolicyOutput, policy: BasePolicy, rows: int, chunk
     """
     if len(output.actions) != rows:
         raise _misshapen("act", policy, "actions", output.actions, f"[{rows}, ...]")
-    _check_outputs("act", policy, {"logprobs": output.logprobs}, output.values, rows, chunk)
+    logprobs = _checked_tokens("act", policy, "logprobs", output.logprobs, (rows, chunk))
+    values = checked_values(output.values, "act", policy, rows, chunk)
     actions = output.actions.float() if output.actions.is_floating_point() else output.actions
-    return PolicyOutput(actions, _float(output.logprobs), _float(output.values))
+    return PolicyOutput(actions, logprobs, values)
 
 
-def evaluation_in_float32(evaluation: ActionEval, policy: BasePolicy, rows: int, chunk: int) -> ActionEval:
+def checked_evaluation(evaluation: ActionEval, policy: BasePolicy, rows: int, chunk: int) -> ActionEval:
     """Return the evaluation of the actions for `rows` observations, of `chunk` each, in float32.
 
     Raises:
         ConfigError: a tensor has another shape than `ActionEval` says.
     """
-    tokens = {"logprobs": evaluation.logprobs, "entropy": evaluation.entropy}
-    _check_outputs("forward", policy, tokens, evaluation.values, rows, chunk)
-    return ActionEval(evaluation.logprobs.float(), evaluation.entropy.float(), _float(evaluation.values))
+    logprobs = _checked_tokens("forward", policy, "logprobs", evaluation.logprobs, (rows, chunk))
+    entropy = _checked_tokens("forward", policy, "entropy", evaluation.entropy, (rows, chunk))
+    return ActionEval(logprobs, entropy, checked_values(evaluation.values, "forward", policy, rows, chunk))
 
 
-def _check_outputs(
-    method: str, policy: BasePolicy, tokens: Mapping[str, Tensor | None], values: Tensor | None, rows: int, chunk: int
-) -> None:
-    for name, tensor in tokens.items():
-        # Sums over actions and tokens would run over other dimensions, and differ for nobody to see.
-        if tensor is not None and (tensor.dim() != 3 or tensor.shape[:2] != (rows, chunk)):
-            raise _misshapen(method, policy, name, tensor, f"[{rows}, {chunk}, D]")
-    if values is not None and (values.dim() != 2 or len(values) != rows or values.shape[1] not in (1, chunk)):
+def checked_values(values: SomeT, method: str, policy: BasePolicy, rows: int, chunk: int) -> SomeT:
+    """Return the values of `rows` observations that a method of a policy estimates, in float32.
+
+    Raises:
+        ConfigError: they are neither one for each observation, nor one for each of its `chunk` actions.
+    """
+    if values is None:
+        return values
+    if values.dim() != 2 or len(values) != rows or values.shape[1] not in (1, chunk):
         raise _misshapen(method, policy, "values", values, " or ".join(f"[{rows}, {n}]" for n in sorted({1, chunk})))
+    return values.float()
+
+
+def _checked_tokens(method: str, policy: BasePolicy, name: str, tensor: SomeT, shape: tuple[int, int]) -> SomeT:
+    if tensor is None:
+        return tensor
+    # Sums over actions and tokens would run over other dimensions, and differ for nobody to see.
+    if tensor.dim() != 3 or tensor.shape[:2] != shape:
+        raise _misshapen(method, policy, name, tensor, f"[{shape[0]}, {shape[1]}, D]")
+    return tensor.float()
 
 
 def _misshapen(method: str, policy: BasePolicy, name: str, tensor: Tensor, wanted: str) -> ConfigError:
@@ -93,7 +108,3 @@ def _misshapen(method: str, policy: BasePolicy, name: str, tensor: Tensor, wante
         help="return a row for each observation, and in it one entry for each action of the chunk and each of its D"
         " tokens (docs/models.md, A policy of your own)",
     )
-
-
-def _float(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.float()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recipes.embodied.config import PolicyJob
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.learning.policy_precision import acting_type, computing, output_in_float32
+from recipes.embodied.learning.policy_precision import acting_type, checked_output, checked_values, computing
 from recipes.embodied.learning.trajectory import RolloutBuffer, RolloutChunks
 from recipes.embodied.loop.env_messages import CHUNKS, FAILED, stacked
 from recipes.embodied.loop.protocols import Layout
@@ -165,7 +165,7 @@ class MultiStepRolloutWorker(ComparingWorker):
 
     def _act(self, inputs: Inputs) -> PolicyOutput:
         chunk = self._config.actor.model.num_action_chunks
-        return output_in_float32(self.policy.act(inputs), self.policy, rows_of(inputs), chunk)
+        return checked_output(self.policy.act(inputs), self.policy, rows_of(inputs), chunk)
 
     def _add_outcome(self, buffer: RolloutBuffer, step: int, message: dict[str, Any], following: Inputs) -> None:
         """Record the result of a step; `following` are the observations after it."""
@@ -194,8 +194,9 @@ class MultiStepRolloutWorker(ComparingWorker):
         return self._values(self.policy.prepare(message["final_observations"]))
 
     def _values(self, inputs: Inputs) -> Tensor:
-        with self.worker_timer("rollout/values", rows_of(inputs)), computing(self._config.actor, self.torch_device):
-            return self.policy.values(inputs).float()
+        rows, chunk = rows_of(inputs), self._config.actor.model.num_action_chunks
+        with self.worker_timer("rollout/values", rows), computing(self._config.actor, self.torch_device):
+            return checked_values(self.policy.values(inputs), "values", self.policy, rows, chunk)
 
     @property
     def policy(self) -> BasePolicy:
@@ -235,7 +236,7 @@ def greedy_actions(
     """
     if ensemble is None:
         output = policy.act(inputs, greedy=True)
-        return policy.to_env(output_in_float32(output, policy, rows_of(inputs), chunk).actions)
+        return policy.to_env(checked_output(output, policy, rows_of(inputs), chunk).actions)
     return policy.to_env(ensemble.add(policy.predicted(inputs).float(), begun))
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from recipes.embodied import FeaturePolicy
 from recipes.embodied.config.model_config import policy_model
 from recipes.embodied.envs.env_spec import EnvSpec
-from recipes.embodied.learning.policy_precision import evaluation_in_float32, output_in_float32
+from recipes.embodied.learning.policy_precision import checked_evaluation, checked_output, checked_values
 from recipes.embodied.models.registry import make_model
 from rlinf_core import ConfigError
 
@@ -94,15 +94,17 @@ def test_what_is_hidden_on_purpose_is_no_mistake() -> None:
 def test_outputs_of_other_shapes_are_refused() -> None:
     inputs = {"states": torch.randn(5, 4)}
     sound, wrong = made(Own), made(Summed)
-    output = output_in_float32(sound.act(inputs), sound, 5, 1)
-    assert evaluation_in_float32(sound(inputs, output.actions), sound, 5, 1).entropy.shape == (5, 1, 2)
+    output = checked_output(sound.act(inputs), sound, 5, 1)
+    assert checked_evaluation(sound(inputs, output.actions), sound, 5, 1).entropy.shape == (5, 1, 2)
     with pytest.raises(ConfigError, match=r"`act` of `Summed` returned `actions` of shape \[1, 1, 2\]"):
-        output_in_float32(wrong.act(inputs), wrong, 5, 1)
+        checked_output(wrong.act(inputs), wrong, 5, 1)
     evaluated = sound(inputs, output.actions)
     for name, tensor in (("logprobs", evaluated.logprobs[:, 0]), ("entropy", evaluated.entropy[0])):
         fields = {"logprobs": evaluated.logprobs, "entropy": evaluated.entropy, "values": None, name: tensor}
         with pytest.raises(ConfigError, match=rf"`forward` of `Own` returned `{name}` of shape"):
-            evaluation_in_float32(type(evaluated)(**fields), sound, 5, 1)
+            checked_evaluation(type(evaluated)(**fields), sound, 5, 1)
     values = type(evaluated)(evaluated.logprobs, evaluated.entropy, torch.zeros(5))
-    with pytest.raises(ConfigError, match=r"returned `values` of shape \[5\]"):
-        evaluation_in_float32(values, sound, 5, 1)
+    with pytest.raises(ConfigError, match=r"`values` of `Own` returned `values` of shape \[5\]"):
+        checked_values(torch.zeros(5), "values", sound, 5, 1)
+    with pytest.raises(ConfigError, match=r"`forward` of `Own` returned `values` of shape \[5\]"):
+        checked_evaluation(values, sound, 5, 1)
