@@ -16,6 +16,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 from typing import IO, Final, NamedTuple, cast
@@ -26,7 +27,7 @@ from recipes.embodied.replay.storage import ReplayError, disk_error
 from recipes.training.arrays import Array
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.foreign.strict_json import load_json
-from rlinf_core.runners.storage.durable import write_whole
+from rlinf_core.runners.storage.durable import claimed, write_whole
 
 MAGIC: Final = b"RLRSEG\x00\x01"
 SUFFIX: Final = ".rlr"
@@ -36,6 +37,8 @@ _RECORD: Final = struct.Struct("<QII")
 _SHORT: Final = struct.Struct("<I")
 # Bytes that a disk must have when a recording begins, and below which its end is announced.
 _LITTLE: Final = 256 * 2**20
+# Locked by the process that records.
+_CLAIM: Final = ".claim"
 
 Record = dict[str, Array]
 
@@ -141,13 +144,18 @@ class SegmentWriter:
         warn: called once when there is little room left.
 
     Raises:
-        ReplayError: the folder cannot be made, or its disk has little room.
+        ReplayError: the folder cannot be made, its disk has little room, or another process records there.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None] = lambda text: None) -> None:
         self._folder, self._warn, self._warned = folder, warn, False
+        # Until `close`, and with its process at the latest.
+        self._claim = ExitStack()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            (folder / _CLAIM).touch()
+            if not self._claim.enter_context(claimed(folder / _CLAIM)):
+                raise self._of_another(folder)
             for unfinished in folder.glob(f".segment-*{SUFFIX}.*.part"):
                 unfinished.unlink()
             free = shutil.disk_usage(folder).free
@@ -166,8 +174,9 @@ class SegmentWriter:
         """
         record = MAGIC + encode(arrays)
         file = self._folder / f"segment-{self._number + 1:08d}{SUFFIX}"
+        # On a file system without locks.
         if file.exists():
-            raise ReplayError("another run records here", where=str(file), help="give each run a folder of its own")
+            raise self._of_another(file)
         try:
             write_whole(file, record)
             free = shutil.disk_usage(self._folder).free
@@ -180,6 +189,13 @@ class SegmentWriter:
                 f"the disk of {self._folder} has {free // 2**20} MiB left: recording stops when it is full; free disk"
                 " space, or move old segments away"
             )
+
+    def close(self) -> None:
+        """Let others record here, once nothing more is appended."""
+        self._claim.close()
+
+    def _of_another(self, where: Path) -> ReplayError:
+        return ReplayError("another run records here", where=str(where), help="give each run a folder of its own")
 
     def _failed(self, what: str, error: OSError) -> ReplayError:
         kept = "records written so far are kept; free space on that disk, or name another folder"

@@ -240,13 +240,14 @@ class World:
 def check_recording(world: World) -> None:
     """Compare what is read with what was written, before and after the next holder has opened the recording."""
     damages: list[Damage] = []
+    world.recorder.close()
     for _ in range(2):
         results = [
             (segment["joints"].tolist(), int(segment["tick"]))
             for segment in read_segments(world.folder, damages.append)
         ]
         assert results == world.recorded, (world.fault, damages)
-        SegmentWriter(world.folder)
+        SegmentWriter(world.folder).close()
     assert not damages
 
 
