@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from statistics import mean
 from typing import Any
 
 import pytest
@@ -14,7 +13,15 @@ from tests.cluster import ray_hosts
 from tests.cluster.hosts import Hosts
 from tests.cluster.ray_hosts import RayHosts
 from tests.golden.command_line import REPOSITORY
-from tests.integration.advice.test_predictions import EMBODIED, MOST_OFF, STAND_INS, TIE, WORK
+from tests.integration.advice.test_predictions import (
+    EMBODIED,
+    STAND_INS,
+    WORK,
+    check_predictions,
+    overrides_of,
+    recorded_as,
+    step_of,
+)
 
 pytestmark = [pytest.mark.netns, pytest.mark.nightly, pytest.mark.timeout(3600)]
 
@@ -84,13 +91,10 @@ class Three:
         return ended.stdout
 
     def measured(self, name: str, words: list[str]) -> tuple[str, float]:
-        """Run the job; return its folder, and the mean of its steps but for the first ones and the last."""
+        """Run the job; see `step_of`."""
         runs = self.folder / "runs"
-        logger = [f"runner.logger.log_path={runs}", f"runner.logger.experiment_name={name}"]
-        self.rlinf("train", str(self.job), *words, *logger)
-        (run,) = runs.glob(f"{name}-2*")
-        steps: list[float] = [json.loads(line)["metrics"]["time/step"] for line in (run / "metrics.jsonl").open()]
-        return str(run), mean(steps[2:-1])
+        self.rlinf("train", str(self.job), *words, *recorded_as(runs, name))
+        return step_of(runs, name)
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +108,10 @@ def three(hosts: Hosts) -> Iterator[Three]:
 
 def words_of(placement: tuple[str, str, str, int, int]) -> list[str]:
     *places, stages, ahead = placement
-    words = [f"runner.max_staleness={ahead}", f"rollout.pipeline_stage_num={stages}"]
-    for name, place in zip(("env", "rollout", "actor"), places, strict=True):
-        group, ranks = str(place).split()
-        words.append(f"cluster.component_placement.{name}={json.dumps({'node_group': group, 'placement': ranks})}")
-    return words
+    parts = zip(("env", "rollout", "actor"), map(str.split, map(str, places)), strict=True)
+    return overrides_of(
+        {name: {"node_group": group, "placement": ranks} for name, (group, ranks) in parts}, stages, ahead
+    )
 
 
 def test_steps_on_unlike_hosts_are_predicted(three: Three) -> None:
@@ -116,12 +119,4 @@ def test_steps_on_unlike_hosts_are_predicted(three: Three) -> None:
     runs, seconds = zip(*(three.measured(f"p{at}", words[at]) for at in range(len(words))), strict=True)
     asked = ["inspect", "placement", str(three.job), "--advise", ",".join(runs[:FITTED]), "--json"]
     predicted = [json.loads(three.rlinf(*asked, *placed))["now"]["seconds"] for placed in words]
-    table = [
-        f"{' / '.join(map(str, placement[:3]))}, stages {placement[3]}, staleness {placement[4]}: "
-        f"{p:.2f} predicted, {m:.2f} measured, {p / m - 1:+.1%}"
-        for placement, p, m in zip(PLACEMENTS, predicted, seconds, strict=True)
-    ]
-    print("\n".join(table))
-    assert all(abs(p / m - 1) <= MOST_OFF for p, m in zip(predicted, seconds, strict=True)), table
-    pairs = [(a, b) for a in range(len(words)) for b in range(len(words)) if seconds[a] < seconds[b] * (1 - TIE)]
-    assert all(predicted[a] < predicted[b] * (1 + TIE) for a, b in pairs), table
+    check_predictions(predicted, seconds, list(map(str, PLACEMENTS)))

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -142,11 +143,29 @@ def overrides_of(place: dict[str, Any], stages: int, ahead: int) -> list[str]:
 
 def measured(folder: Path, name: str, words: list[str], *, job: str = "job.yaml", **options: Any) -> tuple[str, float]:
     """Run a job; return its name, and the mean of its steps but for the first ones and the last."""
-    said = ["runner.logger.log_path=runs", f"runner.logger.experiment_name={name}"]
-    rlinf(folder, "train", job, *words, *said, **options)
-    (run,) = (folder / "runs").glob(f"{name}-2*")
+    rlinf(folder, "train", job, *words, *recorded_as("runs", name), **options)
+    return step_of(folder / "runs", name)
+
+
+def recorded_as(runs: str | Path, name: str) -> list[str]:
+    return [f"runner.logger.log_path={runs}", f"runner.logger.experiment_name={name}"]
+
+
+def step_of(runs: Path, name: str) -> tuple[str, float]:
+    """Return the folder of a run, and the mean of its steps but for the first ones and the last."""
+    (run,) = runs.glob(f"{name}-2*")
     steps: list[Any] = [json.loads(line)["metrics"]["time/step"] for line in (run / "metrics.jsonl").open()]
     return str(run), mean(steps[2:-1])
+
+
+def check_predictions(predicted: Sequence[float], seconds: Sequence[float], names: Sequence[str]) -> None:
+    """Each within `MOST_OFF` of what was measured, and all in its order but for ties."""
+    rows = zip(names, predicted, seconds, strict=True)
+    table = [f"{name}: {p:.2f} predicted, {m:.2f} measured, {p / m - 1:+.1%}" for name, p, m in rows]
+    print("\n".join(table))
+    assert all(abs(p / m - 1) <= MOST_OFF for p, m in zip(predicted, seconds, strict=True)), table
+    pairs = [(a, b) for a in range(len(names)) for b in range(len(names)) if seconds[a] < seconds[b] * (1 - TIE)]
+    assert all(predicted[a] < predicted[b] * (1 + TIE) for a, b in pairs), table
 
 
 @pytest.mark.parametrize(
@@ -160,12 +179,7 @@ def test_steps_are_predicted_and_in_the_right_order(tmp_path: Path, job: str, pl
     runs, seconds = zip(*(measured(tmp_path, f"p{at}", words[at]) for at in range(len(words))), strict=True)
     asked = ["inspect", "placement", "job.yaml", "--advise", f"{runs[0]},{runs[1]}", "--json"]
     advice = [json.loads(rlinf(tmp_path, *asked, *placed)) for placed in words]
-    predicted = [made["now"]["seconds"] for made in advice]
-    table = [f"{p:.2f} predicted, {m:.2f} measured, {p / m - 1:+.1%}" for p, m in zip(predicted, seconds, strict=True)]
-    print("\n".join(table))
-    assert all(abs(p / m - 1) <= MOST_OFF for p, m in zip(predicted, seconds, strict=True)), table
-    pairs = [(a, b) for a in range(len(words)) for b in range(len(words)) if seconds[a] < seconds[b] * (1 - TIE)]
-    assert all(predicted[a] < predicted[b] * (1 + TIE) for a, b in pairs), table
+    check_predictions([made["now"]["seconds"] for made in advice], seconds, list(map(str, placements)))
     # Without work, in the placement in which rollouts run ahead.
     said = json.loads(rlinf(tmp_path, "train", "job.yaml", *runs[:2], "--rehearse", "--json", *words[2]))
     rehearsed = f"{said['rehearsed']:.2f} rehearsed, {seconds[2]:.2f} measured"
