@@ -187,7 +187,7 @@ class AgentWorker(ComparingWorker):
 
     async def _attempt(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
         if prompt.set_aside:
-            why = "its processes died again and again"
+            why = "its processes died repeatedly"
             stats = EpisodeStats(self._config.reward.incorrect_reward, f"quarantined: {why}", failure=Cause.KILLED)
             return _Run("", [no_turn(sample)], stats)
         turns: list[TurnRecord] = []
