@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.composing.references import parse_path, to_path
+from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import MappingNode, Path, SequenceNode, find, format_path
 from rlinf_core.config.validating.model_fields import fields_at, item_type, model_of, types_at, value_type
 
@@ -26,7 +27,7 @@ def override_candidates(job: Job, incomplete: str, *, values_only: bool = False)
     if equals:
         try:
             path = to_path(parse_path(key)[0])
-        except PathSyntaxError:
+        except NotationError:
             return []
         values = [text for text in _values(model, path) if text.startswith(value)]
         return values if values_only else [f"{key}={text}" for text in values]
@@ -64,7 +65,7 @@ def _below(model: type[BaseModel], tree: MappingNode | None, incomplete: str) ->
     cut = max(incomplete.rfind("."), incomplete.rfind("["))
     try:
         parent: Path = to_path(parse_path(incomplete[:cut])[0]) if cut > 0 else ()
-    except PathSyntaxError:
+    except NotationError:
         return []
     children = [path for path in _children(model, tree, parent) if format_path(path).startswith(incomplete)]
     while len(children) == 1 and (deeper := list(_children(model, tree, children[0]))):

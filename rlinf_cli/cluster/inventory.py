@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from rlinf_cli.placement.picture import hosts_by_rank
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig, DeclaredAccelerators, NodeGroup, SshConfig
-from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
+from rlinf_core.config.machines.hosts import expand_hosts
 from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.source import NotationError
 from rlinf_core.env_vars import NODE_RANK, PORTS
 from rlinf_core.errors import ConfigError
 from rlinf_core.hardware.robots.unit import RobotUnit
@@ -224,7 +225,7 @@ def _from_slurm(environ: Mapping[str, str]) -> tuple[int | None, str | None]:
         return None, None
     try:
         return int(rank), next(iter(expand_hosts(listed)), None) if listed else None
-    except HostSyntaxError:
+    except NotationError:
         return int(rank), None
 
 
@@ -294,7 +295,7 @@ def _environments(
     for label in (*with_robots, CLUSTER_LABEL):
         declared = process_environment(cluster, rank, label)
         if declared.interpreter is not None and (declared.variables or declared.interpreter != ray):
-            variables = {variable.name: variable.value for variable in declared.variables}
+            variables = dict(declared.variables)
             environment = GroupEnvironment(label, declared.interpreter, variables, with_robots.get(label, False))
             environments.setdefault(
                 repr((environment.interpreter, sorted(variables.items()), environment.has_robots)), environment

@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_cli.importing.plain import changed, marked, plain, scalar_of
-from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.composing.references import parse_path, to_path
+from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, children, find, format_path, resolve_plain
 from rlinf_core.suggest import excerpt
 
@@ -254,7 +255,7 @@ def _absolute(name: str, path: Path) -> Path:
         raise UnresolvableError(f"`${{{name}}}` points above the root of the file")
     try:
         steps, _ = parse_path(name[dots:]) if name[dots:] else ((), None)
-    except PathSyntaxError as error:
+    except NotationError as error:
         raise UnresolvableError(f"`${{{name}}}` is not a valid reference: {error.message}") from error
     # `a.0` is an item of a list in OmegaConf; `a[0]` too.
     below = (int(step) if isinstance(step, str) and step.isdigit() else step for step in to_path(steps))

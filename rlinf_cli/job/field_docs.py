@@ -16,9 +16,10 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, PydanticUndefined
 
-from rlinf_core.config.composing.references import PathSyntaxError, parse_path
+from rlinf_core.config.composing.references import parse_path
 from rlinf_core.config.model import Variant
 from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
+from rlinf_core.config.source import NotationError
 from rlinf_core.config.validating.foreign_names import foreign_names
 from rlinf_core.config.validating.model_fields import (
     ITEM,
@@ -144,7 +145,7 @@ def _names(path: str) -> list[str]:
         return []
     try:
         steps, _ = parse_path(path)
-    except PathSyntaxError as error:
+    except NotationError as error:
         raise UnknownFieldError(f"`{path}` is not a path: {error.message}", help=error.help) from None
     return [step.segment for step in steps if isinstance(step.segment, str)]
 

@@ -61,7 +61,7 @@ def _contents(site: Site, at: Path, config: EnvConfig, taken: frozenset[str]) ->
             help="add `env_vars` or `python_interpreter_path`, or remove it",
             severity=Severity.WARNING,
         )
-    for (name, value), path in zip(config.env_vars, variable_paths(site, at), strict=False):
+    for (name, value), path in zip(config.env_vars, variable_paths(site.view.tree, at), strict=False):
         _variable(site, path, name, value, taken)
 
 

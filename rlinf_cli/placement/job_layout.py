@@ -13,14 +13,14 @@ from rlinf_cli.placement.picture import hosts_by_rank, robot_numbers
 from rlinf_core.config.diagnostics import visible
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.ranks import format_ranks
+from rlinf_core.config.rules.groups import variable_paths
 from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode, SequenceNode, find, place
+from rlinf_core.config.tree import MappingNode, ScalarNode, find, place
 from rlinf_core.errors import PlacementError
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.placement.environment import (
     PATH_LISTS,
-    GroupVariable,
     ProcessEnvironment,
     process_environment,
     ray_interpreter,
@@ -215,24 +215,12 @@ def process_variables(
             variables[name] = ProcessVariable(name, f"{FROM_DRIVER}:{NODES_OWN}", Layer.PATH_MERGE, span)
         else:
             variables[name] = ProcessVariable(name, FROM_DRIVER, Layer.FORWARD_ENV, span)
-    for variable in environment.variables:
-        variables[variable.name] = _from_group(variable, tree)
+    paths = variable_paths(tree, environment.path) if tree else ()
+    spans = [place(tree, path) for path in paths] if tree else [None] * len(environment.variables)
+    for (name, value), span in zip(environment.variables, spans, strict=False):
+        layer, value = (Layer.PATH_MERGE, f"{value}:{NODES_OWN}") if name in PATH_LISTS else (Layer.ENV_CONFIGS, value)
+        variables[name] = ProcessVariable(name, value, layer, span, environment.group)
     return sorted(variables.values(), key=lambda variable: variable.name)
-
-
-def _from_group(variable: GroupVariable, tree: MappingNode | None) -> ProcessVariable:
-    span = place(tree, _variable_path(tree, variable)) if tree else None
-    if variable.name in PATH_LISTS:
-        value = f"{variable.value}:{NODES_OWN}"
-        return ProcessVariable(variable.name, value, Layer.PATH_MERGE, span, variable.group)
-    return ProcessVariable(variable.name, variable.value, Layer.ENV_CONFIGS, span, variable.group)
-
-
-def _variable_path(tree: MappingNode, variable: GroupVariable) -> Path:
-    """Return the path of a value of `env_vars`, which is a list of one-key maps, or one map."""
-    if isinstance(find(tree, variable.path), SequenceNode):
-        return (*variable.path, variable.index, variable.name)
-    return (*variable.path, variable.name)
 
 
 def env_text(job: SoundJob, component: str, placement: Placement) -> str:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.run.starting import recipe_of
 from rlinf_core.config.composing.origins import origins
-from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.secrets import mask_text
+from rlinf_core.config.source import NotationError
 from rlinf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def several(file: str, overrides: Sequence[str]) -> list[str]:
     def is_plain(override: str) -> bool:
         try:
             path = to_path(parse_path(override.partition("=")[0])[0])
-        except PathSyntaxError:
+        except NotationError:
             return True
         return job.recipe is not None and not _SCALARS.isdisjoint(types_at(job.recipe.config_model(), path))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, Union, cast, get_args
+from typing import Annotated, Any, ClassVar, Final, LiteralString, TypeAlias, TypeVar, Union, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -27,8 +27,9 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, Val
 from pydantic_core.core_schema import no_info_plain_validator_function, tagged_union_schema
 
 from rlinf_core.config.diagnostics import Severity
+from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path
-from rlinf_core.scalars import StrictModel
+from rlinf_core.scalars import StrictModel, problem
 from rlinf_core.suggest import near
 
 T = TypeVar("T")
@@ -91,6 +92,16 @@ def read_each(items: Iterable[tuple[Path, Any]], read: Callable[[Path, Any], T])
     if findings:
         raise several(findings)
     return values
+
+
+def listed(items: Iterable[Any]) -> Iterator[tuple[Path, Any]]:
+    """Yield the items of a list with their paths."""
+    return (((index,), item) for index, item in enumerate(items))
+
+
+def refused(code: LiteralString, error: NotationError) -> PydanticCustomError:
+    """Return the error for a value with a mistake in its notation."""
+    return problem(code, error.message, help=error.help, start=error.start, end=error.end)
 
 
 def several(findings: Iterable[Finding]) -> ValidationError:

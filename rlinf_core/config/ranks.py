@@ -14,23 +14,18 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, TypeAlias, cast
 
 from pydantic import PlainValidator, WithJsonSchema
-from pydantic_core import PydanticCustomError
 
-from rlinf_core.config.model import read_each
+from rlinf_core.config.model import listed, read_each, refused
 from rlinf_core.config.source import NotationError
-from rlinf_core.config.tree import NamePiece, Path, name_pieces
+from rlinf_core.config.tree import NamePiece, name_pieces
 from rlinf_core.scalars import problem, text_of
 
 _RANGE = re.compile(r"([0-9]+)\s*(?:-\s*([0-9]+))?\Z", re.ASCII)
 # Far above any real cluster, far below machine integer limits.
 MAX_RANK = 10**9
-
-
-class RankSyntaxError(NotationError):
-    """An invalid rank expression."""
 
 
 class RankMapPart(NamedTuple):
@@ -117,7 +112,7 @@ def parse_ranks(text: str) -> tuple[range, ...] | None:
     """Return the ranges of `0-3,5` as written; None for `all`. Order and overlaps are not checked.
 
     Raises:
-        RankSyntaxError: the text is not a rank expression.
+        NotationError: the text is not a rank expression.
     """
     if text.strip() == "all":
         return None
@@ -128,7 +123,7 @@ def parse_rank_map(text: str, item: int | None = None) -> tuple[RankMapPart, ...
     """Return the parts of a rank map, or of item `item` of a list, as written; counts are not checked.
 
     Raises:
-        RankSyntaxError: the text is not a rank map.
+        NotationError: the text is not a rank map.
     """
     return tuple(_parse_part(part, item) for part in name_pieces(text))
 
@@ -138,12 +133,12 @@ def _parse_part(part: NamePiece, item: int | None) -> RankMapPart:
     first, *others = name_pieces(text, ":", start)
     if len(others) > 1:
         second = start + text.index(":", text.index(":") + 1)
-        raise RankSyntaxError(f"`{text}` has more than one `:`", second, end, "write RESOURCES:PROCESSES")
+        raise NotationError(f"`{text}` has more than one `:`", second, end, "write RESOURCES:PROCESSES")
     resources = None if first.name == "all" else _parse_range(first)
     for processes in others:
         if processes.name == "all":
             message = "`all` cannot be used for process ranks"
-            raise RankSyntaxError(message, processes.start, processes.end, "write them out, as in `all:0-7`")
+            raise NotationError(message, processes.start, processes.end, "write them out, as in `all:0-7`")
     return RankMapPart(resources, _parse_range(others[0]) if others else None, start, end, item)
 
 
@@ -152,12 +147,12 @@ def _parse_range(piece: NamePiece) -> range:
     match = _RANGE.match(shown)
     if match is None:
         message = f"`{shown}` is not a rank or a range" if shown else "a rank or a range is missing here"
-        raise RankSyntaxError(message, start, end, "write `3`, `0-7` or `0-3,5`")
+        raise NotationError(message, start, end, "write `3`, `0-7` or `0-3,5`")
     first, last = match[1], match[2] or match[1]
     if len(first) > 10 or len(last) > 10 or int(last) > MAX_RANK or int(first) > MAX_RANK:
-        raise RankSyntaxError(f"the highest rank is {MAX_RANK}", start, end)
+        raise NotationError(f"the highest rank is {MAX_RANK}", start, end)
     if int(last) < int(first):
-        raise RankSyntaxError(f"`{shown}` runs backwards", start, end, f"did you mean `{last}-{first}`?")
+        raise NotationError(f"`{shown}` runs backwards", start, end, f"did you mean `{last}-{first}`?")
     return range(int(first), int(last) + 1)
 
 
@@ -176,14 +171,6 @@ _NODE_RANKS = _schema(rf"(all\s*|{_RANGE_PATTERN})")
 RANK_MAP_SCHEMA = _schema(rf"(all\s*|{_RANGE_PATTERN})(:\s*{_RANGE_PATTERN})?")
 
 
-class RankPlace(NamedTuple):
-    """The position of a range: offsets in the scalar's text, or in item `item` of a list."""
-
-    start: int
-    end: int
-    item: int | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class NodeRanks:
     """The nodes in `node_ranks`, as written: neither order nor bounds are checked.
@@ -191,12 +178,12 @@ class NodeRanks:
     Attributes:
         text: what was written, list items joined by commas.
         ranges: one range per piece; None for `all`.
-        places: the position of each of `ranges`; empty for `all`.
+        parts: the part of each of `ranges`, with its position; empty for `all`.
     """
 
     text: str
     ranges: tuple[range, ...] | None
-    places: tuple[RankPlace, ...] = ()
+    parts: tuple[RankMapPart, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -220,7 +207,7 @@ class NodeRanks:
         if any(part.resources is None for part in parts):
             return NodeRanks("all", None)
         ranges = tuple(part.resources for part in parts if part.resources is not None)
-        return NodeRanks(text, ranges, tuple(RankPlace(part.start, part.end, part.item) for part in parts))
+        return NodeRanks(text, ranges, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,40 +229,35 @@ class RankMap:
 def _node_parts(text: str, item: int | None) -> tuple[RankMapPart, ...]:
     colon = text.find(":")
     if colon >= 0:
-        raise RankSyntaxError("node ranks have no `:`", colon, colon + 1, "write `3`, `0-7` or `0-3,5`")
+        raise NotationError("node ranks have no `:`", colon, colon + 1, "write `3`, `0-7` or `0-3,5`")
     parts = parse_rank_map(text, item)
     for part in parts:
         if part.resources is None and (len(parts) > 1 or item is not None):
-            raise RankSyntaxError("`all` cannot be combined", part.start, part.end, "write `node_ranks: all`")
+            raise NotationError("`all` cannot be combined", part.start, part.end, "write `node_ranks: all`")
     return parts
 
 
-def _read(
-    value: Any, what: str, parse: Callable[[str, int | None], tuple[RankMapPart, ...]]
-) -> tuple[str, tuple[RankMapPart, ...]]:
+_Parse: TypeAlias = "Callable[[str, int | None], tuple[RankMapPart, ...]]"
+
+
+def _read(value: Any, what: str, parse: _Parse) -> tuple[str, tuple[RankMapPart, ...]]:
     if not isinstance(value, list):
-        text = text_of(value, what)
-        try:
-            return text, parse(text, None)
-        except RankSyntaxError as error:
-            raise _finding(error) from None
+        return _parsed(value, what, parse, None)
     items = cast("list[Any]", value)
     if not items:
         raise problem("rank-syntax", "the list is empty", help=f"write {what}")
-
-    def read(path: Path, item: Any) -> tuple[str, tuple[RankMapPart, ...]]:
-        text = text_of(item, "a rank or a range such as `0-7`")
-        try:
-            return text, parse(text, int(path[0]))
-        except RankSyntaxError as error:
-            raise _finding(error) from None
-
-    pairs = read_each((((index,), item) for index, item in enumerate(items)), read)
+    pairs = read_each(
+        listed(items), lambda at, item: _parsed(item, "a rank or a range such as `0-7`", parse, int(at[0]))
+    )
     return ",".join(text for text, _ in pairs), tuple(part for _, parts in pairs for part in parts)
 
 
-def _finding(error: RankSyntaxError) -> PydanticCustomError:
-    return problem("rank-syntax", error.message, help=error.help, start=error.start, end=error.end)
+def _parsed(value: Any, what: str, parse: _Parse, item: int | None) -> tuple[str, tuple[RankMapPart, ...]]:
+    text = text_of(value, what)
+    try:
+        return text, parse(text, item)
+    except NotationError as error:
+        raise refused("rank-syntax", error) from None
 
 
 NodeRanksField = Annotated[NodeRanks, PlainValidator(NodeRanks.parse), WithJsonSchema(_NODE_RANKS)]

@@ -102,11 +102,16 @@ def url_secrets(text: str) -> set[str]:
     return {match["secret"] for match in _url_secret().finditer(text)} if "://" in text else set()
 
 
-def mask_urls(text: str) -> str:
-    """Return a text with stars for the passwords of URLs."""
+def mask_urls(text: str, *, in_place: bool = False) -> str:
+    """Return a text with stars for the passwords of URLs: as many as each has characters where it stays `in_place`."""
     if "://" not in text:
         return text
-    return _url_secret().sub(lambda match: match[0][: match.start("secret") - match.start()] + f"{MASK}@", text)
+
+    def masked(match: re.Match[str]) -> str:
+        before = match[0][: match.start("secret") - match.start()]
+        return f"{before}{'*' * len(match['secret']) if in_place else MASK}@"
+
+    return _url_secret().sub(masked, text)
 
 
 def _is_hidden(path: Path, scalar: ScalarNode, secret: Collection[Path]) -> bool:
@@ -165,7 +170,7 @@ def mask_text(text: str) -> str:
 
     Positions are preserved. A multi-line value is recognised by its indentation.
     """
-    text = _starred_urls(text)
+    text = mask_urls(text, in_place=True)
     if not _SECRET_WORD.search(text):
         return text
     shown: list[str] = []
@@ -188,17 +193,6 @@ def mask_message(text: str) -> str:
     """Return a message for printing with masks for passwords of URLs, and in quotations such as `API_TOKEN=...`."""
     text = mask_urls(text)
     return _QUOTED.sub(lambda quoted: f"`{mask_text(quoted[0][1:-1])}`", text) if _SECRET_WORD.search(text) else text
-
-
-def _starred_urls(text: str) -> str:
-    """Return a text with as many stars as the passwords of its URLs have characters: positions are preserved."""
-    if "://" not in text:
-        return text
-
-    def starred(match: re.Match[str]) -> str:
-        return match[0][: match.start("secret") - match.start()] + "*" * len(match["secret"]) + "@"
-
-    return _url_secret().sub(starred, text)
 
 
 def _mask_line(line: str) -> tuple[str, int | None]:

@@ -6,6 +6,7 @@ A `SourceText` is a file, standard input, or the arguments of a command. A `Span
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -56,16 +57,7 @@ class SourceText:
 
     @cached_property
     def _line_starts(self) -> list[int]:
-        starts = [0]
-        text, length = self.text, len(self.text)
-        at = 0
-        while at < length:
-            newline = text.find("\n", at)
-            if newline < 0:
-                break
-            at = newline + 1
-            starts.append(at)
-        return starts
+        return [0, *(newline.end() for newline in re.finditer("\n", self.text))]
 
     def position(self, offset: int) -> Position:
         """Return the line and column of a code point offset; an offset past the end is the end."""

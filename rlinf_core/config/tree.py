@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
-from rlinf_core.config.source import Span
+from rlinf_core.config.source import SourceText, Span
 from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt
 
 Path: TypeAlias = tuple["str | int", ...]
@@ -293,3 +293,21 @@ def name_pieces(text: str, separator: str = ",", at: int = 0) -> list[NamePiece]
         pieces.append(NamePiece(name, start, start + len(name)))
         at += len(piece) + 1
     return pieces
+
+
+class Composed(NamedTuple):
+    """A composed configuration.
+
+    Attributes:
+        tree: the effective values; their spans give the source of each.
+        sources: the file, its bases, and the overrides if there are any.
+        unresolved: paths with a reported reference error, whose values must not be checked.
+        secret: paths whose value came, through a reference, from a secret-looking variable or key (see `secrets.py`).
+        referred: paths that references read.
+    """
+
+    tree: MappingNode
+    sources: tuple[SourceText, ...]
+    unresolved: frozenset[Path] = frozenset()
+    secret: frozenset[Path] = frozenset()
+    referred: frozenset[Path] = frozenset()

@@ -8,13 +8,12 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from rlinf_core.config.composing.compose import Composed
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import load_source, read
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.sections.hub_names import commits_in, hub_paths, pins_of
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import Path, ScalarNode, find, format_path
+from rlinf_core.config.tree import Composed, Path, ScalarNode, find, format_path
 from rlinf_core.config.validating.kinds import is_of_others
 from rlinf_core.config.validating.model_fields import types_at
 from rlinf_core.config.validating.pruning import cut

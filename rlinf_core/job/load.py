@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlinf_core.config.composing.compose import ANOTHER_FILE, Composed, compose, no_configuration
+from rlinf_core.config.composing.compose import ANOTHER_FILE, compose, no_configuration
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.reading import decode, load_source
@@ -22,9 +22,9 @@ from rlinf_core.config.rules import groups, hardware
 from rlinf_core.config.rules.groups import Site
 from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.sections.hub_names import hub_paths, unfetched
-from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_config, shipped_configs, successor
+from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_configs, successor
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import MappingNode, Path, ScalarNode, find, place, to_data
+from rlinf_core.config.tree import Composed, MappingNode, Path, ScalarNode, find, place, to_data
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
 from rlinf_core.errors import ConfigError, RLinfError
@@ -115,7 +115,6 @@ def load_job(
             overrides,
             diagnostics,
             environ=os.environ if environ is None else environ,
-            find_base=_find_base,
             without_recipe="cluster",
         )
         if composed is None:
@@ -169,11 +168,6 @@ def _similar_job(name: str) -> str | None:
     help = did_you_mean(base.removesuffix(".yaml").removesuffix(".yml"), known) if not folder else None
     listed = "`rlinf train` lists the recipes and their configs" if is_bare_name(name) else None
     return help or listed
-
-
-def _find_base(name: str, _extending: str) -> str | None:
-    shipped = shipped_config(name.removesuffix(".yaml"))
-    return str(shipped) if shipped else None
 
 
 def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Probe | None, rules: Sequence[Rule]) -> Job:

@@ -1,7 +1,7 @@
 """Recipes, the parts that one may have, and the jobs that select them.
 
 A part is a function, or names one as `module:function`, which is then imported when it is needed: listing recipes and
-checking a file imports nothing heavy. Each part has a protocol here, which says what is called and what comes back."""
+checking a file imports nothing heavy. Each part has a type here, which says what is called and what comes back."""
 
 from __future__ import annotations
 
@@ -106,32 +106,21 @@ class Trial(NamedTuple):
     each_process: bool = False
 
 
-class Program(Protocol):
-    """The program of `rlinf train`: runs to the end, or raises what failed once its workers have ended.
+Program: TypeAlias = Callable[["Job", Any, Callable[[Any], None]], None]
+"""`program(job, folder, listener)`, of `rlinf train`: runs to the end, or raises what failed once its workers ended.
 
-    `folder` is the run's `RunFolder`; `listener` takes the events of the run (`rlinf_core.runners.events`).
-    """
+`folder` is the run's `RunFolder`; `listener` takes the events of the run (`rlinf_core.runners.events`)."""
 
-    def __call__(self, job: Job, folder: Any, listener: Callable[[Any], None]) -> None: ...
+Check: TypeAlias = Callable[[Any, "WorldSizes", "Report"], None]
+"""`check(config, world_sizes, report)`, the rules between sections: reports what does not fit together.
 
+`config` is the validated file, `world_sizes` the number of processes of each placed component, None where that cannot
+be known yet."""
 
-class Check(Protocol):
-    """The rules between sections: reports what does not fit together.
+Facts: TypeAlias = Callable[[Any], Mapping[str, Fact]]
+"""`facts(config)`: the values that a run must share with the checkpoint it continues from, by the path of the key.
 
-    `config` is the validated file, `world_sizes` the number of processes of each placed component, None where that
-    cannot be known yet.
-    """
-
-    def __call__(self, config: Any, world_sizes: WorldSizes, report: Report) -> None: ...
-
-
-class Facts(Protocol):
-    """The values that a run must share with the checkpoint it continues from, by the path of the key.
-
-    A resume that does not fit is refused before anything is written.
-    """
-
-    def __call__(self, config: Any) -> Mapping[str, Fact]: ...
+A resume that does not fit is refused before anything is written."""
 
 
 class Record(Protocol):
@@ -183,9 +172,7 @@ class Play(Protocol):
 
 
 class Replay(Protocol):
-    """`rlinf why --replay`: repeats an item that killed processes, in a separate process.
-
-    `item` is a `QuarantinedItem` of the run.
+    """`rlinf why --replay`: repeats an item that killed processes, a `QuarantinedItem`, in a separate process.
 
     Returns:
         How the process died this time, in words; empty if it lived.
@@ -194,14 +181,9 @@ class Replay(Protocol):
     def __call__(self, job: Job, item: Any, *, emit: Emit) -> str: ...
 
 
-class Export(Protocol):
-    """`rlinf export`: writes a policy into a new folder in a format of that kind, and returns what was written.
-
-    Returns:
-        `folder`, `files`, `inputs`, `outputs`, and `difference` from the policy's own actions.
-    """
-
-    def __call__(self, config: Any, checkpoint: Path, folder: Path, kind: str) -> Mapping[str, Any]: ...
+Export: TypeAlias = Callable[[Any, Path, Path, str], Mapping[str, Any]]
+"""`export(config, checkpoint, folder, kind)`, of `rlinf export`: writes a policy into a new folder in a format of that
+kind. Returns `folder`, `files`, `inputs`, `outputs`, and `difference` from the policy's own actions."""
 
 
 class Policy(Protocol):
@@ -215,52 +197,30 @@ class Policy(Protocol):
         ...
 
 
-class LoadPolicy(Protocol):
-    """`load_policy`: a checkpoint with the configuration of its run, or an exported folder and None.
+LoadPolicy: TypeAlias = Callable[[Path, Any, str], Policy]
+"""`load_policy(folder, config, device)`: a checkpoint with its run's configuration, or an exported folder and None.
 
-    `device` is as torch names it.
-    """
+`device` is as torch names it."""
 
-    def __call__(self, folder: Path, config: Any, device: str) -> Policy: ...
+Memory: TypeAlias = Callable[[Any, Mapping[str, "int | None"]], Sequence[ProcessForecast]]
+"""`memory(config, world_sizes)`: the memory that the processes of a job will hold, one forecast a component.
 
+A size of `world_sizes` that is None counts as 1. A ConfigError says that sizes are not known, such as those of weights
+on another machine."""
 
-class Memory(Protocol):
-    """The memory that the processes of a job will hold, one forecast a component.
+PlacementNotes: TypeAlias = Callable[[Any, Mapping[str, Sequence[int]]], Sequence[str]]
+"""`placement_notes(config, nodes)`: lines of `rlinf inspect placement` about what processes may hold on their nodes.
 
-    A size of `world_sizes` that is None counts as 1.
+`nodes` is the rank of the node of each process, by component."""
 
-    Raises:
-        ConfigError: sizes are not known, such as those of weights on another machine.
-    """
+FlowOf: TypeAlias = Callable[[Any], "JobFlow"]
+"""`flow(config)`: the flow of a step's work between the components of a job, for advice on its placement."""
 
-    def __call__(self, config: Any, world_sizes: Mapping[str, int | None]) -> Sequence[ProcessForecast]: ...
+Inputs: TypeAlias = Callable[[Any], Sequence[Path]]
+"""`inputs(config)`: files and folders that a run reads. A digest of their content is kept in its `environment.json`."""
 
-
-class PlacementNotes(Protocol):
-    """Lines of `rlinf inspect placement` about what processes may hold on their nodes.
-
-    `nodes` is the rank of the node of each process, by component.
-    """
-
-    def __call__(self, config: Any, nodes: Mapping[str, Sequence[int]]) -> Sequence[str]: ...
-
-
-class FlowOf(Protocol):
-    """The flow of a step's work between the components of a job, for advice on its placement."""
-
-    def __call__(self, config: Any) -> JobFlow: ...
-
-
-class Inputs(Protocol):
-    """The files and folders that a run reads. A digest of their content is kept in its `environment.json`."""
-
-    def __call__(self, config: Any) -> Sequence[Path]: ...
-
-
-class Trials(Protocol):
-    """The programs that `rlinf doctor` runs where components are placed."""
-
-    def __call__(self, config: Any) -> Sequence[Trial]: ...
+Trials: TypeAlias = Callable[[Any], Sequence[Trial]]
+"""`trials(config)`: the programs that `rlinf doctor` runs where components are placed."""
 
 
 class Collect(Protocol):
@@ -275,14 +235,9 @@ class Collect(Protocol):
     def __call__(self, older_than: float | None, *, delete: bool) -> Sequence[tuple[str, int]]: ...
 
 
-class Convert(Protocol):
-    """`rlinf runs convert`: writes a checkpoint of an earlier version into an empty folder as this version has it.
-
-    Returns:
-        Whether it was of an earlier version; if not, nothing was written.
-    """
-
-    def __call__(self, checkpoint: Path, into: Path) -> bool: ...
+Convert: TypeAlias = Callable[[Path, Path], bool]
+"""`convert(checkpoint, into)`, of `rlinf runs convert`: writes a checkpoint of an earlier version into an empty folder
+as this version has it. Returns whether it was of an earlier version; if not, nothing was written."""
 
 
 class Recipe(NamedTuple):
@@ -298,7 +253,7 @@ class Recipe(NamedTuple):
         default_config: the config that `rlinf train recipe=NAME` starts from: the name of a shipped one, a YAML file
             beside the module that holds the recipe, or YAML of several lines.
         program: what `rlinf train` calls, a function or its name. The parts from `check` to `convert` are given the
-            same way; the protocol of each says what it does.
+            same way; the type of each says what it does.
         variants: recipes that a file of this one selects by a value, or by a text in it, as in `{"data.type=chat":
             "sft_chat", "data.train_data_paths=*.jsonl": "sft_chat"}`.
         training_data: keys, such as `data.train_data_paths`, whose files only training reads: `record`, `evaluate` and

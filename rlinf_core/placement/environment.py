@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
 
-from rlinf_core.config.machines.cluster import ClusterConfig, NodeGroup
+from rlinf_core.config.machines.cluster import ClusterConfig, EnvConfig
 from rlinf_core.config.tree import Path
 from rlinf_core.errors import ConfigError
 
@@ -14,65 +13,37 @@ from rlinf_core.errors import ConfigError
 # or ROS.
 PATH_LISTS: Final = frozenset(
     (
-        "PATH",
-        "PYTHONPATH",
-        "LD_LIBRARY_PATH",
-        "DYLD_LIBRARY_PATH",
-        "LIBRARY_PATH",
-        "CPATH",
-        "C_INCLUDE_PATH",
-        "CPLUS_INCLUDE_PATH",
-        "PKG_CONFIG_PATH",
-        "CMAKE_PREFIX_PATH",
-        "MANPATH",
-        "INFOPATH",
-        "XDG_DATA_DIRS",
-        "XDG_CONFIG_DIRS",
-        "ROS_PACKAGE_PATH",
-        "AMENT_PREFIX_PATH",
-        "COLCON_PREFIX_PATH",
-        "GST_PLUGIN_PATH",
-        "QT_PLUGIN_PATH",
-        "GZ_SIM_RESOURCE_PATH",
-        "GAZEBO_MODEL_PATH",
-        "PERL5LIB",
-        "NODE_PATH",
+        *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH"),
+        *("CPLUS_INCLUDE_PATH", "PKG_CONFIG_PATH", "CMAKE_PREFIX_PATH", "MANPATH", "INFOPATH", "XDG_DATA_DIRS"),
+        *("XDG_CONFIG_DIRS", "ROS_PACKAGE_PATH", "AMENT_PREFIX_PATH", "COLCON_PREFIX_PATH", "GST_PLUGIN_PATH"),
+        *("QT_PLUGIN_PATH", "GZ_SIM_RESOURCE_PATH", "GAZEBO_MODEL_PATH", "PERL5LIB", "NODE_PATH"),
     )
 )
 _CLUSTER_INTERPRETER: Final[Path] = ("cluster", "python_interpreter_path")
 
 
-@dataclass(frozen=True, slots=True)
-class GroupVariable:
-    """A variable that the `env_configs` of node group `group` set for its processes on a node.
-
-    Attributes:
-        path, index: the path of its `env_vars`, and its index there.
-    """
-
-    name: str
-    value: str
-    group: str
-    path: Path
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessEnvironment:
+class ProcessEnvironment(NamedTuple):
     """The variables and the interpreter that a file sets for a process.
 
     Attributes:
         forwarded: the names of the variables forwarded from the driver.
-        variables: the group's variables, in file order; they override forwarded ones.
+        variables: the group's variables with their values, in file order; they override forwarded ones.
+        group, path: the label of the group whose `env_configs` set them, and the path of the entry; None without one.
         interpreter: the absolute path of the Python, or None for Ray's interpreter on the node.
-        interpreter_path, interpreter_group: its path in the file, and the label of the group that sets it.
+        interpreter_path: its path in the file.
     """
 
     forwarded: tuple[str, ...] = ()
-    variables: tuple[GroupVariable, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    group: str | None = None
+    path: Path = ()
     interpreter: str | None = None
     interpreter_path: Path | None = None
-    interpreter_group: str | None = None
+
+    @property
+    def interpreter_group(self) -> str | None:
+        """The label of the group that sets the interpreter; None where the cluster does, or nothing."""
+        return None if self.interpreter_path in (None, _CLUSTER_INTERPRETER) else self.group
 
     def values(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the variables with their values, with forwarded ones from `environ`.
@@ -80,41 +51,30 @@ class ProcessEnvironment:
         Raises:
             ConfigError: a forwarded variable is not set.
         """
-        return {
-            **forwarded_values(self.forwarded, environ),
-            **{variable.name: variable.value for variable in self.variables},
-        }
+        return {**forwarded_values(self.forwarded, environ), **dict(self.variables)}
 
 
 def process_environment(cluster: ClusterConfig, node_rank: int, label: str) -> ProcessEnvironment:
     """Return the environment of group `label`'s processes on a node; `cluster` and `node` have none."""
-    forwarded = cluster.forward_env
-    for index, group in enumerate(cluster.node_groups):
-        if group.label == label:
-            own = _given_by(group, ("cluster", "node_groups", index), node_rank, forwarded)
-            if own is not None:
-                return own if own.interpreter else _with_default(own, cluster)
-    return _with_default(ProcessEnvironment(forwarded), cluster)
+    default = cluster.python_interpreter_path
+    environment = ProcessEnvironment(
+        cluster.forward_env, interpreter=default, interpreter_path=_CLUSTER_INTERPRETER if default else None
+    )
+    for group, path, config in _entries(cluster, node_rank):
+        if group == label:
+            environment = environment._replace(variables=config.env_vars, group=group, path=path)
+            own = config.python_interpreter_path
+            at = (*path, "python_interpreter_path")
+            return environment._replace(interpreter=own, interpreter_path=at) if own else environment
+    return environment
 
 
-def _given_by(group: NodeGroup, path: Path, node_rank: int, forwarded: tuple[str, ...]) -> ProcessEnvironment | None:
-    """Return a group's `env_configs` entry for a node, or None. A valid file has at most one per node."""
-    if node_rank not in group.node_ranks:
-        return None
-    for index, config in enumerate(group.env_configs):
-        if node_rank not in config.node_ranks:
-            continue
-        at: Path = (*path, "env_configs", index)
-        variables = tuple(
-            GroupVariable(name, value, group.label, (*at, "env_vars"), position)
-            for position, (name, value) in enumerate(config.env_vars)
-        )
-        if config.python_interpreter_path is None:
-            return ProcessEnvironment(forwarded, variables)
-        return ProcessEnvironment(
-            forwarded, variables, config.python_interpreter_path, (*at, "python_interpreter_path"), group.label
-        )
-    return None
+def _entries(cluster: ClusterConfig, node_rank: int) -> Iterator[tuple[str, Path, EnvConfig]]:
+    """Yield the `env_configs` entries for a node, each with its group and path. A valid file has one a group."""
+    for number, group in enumerate(cluster.node_groups):
+        for index, config in enumerate(group.env_configs if node_rank in group.node_ranks else ()):
+            if node_rank in config.node_ranks:
+                yield group.label, ("cluster", "node_groups", number, "env_configs", index), config
 
 
 def ray_interpreter(cluster: ClusterConfig, node_rank: int) -> str | None:
@@ -122,20 +82,8 @@ def ray_interpreter(cluster: ClusterConfig, node_rank: int) -> str | None:
 
     It is the one that the node's groups name, if they agree, else that of the cluster.
     """
-    named: dict[str, None] = {}
-    for index, group in enumerate(cluster.node_groups):
-        own = _given_by(group, ("cluster", "node_groups", index), node_rank, ())
-        if own is not None and own.interpreter is not None:
-            named.setdefault(own.interpreter)
-    return next(iter(named)) if len(named) == 1 else cluster.python_interpreter_path
-
-
-def _with_default(environment: ProcessEnvironment, cluster: ClusterConfig) -> ProcessEnvironment:
-    if cluster.python_interpreter_path is None:
-        return environment
-    return ProcessEnvironment(
-        environment.forwarded, environment.variables, cluster.python_interpreter_path, _CLUSTER_INTERPRETER
-    )
+    named = {config.python_interpreter_path for _, _, config in _entries(cluster, node_rank)} - {None}
+    return named.pop() if len(named) == 1 else cluster.python_interpreter_path
 
 
 def forwarded_values(names: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Final
 
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
+from rlinf_core.config.shipped import shipped_config
 from rlinf_core.config.source import SourceText
 from rlinf_core.config.tree import (
+    Composed,
     Entry,
     MappingNode,
     Node,
@@ -29,26 +32,6 @@ EXTENDS: Final = "extends"
 MAX_CHAIN: Final = 32
 _SHOWN: Final = 8
 ANOTHER_FILE: Final = "name another file, or write a space after each `:`"
-FindBase: TypeAlias = Callable[[str, str], "str | None"]
-"""Called with the value of `extends` and the name of its file; returns the file to load, or None."""
-
-
-class Composed(NamedTuple):
-    """A composed configuration.
-
-    Attributes:
-        tree: the effective values; their spans give the source of each.
-        sources: the file, its bases, and the overrides if there are any.
-        unresolved: paths with a reported reference error, whose values must not be checked.
-        secret: paths whose value came, through a reference, from a secret-looking variable or key (see `secrets.py`).
-        referred: paths that references read.
-    """
-
-    tree: MappingNode
-    sources: tuple[SourceText, ...]
-    unresolved: frozenset[Path] = frozenset()
-    secret: frozenset[Path] = frozenset()
-    referred: frozenset[Path] = frozenset()
 
 
 def compose(
@@ -57,7 +40,6 @@ def compose(
     diagnostics: Diagnostics,
     *,
     environ: Mapping[str, str],
-    find_base: FindBase | None = None,
     without_recipe: str | None = None,
 ) -> Composed | None:
     """Merge a file with its bases, apply the overrides, and resolve the references.
@@ -67,14 +49,13 @@ def compose(
         overrides: arguments of the command line.
         diagnostics: receives the findings. A faulty value stays unchanged for later stages.
         environ: the environment for `${env:NAME}`.
-        find_base: called for a base that is not beside the file that extends it.
         without_recipe: the only section in use of a file without the key `recipe`; by default all.
 
     Returns:
         None if a file could not be read.
     """
     arguments, parsed = _parse(overrides, diagnostics)
-    read = with_bases(main, diagnostics, find_base)
+    read = with_bases(main, diagnostics)
     if read is None:
         return None
     tree, sources = read
@@ -84,12 +65,12 @@ def compose(
         tree = apply_overrides(tree, parsed, diagnostics)
         sources = (*sources, arguments)
     # A reference needs a `$`, which only an escape can hide. Most files have neither and need no resolver.
+    composed = Composed(tree, sources)
     if not any("$" in source.text or "\\" in source.text for source in sources):
-        return Composed(tree, sources)
+        return composed
     from rlinf_core.config.composing.interpolation import interpolate
 
-    result = interpolate(tree, diagnostics, environ, only=None if tree.entry("recipe") else without_recipe)
-    return Composed(result.tree, sources, result.unresolved, result.secret, result.referred)
+    return interpolate(composed, diagnostics, environ, only=None if tree.entry("recipe") else without_recipe)
 
 
 def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceText | None, Sequence[Override]]:
@@ -100,10 +81,8 @@ def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceTe
     return parse_overrides(overrides, diagnostics)
 
 
-def with_bases(
-    main: SourceText, diagnostics: Diagnostics, find_base: FindBase | None = None
-) -> tuple[MappingNode, tuple[SourceText, ...]] | None:
-    """Read a file and merge it over its bases; `find_base` as in `compose`.
+def with_bases(main: SourceText, diagnostics: Diagnostics) -> tuple[MappingNode, tuple[SourceText, ...]] | None:
+    """Read a file and merge it over its bases: files beside it, or shipped configurations.
 
     Returns:
         The tree without `extends`, and the sources, `main` first; None if `main` or a base could not be read.
@@ -111,7 +90,7 @@ def with_bases(
     tree = _read(main, diagnostics)
     if tree is None:
         return None
-    loader = _Loader(diagnostics, find_base, main)
+    loader = _Loader(diagnostics, main)
     if main.kind == "file":
         loader.chain.append(os.path.realpath(main.name))
     merged = loader.over_bases(tree, main)
@@ -125,9 +104,8 @@ def _read(source: SourceText, diagnostics: Diagnostics) -> MappingNode | None:
 
 
 class _Loader:
-    def __init__(self, diagnostics: Diagnostics, find_base: FindBase | None, main: SourceText) -> None:
+    def __init__(self, diagnostics: Diagnostics, main: SourceText) -> None:
         self.diagnostics = diagnostics
-        self.find_base = find_base
         self.sources = [main]
         # The real paths of the chain of files being read, each extending the next.
         self.chain: list[str] = []
@@ -139,13 +117,11 @@ class _Loader:
             return tree
         named = self._named(entry)
         bases = [self._base(scalar, source, path, index) for index, (scalar, path) in enumerate(named or ())]
-        if named is None or any(base is None for base in bases):
+        if named is None or None in bases:
             return None
         own = MappingNode(tree.span, tuple(entry for entry in tree.entries if entry.key.raw != EXTENDS))
-        merged: Node | None = None
-        for base in (*bases, own):
-            if base is not None:
-                merged = base if merged is None else merge(merged, base)
+        layers: list[Node] = [base for base in bases if base is not None]
+        merged = reduce(merge, (*layers, own))
         return merged if isinstance(merged, MappingNode) else own
 
     def _named(self, entry: Entry) -> list[tuple[ScalarNode, Path]] | None:
@@ -192,8 +168,8 @@ class _Loader:
         exists = os.path.exists(beside)
         if exists and not os.path.isdir(beside):
             return beside
-        elsewhere = self.find_base(scalar.raw, source.name) if self.find_base else None
-        return elsewhere or (beside if exists else None)
+        shipped = shipped_config(scalar.raw.removesuffix(".yaml"))
+        return str(shipped) if shipped else beside if exists else None
 
     def _load(
         self, name: str, real: str, scalar: ScalarNode, path: Path, of: SourceText, index: int

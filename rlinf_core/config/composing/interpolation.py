@@ -11,15 +11,15 @@ from typing import Final, NamedTuple
 
 from rlinf_core.config.composing.references import (
     Reference,
-    ReferenceSyntaxError,
     has_references,
     split_references,
     to_path,
 )
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.secrets import is_secret
-from rlinf_core.config.source import Span
+from rlinf_core.config.source import NotationError, Span
 from rlinf_core.config.tree import (
+    Composed,
     Entry,
     MappingNode,
     Node,
@@ -43,22 +43,14 @@ MAX_DEPTH: Final = 120
 _LISTED: Final = 4
 
 
-class Interpolated(NamedTuple):
-    """A tree without references; the other fields are those of `Composed`, at any number of hops."""
-
-    tree: MappingNode
-    unresolved: frozenset[Path] = frozenset()
-    secret: frozenset[Path] = frozenset()
-    referred: frozenset[Path] = frozenset()
-
-
 def interpolate(
-    tree: MappingNode, diagnostics: Diagnostics, environ: Mapping[str, str], only: str | None = None
-) -> Interpolated:
-    """Resolve every reference of `tree`; unresolvable ones are reported and left unchanged.
+    composed: Composed, diagnostics: Diagnostics, environ: Mapping[str, str], only: str | None = None
+) -> Composed:
+    """Resolve every reference of a tree; unresolvable ones are reported and left unchanged.
 
     With `only`, just this section and its targets are used: unresolvable references elsewhere become a single note.
     """
+    tree = composed.tree
     resolver = _Resolver(tree, diagnostics, environ)
     if only is not None:
         used = tree.entry(only)
@@ -68,12 +60,16 @@ def interpolate(
     resolved = resolver.resolve(tree, (), 0)
     if only is not None and len(resolver.diagnostics):
         diagnostics.add(_note(resolver.diagnostics, only))
-    referred = frozenset(resolver.referred)
-    if not isinstance(resolved, MappingNode) or not (resolver.failed or resolver.secret):
-        return Interpolated(resolved if isinstance(resolved, MappingNode) else tree, referred=referred)
-    unresolved = frozenset(path for path, _ in _marked(resolved, resolver.failed))
-    secret = frozenset(inner for path, node in _marked(resolved, resolver.secret) for inner, _ in scalars(node, path))
-    return Interpolated(resolved, unresolved, secret, referred)
+    if not isinstance(resolved, MappingNode):
+        return composed
+    failed, hidden = _marked(resolved, resolver.failed), _marked(resolved, resolver.secret)
+    secret = frozenset(inner for path, node in hidden for inner, _ in scalars(node, path))
+    return composed._replace(
+        tree=resolved,
+        unresolved=frozenset(path for path, _ in failed),
+        secret=secret,
+        referred=frozenset(resolver.referred),
+    )
 
 
 def _note(reports: Diagnostics, section: str) -> Diagnostic:
@@ -157,7 +153,7 @@ class _Resolver:
             return scalar
         try:
             pieces = split_references(scalar.raw)
-        except ReferenceSyntaxError as error:
+        except NotationError as error:
             span = _piece(scalar, error.start, error.end)
             self.diagnostics.error("reference-syntax", error.message, span, path, error.help)
             return self._fail(scalar)
@@ -350,6 +346,8 @@ def _piece(scalar: ScalarNode, start: int, end: int) -> Span:
 
 def _marked(node: Node, ids: set[int], path: Path = ()) -> Iterator[tuple[Path, Node]]:
     """Return the topmost nodes whose identity is in `ids`."""
+    if not ids:
+        return
     if id(node) in ids:
         yield path, node
     else:

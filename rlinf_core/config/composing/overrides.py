@@ -10,10 +10,10 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from rlinf_core.config.composing.references import PathSyntaxError, Step, has_references, parse_path, to_path
+from rlinf_core.config.composing.references import Step, has_references, parse_path, to_path
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.reading import COMPONENT_PLACEMENT, read_value, split_components
-from rlinf_core.config.source import OVERRIDES_NAME, SourceText, Span
+from rlinf_core.config.source import OVERRIDES_NAME, NotationError, SourceText, Span
 from rlinf_core.config.tree import (
     Entry,
     MappingNode,
@@ -119,7 +119,7 @@ def _parse(argument: str, span: Span, diagnostics: Diagnostics) -> Override | No
         return None
     try:
         steps, end = parse_path(argument, int(delete), stop="=")
-    except PathSyntaxError as error:
+    except NotationError as error:
         refuse("override-syntax", error.message, error.start, error.end, error.help or _FORM)
         return None
     steps = tuple(Step(step.segment, span.start + step.start, span.start + step.end) for step in steps)

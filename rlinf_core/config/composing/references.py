@@ -21,10 +21,6 @@ _NOT_BARE: Final = frozenset(".[]{}=\"'")
 _MAX_DIGITS: Final = 9
 
 
-class PathSyntaxError(NotationError):
-    """A path with invalid syntax."""
-
-
 class Step(NamedTuple):
     """One segment of a path; `start` and `end` are its offsets, quotes and brackets included."""
 
@@ -40,10 +36,10 @@ def parse_path(text: str, start: int = 0, stop: str = "") -> tuple[tuple[Step, .
         The steps, at least one, and the offset where the path ended.
 
     Raises:
-        PathSyntaxError: there is no path, or what follows it is neither a path nor a stop.
+        NotationError: there is no path, or what follows it is neither a path nor a stop.
     """
     if text.startswith("[", start):
-        raise PathSyntaxError("a path starts with a name, not with an index", start, start + 1)
+        raise NotationError("a path starts with a name, not with an index", start, start + 1)
     steps = [_name(text, start, stop)]
     at = steps[-1].end
     while at < len(text) and text[at] not in stop:
@@ -52,7 +48,7 @@ def parse_path(text: str, start: int = 0, stop: str = "") -> tuple[tuple[Step, .
         elif text[at] == "[":
             steps.append(_index(text, at))
         else:
-            raise PathSyntaxError(f"`{text[at]}` is not valid here", at, at + 1, "names are separated by `.`")
+            raise NotationError(f"`{text[at]}` is not valid here", at, at + 1, "names are separated by `.`")
         at = steps[-1].end
     return tuple(steps), at
 
@@ -71,11 +67,11 @@ def _name(text: str, start: int, stop: str) -> Step:
     if end > start:
         return Step(text[start:end], start, end)
     if text[start : start + 1] == "[":
-        raise PathSyntaxError("remove the `.` before the index", start - 1, start, "write `list[0].key`")
+        raise NotationError("remove the `.` before the index", start - 1, start, "write `list[0].key`")
     if start < len(text) and text[start] not in stop and text[start] != ".":
         first_character = "white space" if text[start].isspace() else f"`{text[start]}`"
-        raise PathSyntaxError(f"a name cannot start with {first_character}", start, start + 1, "put the name in quotes")
-    raise PathSyntaxError("a name is missing here", start, start + 1)
+        raise NotationError(f"a name cannot start with {first_character}", start, start + 1, "put the name in quotes")
+    raise NotationError("a name is missing here", start, start + 1)
 
 
 def _quoted_name(text: str, start: int, quote: str) -> Step:
@@ -85,7 +81,7 @@ def _quoted_name(text: str, start: int, quote: str) -> Step:
         if quote == '"' and text[at] == "\\":
             escape = _ESCAPES.get(text[at + 1 : at + 2])
             if escape is None:
-                raise PathSyntaxError(
+                raise NotationError(
                     f"`{text[at : at + 2]}` is not an escape", at, at + 2, 'inside quotes write `\\\\` or `\\"`'
                 )
             name += escape
@@ -94,17 +90,17 @@ def _quoted_name(text: str, start: int, quote: str) -> Step:
             name += text[at]
             at += 1
     if at >= len(text):
-        raise PathSyntaxError("this quote is never closed", start, len(text))
+        raise NotationError("this quote is never closed", start, len(text))
     return Step(name, start, at + 1)
 
 
 def _index(text: str, start: int) -> Step:
     close = text.find("]", start)
     if close < 0:
-        raise PathSyntaxError("this `[` is never closed", start, len(text))
+        raise NotationError("this `[` is never closed", start, len(text))
     digits = text[start + 1 : close]
     if not (digits.isascii() and digits.isdigit()) or len(digits) > _MAX_DIGITS:
-        raise PathSyntaxError(
+        raise NotationError(
             f"`{digits}` is not the index of a list item", start, close + 1, "indexes are `[0]`, `[1]`, ..."
         )
     return Step(int(digits), start, close + 1)
@@ -130,13 +126,6 @@ class Reference(NamedTuple):
     default: str | None = None
 
 
-class ReferenceSyntaxError(NotationError):
-    """A `${` that does not start a valid reference."""
-
-    def __init__(self, message: str, start: int, end: int, help: str | None = _FORMS) -> None:
-        super().__init__(message, start, end, help)
-
-
 def has_references(text: str) -> bool:
     """Return whether `text` contains a reference or an escaped one."""
     return "${" in text
@@ -151,7 +140,7 @@ def split_references(text: str) -> list[str | Reference]:
     """Return the literal pieces of a text, unescaped, and the references between them, in order.
 
     Raises:
-        ReferenceSyntaxError: a `${` does not start a valid reference.
+        NotationError: a `${` does not start a valid reference.
     """
     pieces: list[str | Reference] = []
     at = 0
@@ -177,17 +166,17 @@ def _read(text: str, start: int) -> Reference:
     closed = text.find("}", start)
     other = _RESOLVER.match(text, start)
     if other is not None:
-        raise ReferenceSyntaxError(f"there is no resolver `{other[1]}`", start, other.end())
+        raise NotationError(f"there is no resolver `{other[1]}`", start, other.end(), _FORMS)
     if text.startswith("${.", start):
         help = "references are absolute: write the full path, `${section.key}`"
-        raise ReferenceSyntaxError("a reference cannot start with `.`", start, closed + 1 or len(text), help)
+        raise NotationError("a reference cannot start with `.`", start, closed + 1 or len(text), help)
     try:
         steps, end = parse_path(text, start + 2, stop="}")
-    except PathSyntaxError as error:
+    except NotationError as error:
         if closed < 0:
             raise _unterminated(text, start) from error
         end = max(closed + 1, error.end)
-        raise ReferenceSyntaxError(
+        raise NotationError(
             f"this is not a valid reference: {error.message}", start, end, error.help or _FORMS
         ) from error
     if end >= len(text):
@@ -202,17 +191,15 @@ def _read_variable(text: str, start: int, opening: str) -> Reference:
         raise _unterminated(text, start)
     if match is None:
         message = f"`{text[start + len(opening) : closed]}` is not the name of a variable"
-        raise ReferenceSyntaxError(message, start, closed + 1)
+        raise NotationError(message, start, closed + 1, _FORMS)
     default = match["default"]
     if "${" in (default or ""):
         message = "a default cannot contain another reference"
-        raise ReferenceSyntaxError(message, start, closed + 1, "write a literal default")
+        raise NotationError(message, start, closed + 1, "write a literal default")
     if default and opening == "${oc.env:" and len(default) > 1 and default[0] == default[-1] and default[0] in "\"'":
         default = default[1:-1]
     return Reference(start, match.end(), (), match["name"], default)
 
 
-def _unterminated(text: str, start: int) -> ReferenceSyntaxError:
-    return ReferenceSyntaxError(
-        "this `${` is never closed", start, len(text.rstrip()), "add `}`, or write `$${` for `${`"
-    )
+def _unterminated(text: str, start: int) -> NotationError:
+    return NotationError("this `${` is never closed", start, len(text.rstrip()), "add `}`, or write `$${` for `${`")

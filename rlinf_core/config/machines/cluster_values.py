@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
 from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from rlinf_core.config.machines.hosts import HostSyntaxError, check_destination, expand_hosts, without_brackets
-from rlinf_core.config.model import Finding, read_each, several
-from rlinf_core.config.ranks import RankSyntaxError, parse_ranks
+from rlinf_core.config.machines.hosts import check_destination, expand_hosts, without_brackets
+from rlinf_core.config.model import Finding, listed, read_each, refused, several
+from rlinf_core.config.ranks import parse_ranks
+from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path, name_pieces
 from rlinf_core.scalars import Text, expected, plain, problem, text_of
 
@@ -68,12 +68,7 @@ def _labels(value: Any) -> tuple[str, ...]:
     items = cast("list[Any]", value)
     if not items:
         raise problem("name-syntax", "the list names no group", help="leave `node_group` out to mean every node")
-    return tuple(read_each(_listed(items), lambda _, item: _name(text_of(item, "a label"))))
-
-
-def _listed(items: list[Any]) -> Iterator[tuple[Path, Any]]:
-    """Yield the items of a list with their paths."""
-    return (((index,), item) for index, item in enumerate(items))
+    return tuple(read_each(listed(items), lambda _, item: _name(text_of(item, "a label"))))
 
 
 def _component_key(value: Any) -> str:
@@ -186,7 +181,7 @@ def _ports(value: Any) -> range:
     text = text_of(value, what)
     try:
         pieces = parse_ranks(text)
-    except RankSyntaxError as error:
+    except NotationError as error:
         raise problem("bad-value", error.message, help=f"write {what}", start=error.start, end=error.end) from None
     if pieces is None or len(pieces) != 1:
         raise problem("bad-value", f"`{text}` is not one port range", help=f"write {what}")
@@ -203,27 +198,27 @@ def _hosts(value: Any) -> tuple[str, ...]:
     what = "hosts such as `trainer[00-07]`, or a list of them"
     if not isinstance(value, list):
         return _hosts_of(value, what)
-    hosts = read_each(_listed(cast("list[Any]", value)), lambda _, item: _hosts_of(item, "a host"))
+    hosts = read_each(listed(cast("list[Any]", value)), lambda _, item: _hosts_of(item, "a host"))
     return tuple(itertools.chain(*hosts))
 
 
 def _hosts_of(value: Any, what: str) -> tuple[str, ...]:
     try:
         return expand_hosts(text_of(value, what))
-    except HostSyntaxError as error:
-        raise problem("host-syntax", error.message, help=error.help, start=error.start, end=error.end) from None
+    except NotationError as error:
+        raise refused("host-syntax", error) from None
 
 
 def _address(text: str) -> str:
     try:
         if "@" in text:
-            raise HostSyntaxError(
+            raise NotationError(
                 "an address must not name a user", 0, text.index("@") + 1, "write a host name or an IP address"
             )
         text = without_brackets(text)
         check_destination(text)
-    except HostSyntaxError as error:
-        raise problem("host-syntax", error.message, help=error.help, start=error.start, end=error.end) from None
+    except NotationError as error:
+        raise refused("host-syntax", error) from None
     return text
 
 

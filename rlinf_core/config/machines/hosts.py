@@ -23,15 +23,11 @@ _BRACKETED = re.compile(r"(?P<user>[^\[\]@]*@)?\[(?P<address>[^\[\],:]*:[^\[\],]
 _PIECE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
 
 
-class HostSyntaxError(NotationError):
-    """An invalid list of hosts."""
-
-
 def expand_hosts(text: str) -> tuple[str, ...]:
     """Return the hosts that `text` names, in the order written.
 
     Raises:
-        HostSyntaxError: the text is not a list of hosts.
+        NotationError: the text is not a list of hosts.
     """
     hosts: list[str] = []
     for start, end in _split(text):
@@ -47,7 +43,7 @@ def without_brackets(name: str, start: int = 0) -> str:
     """Return a destination without brackets around an IPv6 address; any other as it is.
 
     Raises:
-        HostSyntaxError: a port follows the brackets.
+        NotationError: a port follows the brackets.
     """
     match = _BRACKETED.match(name)
     if match is None:
@@ -55,7 +51,7 @@ def without_brackets(name: str, start: int = 0) -> str:
     bare = f"{match['user'] or ''}{match['address']}"
     if match["port"]:
         help = f"remove it: `{bare}`; set the port of sshd with `port` of `ssh`"
-        raise HostSyntaxError(f"`{name}` has a port, which a host cannot have", start, start + len(name), help)
+        raise NotationError(f"`{name}` has a port, which a host cannot have", start, start + len(name), help)
     return bare
 
 
@@ -63,20 +59,20 @@ def check_destination(name: str, start: int = 0, end: int | None = None) -> None
     """Check that a text can be a host or `user@host`, without a port and with a possible address.
 
     Raises:
-        HostSyntaxError: with the given offsets.
+        NotationError: with the given offsets.
     """
     stop = len(name) if end is None else end
     host = name.rpartition("@")[2]
     if not _DESTINATION.match(name) and not (host.startswith("::") and _ADDRESS.match(host)):
         message = f"`{name}` is not a host" if name else "a host is missing here"
-        raise HostSyntaxError(message, start, stop, "write `trainer3`, `me@10.0.0.3` or `trainer[00-07]`")
+        raise NotationError(message, start, stop, "write `trainer3`, `me@10.0.0.3` or `trainer[00-07]`")
     if host.count(":") == 1:
         bare, _, port = name.rpartition(":")
         help = f"remove it: `{bare}`; set the port of sshd with `port` of `ssh`" if port.isdecimal() else None
-        raise HostSyntaxError(f"`{name}` has a port, which a host cannot have", start, stop, help)
+        raise NotationError(f"`{name}` has a port, which a host cannot have", start, stop, help)
     wrong = impossible_address(host) if _ADDRESS.match(host) else None
     if wrong is not None:
-        raise HostSyntaxError(wrong, start, stop, "write it as in `10.0.0.3`, or a host name")
+        raise NotationError(wrong, start, stop, "write it as in `10.0.0.3`, or a host name")
 
 
 def _split(text: str) -> list[tuple[int, int]]:
@@ -104,16 +100,16 @@ def _expand_one(text: str, start: int, end: int, room: int) -> list[str]:
         literal_end = end if bracket < 0 else bracket
         stray = text.find("]", at, literal_end)
         if stray >= 0:
-            raise HostSyntaxError("`]` without `[`", stray, stray + 1)
+            raise NotationError("`]` without `[`", stray, stray + 1)
         names = [name + text[at:literal_end] for name in names]
         if bracket < 0:
             break
         close = text.find("]", bracket, end)
         if close < 0:
-            raise HostSyntaxError("`[` is never closed", bracket, end, "write `trainer[00-07]`")
+            raise NotationError("`[` is never closed", bracket, end, "write `trainer[00-07]`")
         numbers = _numbers(text, bracket + 1, close, room)
         if len(names) * len(numbers) > room:
-            raise HostSyntaxError(f"more than {MAX_HOSTS} hosts", start, end)
+            raise NotationError(f"more than {MAX_HOSTS} hosts", start, end)
         names = [name + number for name in names for number in numbers]
         at = close + 1
     return names
@@ -125,14 +121,14 @@ def _numbers(text: str, start: int, end: int, room: int) -> list[str]:
     for piece in text[start:end].split(","):
         match = _PIECE.match(piece)
         if match is None:
-            raise HostSyntaxError(
+            raise NotationError(
                 f"`{piece.strip()}` is not a number or a range", at, at + max(1, len(piece)), "write `[00-07]`"
             )
         first, last = match[1], match[2] or match[1]
         if len(first) > 10 or len(last) > 10 or int(last) - int(first) >= room:
-            raise HostSyntaxError(f"more than {MAX_HOSTS} hosts", at, at + len(piece))
+            raise NotationError(f"more than {MAX_HOSTS} hosts", at, at + len(piece))
         if int(last) < int(first):
-            raise HostSyntaxError(
+            raise NotationError(
                 f"`{piece.strip()}` runs backwards", at, at + len(piece), f"did you mean `{last}-{first}`?"
             )
         # `[08-11]` and `[00-7]` pad to the width of the first number, as the tools that know this form do.

@@ -67,9 +67,9 @@ class Site(NamedTuple):
 
     def piece(self, path: Path, ranks: NodeRanks, index: int) -> Span:
         """Return the span of range `index` of the `node_ranks` at `path`."""
-        if index >= len(ranks.places):
+        if index >= len(ranks.parts):
             return self.place(path)
-        written = ranks.places[index]
+        written = ranks.parts[index]
         node = find(self.view.tree, path)
         if node is not None and written.item is not None:
             node = child(node, written.item)
@@ -94,20 +94,14 @@ def contradictions(claims: Iterable[Claim[V, P]]) -> list[tuple[Claim[V, P], Cla
     claims = list(claims)
     position = {id(claim): index for index, claim in enumerate(claims)}
     pairs: list[tuple[Claim[V, P], Claim[V, P]]] = []
-    # Of the earlier claims only two matter: the one reaching farthest, and the one reaching farthest among those with
-    # another value.
-    farthest: Claim[V, P] | None = None
-    other: Claim[V, P] | None = None
+    # Of the earlier claims only two matter: the one reaching farthest, and the farthest of those with another value.
+    reaching: list[Claim[V, P]] = []
     for claim in sorted(claims, key=lambda claim: claim.nodes.start):
-        rival = other if farthest is not None and farthest.value == claim.value else farthest
+        rival = next((other for other in reaching if other.value != claim.value), None)
         if rival is not None and rival.nodes.stop > claim.nodes.start:
             pairs.append((claim, rival) if position[id(claim)] > position[id(rival)] else (rival, claim))
-        if farthest is None or claim.nodes.stop > farthest.nodes.stop:
-            if farthest is not None and farthest.value != claim.value:
-                other = farthest
-            farthest = claim
-        elif claim.value != farthest.value and (other is None or claim.nodes.stop > other.nodes.stop):
-            other = claim
+        farthest, *others = sorted((*reaching, claim), key=lambda claim: -claim.nodes.stop)
+        reaching = [farthest, *(other for other in others if other.value != farthest.value)][:2]
     return pairs
 
 
@@ -329,25 +323,18 @@ def _overlaps(site: Site, label: str, pieces: Iterable[Claim[int, tuple[Path, No
         )
 
 
-def variable_paths(site: Site, at: Path) -> list[Path]:
+def variable_paths(tree: MappingNode, at: Path) -> list[Path]:
     """Return the paths of the values of `env_vars` of the entry at `at`, in the order of the model's pairs."""
     path = (*at, "env_vars")
-    node = find(site.view.tree, path)
-    if isinstance(node, MappingNode):
-        return [(*path, entry.key.raw) for entry in node.entries]
-    if isinstance(node, SequenceNode):
-        return [
-            (*path, index, entry.key.raw)
-            for index, item in enumerate(node.items)
-            if isinstance(item, MappingNode)
-            for entry in item.entries
-        ]
-    return []
+    node = find(tree, path)
+    items = [((*path, index), item) for index, item in enumerate(node.items)] if isinstance(node, SequenceNode) else []
+    maps = items or [(path, node)]
+    return [(*path, entry.key.raw) for path, item in maps if isinstance(item, MappingNode) for entry in item.entries]
 
 
 def _twice(site: Site, at: Path, config: EnvConfig) -> None:
     first: dict[str, Path] = {}
-    for (name, _), path in zip(config.env_vars, variable_paths(site, at), strict=False):
+    for (name, _), path in zip(config.env_vars, variable_paths(site.view.tree, at), strict=False):
         if first.setdefault(name, path) != path:
             site.report(
                 "duplicate-env-var",

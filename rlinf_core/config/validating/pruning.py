@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeAlias, TypeVar
 
@@ -75,58 +75,38 @@ def original(path: Path, kept: Kept) -> Path:
     return full_path
 
 
-@dataclass(slots=True)
-class _Plan:
-    """The cuts at and below one node."""
-
-    here: bool = False
-    replacement: ScalarNode | None = None
-    below: dict[str | int, _Plan] = field(default_factory=dict["str | int", "_Plan"])
-
-
 def cut(tree: MappingNode, cuts: Cuts, kept: Kept) -> MappingNode:
     """Return `tree` with the edits applied, and update `kept`. A replacement for a missing key adds it."""
-    root = _Plan()
-    for path, replacement in cuts.items():
-        plan = root
-        for segment in path:
-            plan = plan.below.setdefault(segment, _Plan())
-        plan.here, plan.replacement = True, replacement
-    return _cut_mapping(tree, root, (), kept)
+    # The children of each path that the edits are in or below, in the order of the edits.
+    below: dict[Path, dict[Path, None]] = {}
+    for path in cuts:
+        for size in range(1, len(path) + 1):
+            below.setdefault(path[: size - 1], {})[path[:size]] = None
 
+    def edited(node: Node, path: Path, whole: Path) -> Node | None:
+        """Return a node at a path of `tree`, and of the whole tree."""
+        if path in cuts:
+            return cuts[path]
+        if isinstance(node, ScalarNode) or path not in below:
+            return node
+        if isinstance(node, MappingNode):
+            return edited_mapping(node, path, whole)
+        origins = kept.get(whole) or range(len(node.items))
+        pairs = [(edited(item, (*path, i), (*whole, origins[i])), origins[i]) for i, item in enumerate(node.items)]
+        kept[whole] = [origin for item, origin in pairs if item is not None]
+        return SequenceNode(node.span, tuple(item for item, _ in pairs if item is not None))
 
-def _cut(node: Node, plan: _Plan, at: Path, kept: Kept) -> Node | None:
-    if plan.here:
-        return plan.replacement
-    if isinstance(node, MappingNode):
-        return _cut_mapping(node, plan, at, kept)
-    return _cut_sequence(node, plan, at, kept) if isinstance(node, SequenceNode) else node
+    def edited_mapping(node: MappingNode, path: Path, whole: Path) -> MappingNode:
+        entries: list[Entry] = []
+        for entry in node.entries:
+            name = entry.key.raw
+            value = edited(entry.value, (*path, name), (*whole, name))
+            if value is not None:
+                entries.append(entry if value is entry.value else Entry(entry.key, value))
+        for added in below.get(path, ()):
+            replacement, name = cuts.get(added), str(added[-1])
+            if replacement is not None and node.entry(name) is None:
+                entries.append(Entry(ScalarNode(replacement.span, name, name), replacement))
+        return MappingNode(node.span, tuple(entries))
 
-
-def _cut_mapping(node: MappingNode, plan: _Plan, at: Path, kept: Kept) -> MappingNode:
-    entries: list[Entry] = []
-    for entry in node.entries:
-        inner = plan.below.get(entry.key.raw)
-        value = entry.value if inner is None else _cut(entry.value, inner, (*at, entry.key.raw), kept)
-        if value is entry.value:
-            entries.append(entry)
-        elif value is not None:
-            entries.append(Entry(entry.key, value))
-    for key, inner in plan.below.items():
-        if inner.replacement is not None and node.entry(str(key)) is None:
-            entries.append(Entry(ScalarNode(inner.replacement.span, str(key), str(key)), inner.replacement))
-    return MappingNode(node.span, tuple(entries))
-
-
-def _cut_sequence(node: SequenceNode, plan: _Plan, at: Path, kept: Kept) -> SequenceNode:
-    origins = kept.get(at) or list(range(len(node.items)))
-    items: list[Node] = []
-    remaining: list[int] = []
-    for index, item in enumerate(node.items):
-        inner = plan.below.get(index)
-        value = item if inner is None else _cut(item, inner, (*at, origins[index]), kept)
-        if value is not None:
-            items.append(value)
-            remaining.append(origins[index])
-    kept[at] = remaining
-    return SequenceNode(node.span, tuple(items))
+    return edited_mapping(tree, (), ())

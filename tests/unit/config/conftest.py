@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from rlinf_core.config.composing.compose import Composed, compose
+from rlinf_core.config.composing.compose import compose
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import decode, read
-from rlinf_core.config.tree import MappingNode
+from rlinf_core.config.tree import Composed, MappingNode
 
 Compose = Callable[..., "tuple[Composed, Diagnostics]"]
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity, render_text
-from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
+from rlinf_core.config.machines.hosts import expand_hosts
 from rlinf_core.config.secrets import MASK, environment_secrets, is_secret, mask, mask_message, mask_text, secret_values
-from rlinf_core.config.source import SourceText, Span
+from rlinf_core.config.source import NotationError, SourceText, Span
 from rlinf_core.config.tree import MappingNode, Path, find, naming, part, place, to_data
 from rlinf_core.job.load import Job
 from tests.unit.config.found import LINES, finding
@@ -211,7 +211,7 @@ def test_naming_underlines_keys_even_of_scalars(tree_of: TreeOf) -> None:
 
 
 def test_mapping_composed_of_two_sources_has_a_first_line(composing: Callable[..., object]) -> None:
-    from rlinf_core.config.composing.compose import Composed
+    from rlinf_core.config.tree import Composed
 
     composed, _ = composing(  # type: ignore[misc]  # the fixture is a plain callable
         "a:\n" + "#" * 500 + "\n  - {b: 1}\n", "a[0]={}", "a[0].c=2"
@@ -445,7 +445,7 @@ def test_brackets_around_an_ipv6_address_are_taken_off(text: str, hosts: tuple[s
 
 
 def test_port_behind_brackets_is_named() -> None:
-    with pytest.raises(HostSyntaxError, match="has a port") as caught:
+    with pytest.raises(NotationError, match="has a port") as caught:
         expand_hosts("gpu1,[2001:db8::7]:22")
     assert "remove it: `2001:db8::7`" in (caught.value.help or "")
 

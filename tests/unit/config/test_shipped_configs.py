@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from recipes.sections.values import EVALUATION, TRAINING, files_of_part
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core import ConfigError
-from rlinf_core.config.composing.references import PathSyntaxError, parse_path, to_path
+from rlinf_core.config.composing.references import parse_path, to_path
 from rlinf_core.config.diagnostics import Severity, render_text
 from rlinf_core.config.sections.hub_names import HubPath, commit_of, ensure_here, hub_paths, located, pins_of
 from rlinf_core.config.shipped import shipped_configs
+from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path as TreePath
 from rlinf_core.config.tree import format_path
 from rlinf_core.job.find_recipe import find_recipe, recipe_names
@@ -418,7 +419,7 @@ def test_a_formatted_path_ends_at_the_stop(path: TreePath) -> None:
 def test_any_text_is_read_or_refused_inside_of_it(text: str) -> None:
     try:
         steps, end = parse_path(text, stop="=")
-    except PathSyntaxError as error:
+    except NotationError as error:
         refusal = error
     else:
         assert steps
@@ -475,6 +476,6 @@ def test_steps_know_their_place() -> None:
     ],
 )
 def test_what_is_refused_is_pointed_at(text: str, piece: str, words: str) -> None:
-    with pytest.raises(PathSyntaxError, match=words) as caught:
+    with pytest.raises(NotationError, match=words) as caught:
         parse_path(text)
     assert text[caught.value.start : caught.value.end] == piece

@@ -295,7 +295,7 @@ def group(label: str, node_ranks: Any = "all", **options: Any) -> dict[str, Any]
 
 
 def names(cluster: ClusterConfig, node: int, label: str) -> list[str]:
-    return [variable.name for variable in process_environment(cluster, node, label).variables]
+    return [name for name, _ in process_environment(cluster, node, label).variables]
 
 
 def test_cluster_placed_process_gets_no_variables_of_a_group() -> None:
@@ -313,7 +313,7 @@ def test_cluster_placed_process_gets_no_variables_of_a_group() -> None:
     }
     assert values["env"] == {ProcessEnvironment()}
     (of_rollout,) = values["rollout"]
-    assert [(variable.name, variable.value) for variable in of_rollout.variables] == [("OMP_NUM_THREADS", "4")]
+    assert of_rollout.variables == (("OMP_NUM_THREADS", "4"),)
     assert of_rollout.interpreter == "/opt/rollout/bin/python"
     assert of_rollout.interpreter_group == "rollout"
 

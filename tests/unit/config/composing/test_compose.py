@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from rlinf_cli.codes import CLOSE, OPEN, Code, Example, codes_by_stage
-from rlinf_core.config.composing.compose import MAX_CHAIN, Composed, FindBase, compose, with_bases
+from rlinf_core.config.composing.compose import MAX_CHAIN, compose, with_bases
 from rlinf_core.config.composing.origins import resolved_text
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.reading import decode, load_source
-from rlinf_core.config.tree import find, to_data
+from rlinf_core.config.tree import Composed, find, to_data
 from rlinf_core.job.load import load_job
 from rlinf_core.runners.storage.run_folder import config_text_of
 
@@ -124,11 +124,11 @@ def write(folder: Path, **files: str) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def load(folder: Path, find_base: FindBase | None = None) -> tuple[Any, Diagnostics, list[str]]:
+def load(folder: Path) -> tuple[Any, Diagnostics, list[str]]:
     diagnostics = Diagnostics()
     source = load_source(str(folder / "main.yaml"), diagnostics)
     assert source is not None
-    read = with_bases(source, diagnostics, find_base)
+    read = with_bases(source, diagnostics)
     if read is None:
         return None, diagnostics, []
     tree, sources = read
@@ -198,18 +198,11 @@ def test_a_nested_extends_is_an_ordinary_key(tmp_path: Path) -> None:
 
 
 def test_shipped_bases_are_asked_for_last(tmp_path: Path) -> None:
-    shipped = tmp_path / "shipped"
-    shipped.mkdir()
-    write(shipped, embodied="x: shipped\n")
-    write(tmp_path, main="extends: [embodied, near.yaml]\n", near="y: near\n")
-    asked: list[str] = []
-
-    def find_base(name: str, _asking: str) -> str | None:
-        asked.append(name)
-        return str(shipped / f"{name}.yaml") if name == "embodied" else None
-
-    assert load(tmp_path, find_base)[0] == {"x": "shipped", "y": "near"}
-    assert asked == ["embodied"]
+    write(tmp_path, main="extends: [laptop, near.yaml, collocated.yaml]\n", near="y: near\n", collocated="z: mine\n")
+    data, loaded, sources = load(tmp_path)
+    assert loaded.ok
+    assert (data["recipe"], data["y"], data["z"]) == ("embodied", "near", "mine")
+    assert "laptop.yaml" in sources
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_core.config.composing.compose import Composed
 from rlinf_core.config.composing.references import (
     Reference,
-    ReferenceSyntaxError,
     escape_references,
     has_references,
     split_references,
 )
 from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.reading import split_components
-from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, Node, ScalarNode, SequenceNode, find, key_span, merge, to_data
+from rlinf_core.config.source import NotationError, SourceText, Span
+from rlinf_core.config.tree import (
+    Composed,
+    Entry,
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    find,
+    key_span,
+    merge,
+    to_data,
+)
 
 Compose = Callable[..., "tuple[Composed, Diagnostics]"]
 
@@ -42,7 +51,7 @@ def test_an_escaped_text_is_itself(text: str) -> None:
 def test_any_text_is_split_or_refused_inside_of_it(text: str) -> None:
     try:
         pieces = split_references(text)
-    except ReferenceSyntaxError as error:
+    except NotationError as error:
         refusal = error
     else:
         references = [piece for piece in pieces if isinstance(piece, Reference)]

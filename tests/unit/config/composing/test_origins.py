@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 from ruamel.yaml import YAML
 
-from rlinf_core.config.composing.compose import Composed, compose
+from rlinf_core.config.composing.compose import compose
 from rlinf_core.config.composing.origins import inline, origins, resolved_text
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import decode
 from rlinf_core.config.secrets import MASK, mask
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Entry, MappingNode, ScalarNode, SequenceNode, format_path, to_data
+from rlinf_core.config.tree import Composed, Entry, MappingNode, ScalarNode, SequenceNode, format_path, to_data
 
 Compose = Callable[..., "tuple[Composed, Diagnostics]"]
 

@@ -12,13 +12,12 @@ from pydantic import ValidationError
 
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig, SshConfig
-from rlinf_core.config.machines.hosts import HostSyntaxError, expand_hosts
+from rlinf_core.config.machines.hosts import expand_hosts
 from rlinf_core.config.ranks import (
     MAX_RANK,
     NodeRanks,
     RankMap,
     RankMapPart,
-    RankSyntaxError,
     format_range,
     format_ranks,
     intersect,
@@ -28,6 +27,7 @@ from rlinf_core.config.ranks import (
     subtract,
 )
 from rlinf_core.config.reading import decode, read
+from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import to_data
 from rlinf_core.placement.component import ComponentPlacement
 from rlinf_core.topology import ClusterTopology
@@ -346,13 +346,13 @@ class TestMachines:
         place = (0, 0)
         try:
             assert all(expand_hosts(text))
-        except HostSyntaxError as error:
+        except NotationError as error:
             place = (error.start, error.end)
         assert 0 <= place[0] <= place[1] <= len(text)
 
     @pytest.mark.parametrize("text", ["n[0-99999999999]", "a[0-999]b[0-999]", "n[0-999999999]"])
     def test_a_bomb_of_hosts_is_refused_at_once(self, text: str) -> None:
-        with pytest.raises(HostSyntaxError, match="more than 100000 hosts"):
+        with pytest.raises(NotationError, match="more than 100000 hosts"):
             expand_hosts(text)
 
 
@@ -444,7 +444,7 @@ def test_merged_ranges_hold_the_same_numbers_without_touching(pieces: list[range
     ],
 )
 def test_a_mistake_is_found_where_it_is(text: str, wrong: str, help: str | None) -> None:
-    with pytest.raises(RankSyntaxError) as caught:
+    with pytest.raises(NotationError) as caught:
         parse_rank_map(text)
     assert text[caught.value.start : caught.value.end] == wrong
     assert (help in (caught.value.help or "")) if help else caught.value.help is None
@@ -452,18 +452,18 @@ def test_a_mistake_is_found_where_it_is(text: str, wrong: str, help: str | None)
 
 @pytest.mark.parametrize(("text", "at"), [("", 0), ("0-3,", 4), (",0", 0), ("0,,1", 2), ("0:", 2), (":0", 0)])
 def test_a_missing_piece_is_found_where_it_should_be(text: str, at: int) -> None:
-    with pytest.raises(RankSyntaxError, match="missing here") as caught:
+    with pytest.raises(NotationError, match="missing here") as caught:
         parse_rank_map(text)
     assert (caught.value.start, caught.value.end) == (at, at)
 
 
 @given(st.text(alphabet="0123456789-:, alx", max_size=12))
 def test_any_text_is_read_or_refused_within_itself(text: str) -> None:
-    refused: RankSyntaxError | None = None
+    refused: NotationError | None = None
     parts: tuple[RankMapPart, ...] = ()
     try:
         parts = parse_rank_map(text)
-    except RankSyntaxError as error:
+    except NotationError as error:
         refused = error
     if refused is not None:
         assert 0 <= refused.start <= refused.end <= len(text)
