@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
-from rlinf_core.config.machines.assumptions import Assumption, accelerator_claims, check_labels, parse_assumption
+from rlinf_core.config.machines.assumptions import accelerator_claims
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, NODE_LABEL, ClusterConfig, NodeGroup
 from rlinf_core.config.ranks import format_ranks, merge_ranges
 from rlinf_core.errors import PlacementError
@@ -163,7 +163,7 @@ class ClusterTopology:
     lost: frozenset[int] = frozenset()
 
     @classmethod
-    def from_config(cls, cluster: ClusterConfig, assume: Sequence[Assumption | str] = ()) -> ClusterTopology:
+    def from_config(cls, cluster: ClusterConfig, assume: Sequence[str] = ()) -> ClusterTopology:
         """Return the topology that a configuration describes, without connecting to a node. Spares are no part of it.
 
         An assumption about a group overrides the group's declaration; one about every node does not.
@@ -171,18 +171,13 @@ class ClusterTopology:
         Raises:
             ConfigError: an assumption is invalid or names no group of the configuration.
         """
-        assumptions = [
-            parse_assumption(assumption) if isinstance(assumption, str) else assumption for assumption in assume
-        ]
-        check_labels(assumptions, cluster)
-        accelerators: list[tuple[int, str | None] | None] = [None] * cluster.num_active_nodes
-        for group, count, model in accelerator_claims(cluster, assumptions):
-            nodes = _ranges(group, len(accelerators)) if group else (range(len(accelerators)),)
-            for piece in nodes:
+        active = cluster.num_active_nodes
+        accelerators: dict[int, tuple[int, str | None]] = {}
+        for group, count, model in accelerator_claims(cluster, assume):
+            for piece in _ranges(group, active) if group else (range(active),):
                 for rank in piece:
-                    if accelerators[rank] is None:
-                        accelerators[rank] = (count, model)
-        nodes = [_declared_node(rank, claim) for rank, claim in enumerate(accelerators)]
+                    accelerators.setdefault(rank, (count, model))
+        nodes = [_declared_node(rank, accelerators.get(rank)) for rank in range(active)]
         return cls._build(nodes, cluster)
 
     @classmethod

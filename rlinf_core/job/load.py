@@ -277,12 +277,14 @@ def _meant_recipe(name: str) -> _Selected | None:
 
 
 def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagnostics) -> ClusterTopology:
+    from rlinf_core.config.machines.assumptions import assumed
+
     arguments = SourceText("--assume", "\n".join(assume), "overrides")
     sound: list[str] = []
     start = 0
     for text in assume:
         try:
-            check_assumption(text, cluster)
+            assumed(text, cluster)
             sound.append(text)
         except RLinfError as error:
             span = Span(arguments, start, start + len(text))
@@ -316,17 +318,6 @@ def _probed(
             span = naming(tree, path)
             diagnostics.error("accelerators-differ", message, span, path, help_text)
     return None
-
-
-def check_assumption(text: str, cluster: ClusterConfig) -> None:
-    """Parse an `--assume` argument.
-
-    Raises:
-        RLinfError: it is invalid, or names no group of the cluster.
-    """
-    from rlinf_core.config.machines.assumptions import check_labels, parse_assumption
-
-    check_labels([parse_assumption(text)], cluster)
 
 
 def _world_sizes(

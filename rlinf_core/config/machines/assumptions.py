@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from rlinf_core.config.machines.cluster import MAX_ACCELERATORS_PER_NODE, ClusterConfig, NodeGroup
 from rlinf_core.errors import ConfigError
@@ -13,8 +13,7 @@ from rlinf_core.suggest import did_you_mean, quoted
 _ASSUMPTION = re.compile(r"(?:(?P<label>[^:,\s]+)=)?(?P<count>[0-9]+)(?:x(?P<model>\S.*))?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Assumption:
+class Assumption(NamedTuple):
     """`--assume a800=8xA800`: assumed accelerators of a group's nodes (None: every node)."""
 
     label: str | None
@@ -42,36 +41,42 @@ def parse_assumption(text: str) -> Assumption:
     return Assumption(label, int(digits), match["model"])
 
 
-def check_labels(assumptions: Iterable[Assumption], cluster: ClusterConfig) -> None:
-    labels = [group.label for group in cluster.node_groups]
-    for assumption in assumptions:
-        if assumption.label is not None and assumption.label not in labels:
-            known = (
-                f"the groups are {quoted(labels)}" if labels else "the file has no node groups: write only the number"
-            )
-            raise ConfigError(
-                f"node group `{assumption.label}` does not exist",
-                where="--assume",
-                help=did_you_mean(assumption.label, labels) or known,
-            )
+def assumed(text: str, cluster: ClusterConfig) -> Assumption:
+    """Read an assumption about a cluster; see `parse_assumption`.
+
+    Raises:
+        ConfigError: it is invalid, or names no group of the cluster.
+    """
+    assumption, labels = parse_assumption(text), [group.label for group in cluster.node_groups]
+    if assumption.label is not None and assumption.label not in labels:
+        known = f"the groups are {quoted(labels)}" if labels else "the file has no node groups: write only the number"
+        raise ConfigError(
+            f"node group `{assumption.label}` does not exist",
+            where="--assume",
+            help=did_you_mean(assumption.label, labels) or known,
+        )
+    return assumption
 
 
 def accelerator_claims(
-    cluster: ClusterConfig, assumptions: Sequence[Assumption]
-) -> Iterable[tuple[NodeGroup | None, int, str | None]]:
-    """Return the claims on the accelerators of nodes (None: all nodes), in order of precedence.
+    cluster: ClusterConfig, assume: Sequence[str]
+) -> Iterator[tuple[NodeGroup | None, int, str | None]]:
+    """Yield the claims on the accelerators of nodes (None: all nodes), in order of precedence.
 
     An assumed number keeps the declared model of a group.
+
+    Raises:
+        ConfigError: an assumption is invalid or names no group of the cluster.
     """
-    by_label = {group.label: group for group in cluster.node_groups}
-    for assumption in reversed(assumptions):
-        if assumption.label is not None:
-            group = by_label[assumption.label]
-            declared = group.accelerators.model if group.accelerators else None
-            yield group, assumption.count, assumption.model or declared
+    assumptions = [assumed(text, cluster) for text in assume][::-1]
+    for assumption in assumptions:
+        for group in cluster.node_groups:
+            if group.label == assumption.label:
+                declared = group.accelerators.model if group.accelerators else None
+                yield group, assumption.count, assumption.model or declared
     for group in cluster.node_groups:
         if group.accelerators is not None:
             yield group, group.accelerators.per_node, group.accelerators.model
-    for assumption in reversed(assumptions):
+    for assumption in assumptions:
         if assumption.label is None:
             yield None, assumption.count, assumption.model
