@@ -19,7 +19,7 @@ from rlinf_core.suggest import did_you_mean
 T = TypeVar("T", covariant=True)
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
+_SIZE_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 # Every variable by name, for help pages and `rlinf doctor`: a variable that is not here is not read.
@@ -80,16 +80,11 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def parse_size(text: str) -> int:
-    """Return bytes in a size such as `64MB`, `1.5 GiB` or `4096`.
-
-    Raises:
-        ValueError: it is not a positive size.
-    """
-    match = _SIZE.fullmatch(text)
+def _size(text: str) -> int:
+    match = _SIZE_FORM.fullmatch(text)
     size = int(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
     if size <= 0:
-        raise ValueError(f"`{text}` is not a size")
+        raise ValueError
     return size
 
 
@@ -112,45 +107,42 @@ def _claims(text: str) -> str:
     raise ValueError
 
 
-def parse_ports(text: str) -> range:
-    """Return the TCP ports that `FIRST-LAST` means.
-
-    Raises:
-        ValueError: it is not a range of ports.
-    """
+def _ports(text: str) -> range:
     first, dash, last = text.partition("-")
     ports = range(_count(first.strip()), _count(last.strip()) + 1)
     if not dash or not ports or ports[0] < 1 or ports[-1] > 65535:
-        raise ValueError(f"`{text}` is not a range of ports")
+        raise ValueError
     return ports
 
 
-_A_TIME = "a positive number of seconds, such as `1800` or `0.5`"
-_A_COUNT = "an integer >= 0"
-_A_SIZE = "a positive size in bytes, such as `256MB`, `2GiB` or `1048576`"
+# Valid values in words, and the function that reads them.
+_TIME = ("a positive number of seconds, such as `1800` or `0.5`", _seconds)
+_COUNT = ("an integer >= 0", _count)
+_SIZE = ("a positive size in bytes, such as `256MB`, `2GiB` or `1048576`", _size)
+_PORTS = ("a range of ports, first-last", _ports)
+_LEVEL = ("one of DEBUG, INFO, WARNING, ERROR, CRITICAL", _level)
+_CLAIMS = ("one of wait, no-wait, share, group:NAME", _claims)
+_SWITCH = ("1 or 0", _switch)
 
 TIMEOUT = EnvVar(
     "RLINF_TIMEOUT",
     1800.0,
     "Default timeout in seconds of an operation between processes (send, recv, put, get, a call).",
-    _A_TIME,
-    _seconds,
+    *_TIME,
 )
 CALL_TIMEOUT = EnvVar(
     "RLINF_CALL_TIMEOUT",
     86400.0,
     "Default timeout in seconds of `wait` for a call on a worker group; operations within the method have their own"
     " deadlines.",
-    _A_TIME,
-    _seconds,
+    *_TIME,
 )
 CONNECT_TIMEOUT = EnvVar(
     "RLINF_CONNECT_TIMEOUT",
     30.0,
     "Seconds for the first contact with a peer, which may still be launching. If unset, the default is extended up"
     " to tenfold on a machine with overcommitted processors.",
-    _A_TIME,
-    _seconds,
+    *_TIME,
 )
 ADDRESS: EnvVar[str | None] = EnvVar(
     "RLINF_ADDRESS",
@@ -171,8 +163,7 @@ NODE_RANK: EnvVar[int | None] = EnvVar(
     "RLINF_NODE_RANK",
     None,
     "The rank of this node in the cluster; set it on every node before Ray starts there, or on none.",
-    _A_COUNT,
-    _count,
+    *_COUNT,
 )
 NET_IF: EnvVar[str | None] = EnvVar(
     "RLINF_NET_IF",
@@ -186,23 +177,15 @@ PORTS: EnvVar[range | None] = EnvVar(
     None,
     "The TCP ports on which processes of rlinf on this node listen for each other, as in `20672-20999`; `rlinf up` sets"
     " it on every node from `cluster.ports`; by default any free one.",
-    "a range of ports, first-last",
-    parse_ports,
+    *_PORTS,
 )
 SHM_LIMIT: EnvVar[int | None] = EnvVar(
     "RLINF_SHM_LIMIT",
     None,
     "Bytes of shared memory that one process may hold for messages; by default a share of its allowed memory.",
-    _A_SIZE,
-    parse_size,
+    *_SIZE,
 )
-LOG_LEVEL = EnvVar(
-    "RLINF_LOG_LEVEL",
-    "INFO",
-    "Minimum severity of messages that workers log.",
-    "one of DEBUG, INFO, WARNING, ERROR, CRITICAL",
-    _level,
-)
+LOG_LEVEL = EnvVar("RLINF_LOG_LEVEL", "INFO", "Minimum severity of messages that workers log.", *_LEVEL)
 RUNS = EnvVar(
     "RLINF_RUNS",
     "runs",
@@ -215,16 +198,9 @@ CLAIMS = EnvVar(
     "wait",
     "What a job does whose accelerators or robots another job of this user holds: `wait` until they are free, end with"
     " an error (`no-wait`), `share` them, or share them only with jobs of the same group (`group:NAME`).",
-    "one of wait, no-wait, share, group:NAME",
-    _claims,
+    *_CLAIMS,
 )
-REPORT = EnvVar(
-    "RLINF_REPORT",
-    True,
-    "Whether `rlinf train` writes `report.html` at the end of a run.",
-    "1 or 0",
-    _switch,
-)
+REPORT = EnvVar("RLINF_REPORT", True, "Whether `rlinf train` writes `report.html` at the end of a run.", *_SWITCH)
 
 _PREFIX = "RLINF_"
 # Internal variables: set by rlinf for its own processes only.
