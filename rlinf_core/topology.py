@@ -145,6 +145,10 @@ class UnitNumbers:
     def node_of(self, number: int) -> int:
         return bisect_right(self._starts, number) - 1
 
+    def nodes_of(self, numbers: range) -> range:
+        """Return the nodes that a range of units is on."""
+        return range(self.node_of(numbers.start), self.node_of(numbers.stop - 1) + 1)
+
 
 @dataclass(frozen=True, eq=False)
 class ClusterTopology:

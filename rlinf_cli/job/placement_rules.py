@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
@@ -16,6 +17,7 @@ from rlinf_core.placement.resolve import Coverage, Resolution
 from rlinf_core.suggest import quoted
 from rlinf_core.topology import ACCELERATORS, CLUSTER_LABEL, ClusterTopology, UnitKind
 
+every = chain.from_iterable
 # A warning lists at most this many places.
 _LISTED = 3
 
@@ -60,12 +62,9 @@ class _Linter:
         self.paths = group_paths(tree)
         self.coverages = [(component, covered) for component in placed if (covered := component.resolution.coverage())]
         # A component whose resources are unknown may use any node of its groups.
+        unknown = (component.resolution for component in placed if component.resolution.selection is None)
         self.uncertain = merge_ranges(
-            nodes
-            for component in placed
-            if component.resolution.selection is None
-            for group in component.resolution.groups
-            for nodes in group.node_ranges
+            nodes for resolution in unknown for group in resolution.groups for nodes in group.node_ranges
         )
         self.nodes = [(component, _nodes_by_label(component)) for component in placed]
 
@@ -106,8 +105,7 @@ class _Linter:
         """Return components placed on accelerator ranks whose nodes have no accelerators."""
         for component in self.placed:
             if component.resolution.lacks_accelerators:
-                nodes = merge_ranges(piece for pieces in _nodes_by_label(component).values() for piece in pieces)
-                on = _nodes([rank for piece in nodes for rank in piece])
+                on = _nodes(every(merge_ranges(every(_nodes_by_label(component).values()))))
                 yield self._warn(
                     "no-accelerator-found",
                     f"no accelerator found on {on}: `{component.name}` is placed by rank, and would run on the CPU",
@@ -144,7 +142,7 @@ class _Linter:
 
     def idle_nodes(self) -> Iterator[Diagnostic]:
         """Report nodes without accelerators or robots, but for the driver's, on which no process is placed."""
-        used = {rank for _, by_label in self.nodes for nodes in by_label.values() for piece in nodes for rank in piece}
+        used = {rank for _, by_label in self.nodes for nodes in by_label.values() for rank in every(nodes)}
         groups = [group for group in self.topology.groups.values() if group.label not in RESERVED_LABELS]
         robots = [group for group in groups if group.unit is not None and group.unit.kind is UnitKind.ROBOT]
         used |= {0, *(rank for group in robots for rank in group.node_ranks)}
@@ -154,8 +152,7 @@ class _Linter:
             for group in self.cluster.node_groups
             for entry in group.env_configs
             if entry.python_interpreter_path is not None and group.label in self.topology.groups
-            for piece in _nodes_of(entry, self.topology.groups[group.label].node_ranges)
-            for rank in piece
+            for rank in every(_nodes_of(entry, self.topology.groups[group.label].node_ranges))
         }
         for group in groups:
             free = [rank for rank in group.node_ranks if rank not in used]
@@ -169,7 +166,7 @@ class _Linter:
                     "place a component there, or remove the nodes",
                 )
         used.update(rank for group in groups for rank in group.node_ranks)
-        used.update(rank for piece in self.uncertain for rank in piece)
+        used.update(every(self.uncertain))
         loose = [node.rank for node in self.topology.nodes if node.rank not in used and not node.num_accelerators]
         if loose:
             message = f"no process is placed on {_nodes(loose)} (in no node group)"
@@ -283,10 +280,9 @@ class _Linter:
                     continue
                 idle = subtract(_nodes_of(config, own), merge_ranges(used.get(group.label, ())))
                 if idle:
-                    nodes = _nodes([rank for piece in idle for rank in piece])
                     yield self._warn(
                         "unused-interpreter",
-                        f"`{group.label}` places no process on {nodes}, for which it sets an interpreter",
+                        f"`{group.label}` places no process on {_nodes(every(idle))}, for which it sets an interpreter",
                         (*path, "env_configs", index, "python_interpreter_path"),
                         f"place a component there with `node_group: {group.label}`, or remove the nodes",
                     )
@@ -312,10 +308,9 @@ class _Linter:
                 own = by_label.get(through, ())
                 missed = {label: nodes for label, ranges in alone.items() if (nodes := intersect(ranges, own))}
                 if missed:
-                    listed = ", ".join(
-                        f"`{label}` on {_nodes([rank for piece in nodes for rank in piece])}"
-                        for label, nodes in list(missed.items())[:_LISTED]
-                    ) + (" and others" if len(missed) > _LISTED else "")
+                    first = list(missed.items())[:_LISTED]
+                    listed = ", ".join(f"`{label}` on {_nodes(every(nodes))}" for label, nodes in first)
+                    listed += " and others" if len(missed) > _LISTED else ""
                     yield self._note(
                         "env-configs-unused",
                         f"`{component.name}` is placed through `{through}`: the `env_configs` of {listed} do not apply",
@@ -332,22 +327,16 @@ class _Linter:
         for viewer, covered in self.coverages:
             if covered.unit == ACCELERATORS:
                 continue
-            nodes = merge_ranges(piece for pieces in _nodes_by_label(viewer).values() for piece in pieces)
-            visible = merge_ranges(numbers.on(piece) for piece in nodes)
+            visible = merge_ranges(numbers.on(piece) for piece in every(_nodes_by_label(viewer).values()))
             shared = {other.name: intersect(ranges, visible) for other, ranges in holding}
             names = [name for name, pieces in shared.items() if pieces]
             if names:
-                where = merge_ranges(
-                    range(numbers.node_of(piece.start), numbers.node_of(piece.stop - 1) + 1)
-                    for pieces in shared.values()
-                    for piece in pieces
-                )
-                on = _nodes([rank for piece in where for rank in piece])
+                where = merge_ranges(map(numbers.nodes_of, every(shared.values())))
                 holds = "hold" if len(names) > 1 else "holds"
                 yield self._note(
                     "accelerators-not-reserved",
-                    f"`{viewer.name}` sees all accelerators of {on}, none reserved for it; {quoted(names)} {holds} some"
-                    " of them",
+                    f"`{viewer.name}` sees all accelerators of {_nodes(every(where))}, none reserved for it;"
+                    f" {quoted(names)} {holds} some of them",
                     map_path(self.tree, viewer.path),
                     "place it on accelerators if it uses one",
                 )
@@ -376,9 +365,8 @@ def _nodes_by_label(placed: Placed) -> dict[str, tuple[range, ...]]:
     if selection is None:
         return {group.label: group.node_ranges for group in placed.resolution.groups}
     nodes_by_label: dict[str, list[range]] = {}
-    for block in placed.resolution.blocks:
-        for label, nodes in selection.nodes(block.resources):
-            nodes_by_label.setdefault(label, []).append(nodes)
+    for label, nodes in every(selection.nodes(block.resources) for block in placed.resolution.blocks):
+        nodes_by_label.setdefault(label, []).append(nodes)
     return {label: merge_ranges(nodes) for label, nodes in nodes_by_label.items()}
 
 
@@ -411,5 +399,6 @@ def _nodes_of(config: EnvConfig, group: tuple[range, ...]) -> tuple[range, ...]:
     return group if written is None else intersect(group, merge_ranges(written))
 
 
-def _nodes(ranks: Sequence[int]) -> str:
-    return f"node{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
+def _nodes(ranks: Iterable[int]) -> str:
+    listed = format_ranks(ranks)
+    return f"node{'s' * (not listed.isdecimal())} {listed}"

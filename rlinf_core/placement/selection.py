@@ -92,18 +92,17 @@ class Selection:
 
     def units(self, ranks: range) -> Iterator[range]:
         """Return the cluster-wide units behind consecutive resource ranks."""
-        for first, units, _ in self.segments:
-            start, stop = max(ranks.start, first), min(ranks.stop, first + len(units))
+        return (units for _, units in self._labelled(ranks))
+
+    def _labelled(self, ranks: range) -> Iterator[tuple[str, range]]:
+        for first, units, label in self.segments:
+            start, stop = max(ranks.start - first, 0), min(ranks.stop - first, len(units))
             if start < stop:
-                yield range(units.start + start - first, units.start + stop - first)
+                yield label, units[start:stop]
 
     def nodes(self, ranks: range) -> Iterator[tuple[str, range]]:
         """Return the nodes behind consecutive resource ranks, as ranges with the label that selects them."""
-        for first, units, label in self.segments:
-            start, stop = max(ranks.start, first), min(ranks.stop, first + len(units))
-            if start < stop:
-                at = units.start - first
-                yield label, range(self._numbers.node_of(at + start), self._numbers.node_of(at + stop - 1) + 1)
+        return ((label, self._numbers.nodes_of(units)) for label, units in self._labelled(ranks))
 
     def describe(self) -> str:
         """Return what exists: `8 nodes x 8 accelerators`, `2 Franka units on nodes 16-17`, `12 accelerators on 3
@@ -220,8 +219,7 @@ def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subjec
             shared = intersect(group.segments, other.segments)
             if not shared:
                 continue
-            numbers = topology.numbers(group.unit)
-            nodes = [range(numbers.node_of(range_.start), numbers.node_of(range_.stop - 1) + 1) for range_ in shared]
+            nodes = map(topology.numbers(group.unit).nodes_of, shared)
             shown = ",".join(map(format_range, merge_ranges(nodes)))
             where = f"node{'s' * (not shown.isdecimal())} {shown}"
             message = f"{subject} selects `{other.label}` and `{group.label}`, which share {where}"
