@@ -15,11 +15,14 @@ from typing import BinaryIO, Final, Literal
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.source import STDIN_NAME, SourceText, Span
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, name_pieces, part
-from rlinf_core.config.yaml_tree import Limits, compose
+from rlinf_core.config.yaml_tree import compose
+from rlinf_core.foreign.budget import in_words
 from rlinf_core.foreign.files import BadFileError, open_regular
 from rlinf_core.foreign.strict_json import wide_encoding
+from rlinf_core.suggest import near
 
-_DEFAULT_LIMITS = Limits()
+# Bytes of a file.
+MOST_BYTES = 8 * 1024 * 1024
 _BOM = "\ufeff"
 # Seconds after which a wait for a terminal looks for signals.
 _WAKE_SECONDS = 0.2
@@ -33,12 +36,7 @@ COMPONENT_PLACEMENT: Final[Path] = ("cluster", "component_placement")
 
 
 def load_source(
-    name: str,
-    diagnostics: Diagnostics,
-    *,
-    stdin: bytes | None = None,
-    limits: Limits = _DEFAULT_LIMITS,
-    is_base: bool = False,
+    name: str, diagnostics: Diagnostics, *, stdin: bytes | None = None, is_base: bool = False
 ) -> SourceText | None:
     """Return the text of a file, or of standard input for the name `-`; None after reporting why it cannot be read.
 
@@ -48,44 +46,37 @@ def load_source(
         name: the file.
         diagnostics: takes findings.
         stdin: replaces the process's standard input.
-        limits: the most bytes.
         is_base: whether a file names it, and not a person: it is a regular file then.
     """
     if name == "-":
         try:
-            data = stdin if stdin is not None else _read_stdin(limits.file_bytes + 1)
+            data = stdin if stdin is not None else _read_stdin(MOST_BYTES + 1)
         except OSError as error:
             diagnostics.add(_unreadable(SourceText(STDIN_NAME, "", "stdin"), error))
             return None
-        return decode(STDIN_NAME, data, diagnostics, "stdin", limits=limits)
+        return decode(STDIN_NAME, data, diagnostics, "stdin")
     try:
         if os.path.isdir(name):
             raise IsADirectoryError
         is_handed = not is_base and name.startswith(("/dev/stdin", "/dev/fd/"))
         with open(name, "rb") if is_handed else open_regular(name) as file:
-            data = file.read(limits.file_bytes + 1)
+            data = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         diagnostics.add(_unreadable(SourceText(name, ""), error))
         return None
-    return decode(name, data, diagnostics, limits=limits)
+    return decode(name, data, diagnostics)
 
 
 def decode(
-    name: str,
-    data: bytes,
-    diagnostics: Diagnostics,
-    kind: Literal["file", "stdin"] = "file",
-    *,
-    limits: Limits = _DEFAULT_LIMITS,
+    name: str, data: bytes, diagnostics: Diagnostics, kind: Literal["file", "stdin"] = "file"
 ) -> SourceText | None:
     """Return the bytes of a file as text; None after reporting why they are not text.
 
     A byte order mark is dropped, and a carriage return without a line feed becomes a line feed.
     """
-    if len(data) > limits.file_bytes:
+    if len(data) > MOST_BYTES:
         place = Span(SourceText(name, "", kind), 0, 0)
-        size = f"{limits.file_bytes // 1024**2} MiB" if limits.file_bytes >= 1024**2 else f"{limits.file_bytes} bytes"
-        message = f"the file is larger than {size}, the limit for a configuration"
+        message = f"the file is larger than {in_words(MOST_BYTES)}, the limit for a configuration"
         diagnostics.error("file-too-large", message, place, help="is this the right file?")
         return None
     try:
@@ -99,22 +90,20 @@ def decode(
     return source if _printable(source, 0, len(text), diagnostics) else None
 
 
-def read(source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS) -> MappingNode | None:
+def read(source: SourceText, diagnostics: Diagnostics) -> MappingNode | None:
     """Return the tree of a whole file; None after reporting why there is none.
 
     A syntax error stops the reading and is reported alone. Other errors are reported and the tree is still built: a
     duplicate key keeps its first value, a tag is ignored, and an undefined alias is null.
     """
-    is_yaml, root = read_document(source, diagnostics, limits)
+    is_yaml, root = read_document(source, diagnostics)
     if isinstance(root, MappingNode) or not is_yaml:
         return root if isinstance(root, MappingNode) else None
     diagnostics.add(_not_a_mapping(source, root))
     return None
 
 
-def read_document(
-    source: SourceText, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS
-) -> tuple[bool, Node | None]:
+def read_document(source: SourceText, diagnostics: Diagnostics) -> tuple[bool, Node | None]:
     """Return whether a file is YAML, and the value that it holds: None for a file without content."""
     prefix = _shared_indentation(source.text)
     if prefix:
@@ -130,7 +119,7 @@ def read_document(
             )
         )
     text = _without_versions(source, _with_blanks_for_tabs(source.text, prefix), diagnostics)
-    return compose(source, text, 0, len(source.text), diagnostics, limits)
+    return compose(source, text, 0, len(source.text), diagnostics)
 
 
 def _shared_indentation(text: str) -> str:
@@ -197,15 +186,13 @@ def split_components(node: Node, path: Path, diagnostics: Diagnostics) -> Node:
     return MappingNode(node.span, tuple(entries.values()))
 
 
-def read_value(
-    source: SourceText, start: int, end: int, diagnostics: Diagnostics, limits: Limits = _DEFAULT_LIMITS
-) -> Node | None:
+def read_value(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> Node | None:
     """Return the YAML value of a piece of a larger text, null for an empty one; None after reporting why it is not
     YAML.
     """
     if not _printable(source, start, end, diagnostics):
         return None
-    is_yaml, root = compose(source, f" {source.text[start:end]}", start, end, diagnostics, limits)
+    is_yaml, root = compose(source, f" {source.text[start:end]}", start, end, diagnostics)
     if not is_yaml:
         return None
     return root if root is not None else ScalarNode(Span(source, start, start), "", None)
@@ -281,10 +268,6 @@ def _unreadable(source: SourceText, error: OSError | ValueError) -> Diagnostic:
 
 
 def _similar_file(name: str) -> str | None:
-    import os
-
-    from rlinf_core.suggest import near
-
     directory, base = os.path.split(name)
     try:
         names = os.listdir(directory or ".")

@@ -36,31 +36,20 @@ _PROPERTY: Final = re.compile(r"[&!]\S*[ \t\r\n]*")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # Blank lines and comments between tokens.
 _GAP: Final = re.compile(r"(?:[ \t]*(?:(?<![^ \t\n])#[^\n\0]*|\r)?\n)*[ \t]*(?:(?<![^ \t\n])#[^\n\0]*)?")
+# Limits far above any real configuration and low enough to stay fast: on the values of a text (keys do not count) after
+# expanding every alias, and on the nesting depth of mappings and lists.
+MOST_NODES = 500_000
+MOST_DEPTH = 100
 # Similar names are searched for in this many findings at most, among names of this length.
 _MOST_SUGGESTIONS: Final = 20
 _LONGEST_NAME: Final = 60
-
-
-class Limits(NamedTuple):
-    """Limits on the size of a text, far above any real configuration and low enough to stay fast.
-
-    Attributes:
-        nodes: values (keys do not count) after expanding every alias.
-        depth: nesting depth of mappings and lists.
-    """
-
-    file_bytes: int = 8 * 1024 * 1024
-    nodes: int = 500_000
-    depth: int = 100
 
 
 class _LimitError(Exception):
     """A limit was exceeded and reported; there is no tree."""
 
 
-def compose(
-    source: SourceText, text: str, start: int, end: int, diagnostics: Diagnostics, limits: Limits
-) -> tuple[bool, Node | None]:
+def compose(source: SourceText, text: str, start: int, end: int, diagnostics: Diagnostics) -> tuple[bool, Node | None]:
     """Return whether a text is YAML, and its value; None for a text without content.
 
     Args:
@@ -68,14 +57,13 @@ def compose(
             which keeps `%` and `---` out of the first column, where they are a directive and a document's mark.
         text: the text.
         diagnostics: takes the findings.
-        limits: limits on its size.
     """
     # A last line of blanks is a line: one of a block of text.
     text += "\n" if text.endswith((" ", "\t")) else ""
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.Scanner, yaml.Parser, yaml.Composer = _QuickScanner, _QuickParser, _TreeComposer
     composer: _TreeComposer = yaml.composer
-    composer.begin(source, text, start, end, limits)
+    composer.begin(source, text, start, end)
     root: Node | None = None
     try:
         _, parser = yaml.get_constructor_parser(text)
@@ -160,11 +148,11 @@ class _TreeComposer(_Composer):
 
     parser = cached_property(lambda self: self.loader.parser)
 
-    def begin(self, source: SourceText, text: str, start: int, end: int, limits: Limits) -> None:
+    def begin(self, source: SourceText, text: str, start: int, end: int) -> None:
         """Take the text, and where it is in its source."""
         self._source, self._text, self._shift = source, text, start - 1 if start else 0
         self._start, self._stop = start, end
-        self._limits, self.findings = limits, Diagnostics()
+        self.findings = Diagnostics()
         self._anchored: dict[str, _Anchored | None] = {}
         self._path: list[str | int] = []
         self._count = self._depth = self._deepest = self._undefined = 0
@@ -218,7 +206,7 @@ class _TreeComposer(_Composer):
             self._tagged(event, "", kind, tag, self.span(start))
         self._depth += 1
         self._deepest = max(self._deepest, self._depth)
-        if self._depth > self._limits.depth:
+        if self._depth > MOST_DEPTH:
             self._too_deep(self.span(start))
         raw = self.compose_mapping_node(None) if kind == "map" else self.compose_sequence_node(None)
         self._depth -= 1
@@ -277,7 +265,7 @@ class _TreeComposer(_Composer):
         if anchored is None:
             self._error("recursive-alias", f"`*{excerpt(name)}` is inside the value that it names", span)
             return ScalarNode(span, f"*{name}", None)
-        if self._depth + anchored.height > self._limits.depth:
+        if self._depth + anchored.height > MOST_DEPTH:
             self._too_deep(span)
         self._deepest = max(self._deepest, self._depth + anchored.height)
         self._counted(anchored.size, start, span)
@@ -372,15 +360,15 @@ class _TreeComposer(_Composer):
 
     def _counted(self, nodes: int, start: int, span: Span | None = None) -> None:
         self._count += nodes
-        if self._count > self._limits.nodes:
+        if self._count > MOST_NODES:
             by_alias = "after expanding aliases, " if nodes > 1 else ""
-            message = f"{by_alias}there are more than {self._limits.nodes} values here"
+            message = f"{by_alias}there are more than {MOST_NODES} values here"
             help = "write large data to a separate file and set its path"
             self._error("too-many-nodes", message, span or self.span(start), help)
             raise _LimitError
 
     def _too_deep(self, span: Span) -> None:
-        self._error("too-deep", f"mappings and lists are nested more than {self._limits.depth} deep", span)
+        self._error("too-deep", f"mappings and lists are nested more than {MOST_DEPTH} deep", span)
         raise _LimitError
 
     def report_second_document(self, event: Any) -> None:

@@ -8,16 +8,17 @@ from pathlib import Path as FilePath
 
 import pytest
 
+from rlinf_core.config import reading, yaml_tree
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
-from rlinf_core.config.reading import Limits, decode, load_source, read, read_value
+from rlinf_core.config.reading import decode, load_source, read, read_value
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import MappingNode, ScalarNode, Value, find, to_data
 
 
-def read_text(text: str, limits: Limits | None = None) -> tuple[MappingNode | None, list[Diagnostic]]:
+def read_text(text: str) -> tuple[MappingNode | None, list[Diagnostic]]:
     diagnostics = Diagnostics()
     source = decode("test.yaml", text.encode(), diagnostics)
-    tree = read(source, diagnostics, limits or Limits()) if source else None
+    tree = read(source, diagnostics) if source else None
     return tree, list(diagnostics)
 
 
@@ -29,9 +30,9 @@ def data(text: str) -> Value:
     return to_data(tree)
 
 
-def report(text: str, limits: Limits | None = None) -> list[tuple[str, str, str]]:
+def report(text: str) -> list[tuple[str, str, str]]:
     """Code, position and underlined text of every finding."""
-    return [(d.code, str(d.span.begin), d.span.text) for d in read_text(text, limits)[1]]
+    return [(d.code, str(d.span.begin), d.span.text) for d in read_text(text)[1]]
 
 
 # Texts without a mistake, and what they mean.
@@ -230,13 +231,15 @@ class TestFiles:
         assert finding.code == "unreadable-file"
         assert finding.message == "the file cannot be read: permission denied"
 
-    def test_a_file_that_is_too_large(self, tmp_path: FilePath) -> None:
+    def test_a_file_that_is_too_large(self, tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch) -> None:
         file = tmp_path / "a.yaml"
         file.write_text("a: 12345\n")
         diagnostics = Diagnostics()
-        assert load_source(str(file), diagnostics, limits=Limits(file_bytes=8)) is None
+        monkeypatch.setattr(reading, "MOST_BYTES", 8)
+        assert load_source(str(file), diagnostics) is None
         assert [d.code for d in diagnostics] == ["file-too-large"]
-        assert load_source(str(file), Diagnostics(), limits=Limits(file_bytes=9)) is not None
+        monkeypatch.setattr(reading, "MOST_BYTES", 9)
+        assert load_source(str(file), Diagnostics()) is not None
 
     def test_a_device(self) -> None:
         finding = self.failure("/dev/zero")
@@ -416,15 +419,19 @@ class TestAliases:
         assert [d.code for d in diagnostics] == ["too-many-nodes"]
         assert "aliases" in diagnostics[0].message
 
-    def test_nodes_are_counted_after_expansion(self) -> None:
+    def test_nodes_are_counted_after_expansion(self, monkeypatch: pytest.MonkeyPatch) -> None:
         text = "a: &x [1, 2]\nb: *x\n"  # the mapping, two lists, four numbers
-        assert not report(text, Limits(nodes=7))
-        assert report(text, Limits(nodes=6)) == [("too-many-nodes", "2:4", "*x")]
+        monkeypatch.setattr(yaml_tree, "MOST_NODES", 7)
+        assert not report(text)
+        monkeypatch.setattr(yaml_tree, "MOST_NODES", 6)
+        assert report(text) == [("too-many-nodes", "2:4", "*x")]
 
-    def test_depth_is_counted_after_expansion(self) -> None:
+    def test_depth_is_counted_after_expansion(self, monkeypatch: pytest.MonkeyPatch) -> None:
         text = "a: &x [[1]]\nb: [*x]\n"
-        assert not report(text, Limits(depth=4))
-        assert report(text, Limits(depth=3)) == [("too-deep", "2:5", "*x")]
+        monkeypatch.setattr(yaml_tree, "MOST_DEPTH", 4)
+        assert not report(text)
+        monkeypatch.setattr(yaml_tree, "MOST_DEPTH", 3)
+        assert report(text) == [("too-deep", "2:5", "*x")]
 
 
 class TestMergeKeys:

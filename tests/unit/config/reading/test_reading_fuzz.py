@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,13 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from rlinf_core.config import reading, yaml_tree
 from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
-from rlinf_core.config.reading import Limits, decode, read, read_value
+from rlinf_core.config.reading import decode, read, read_value
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import Node, ScalarNode, SequenceNode, to_data
 from rlinf_core.job.load import Job, load_job
 
-# Small limits, so that passing them is part of what is tried.
-LIMITS = Limits(file_bytes=100_000, nodes=2000, depth=50)
 SYNTAX = ("yaml-syntax", "tab-indentation")
 
 # Pieces that make structure, and pieces that have made trouble.
@@ -40,6 +40,16 @@ PIECES = st.sampled_from(
         *("\ufeff", "\u2028", "\x85", "\0", "\x1b", "\ufdd0"),
     )
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_limits() -> Iterator[None]:
+    """Make the limits small, so that passing them is part of what is tried."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "MOST_BYTES", 100_000)
+        patch.setattr(yaml_tree, "MOST_NODES", 2000)
+        patch.setattr(yaml_tree, "MOST_DEPTH", 50)
+        yield
 
 
 def check_span(span: Span, parent: Span | None) -> None:
@@ -83,8 +93,8 @@ def check_findings(collected: Diagnostics) -> None:
 
 def check_reading(data: bytes) -> None:
     diagnostics = Diagnostics()
-    source = decode("fuzz.yaml", data, diagnostics, limits=LIMITS)
-    tree = read(source, diagnostics, LIMITS) if source else None
+    source = decode("fuzz.yaml", data, diagnostics)
+    tree = read(source, diagnostics) if source else None
     assert tree is not None or not diagnostics.ok
     check_findings(diagnostics)
     if any(finding.code in SYNTAX for finding in diagnostics):
@@ -96,7 +106,7 @@ def check_reading(data: bytes) -> None:
         check_tree(tree, has_aliases="*" in source.text)
     diagnostics = Diagnostics()
     start = min(2, len(source.text))
-    value = read_value(source, start, len(source.text), diagnostics, LIMITS)
+    value = read_value(source, start, len(source.text), diagnostics)
     assert value is not None or not diagnostics.ok
     check_findings(diagnostics)
     assert all(finding.span.start >= start for finding in diagnostics)
