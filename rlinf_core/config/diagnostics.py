@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from rlinf_core.config.secrets import mask_message, mask_text
 from rlinf_core.config.source import SourceText, Span
 from rlinf_core.config.tree import Path
+from rlinf_core.foreign.terminal_text import escape_of
 from rlinf_core.suggest import LONGEST_LINE, clipped
 
 # Findings of one code.
@@ -177,12 +178,7 @@ def visible(text: str) -> str:
 def _visible(character: str) -> str:
     if character.isprintable() or character == "\u3000":
         return character
-    code = ord(character)
-    if character == "\t":
-        return " "
-    if code < 0x100:
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return " " if character == "\t" else escape_of(character)
 
 
 class _Excerpt(NamedTuple):

@@ -16,7 +16,7 @@ _ACTED_ON: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\
 def escaped(text: str) -> str:
     """Return a text with every character that a terminal acts on, but tab and newline, as an escape such as `\\x1b`."""
     text = text.replace("\r\n", "\n")
-    return _ACTED_ON.sub(_escape, text)
+    return _ACTED_ON.sub(lambda match: escape_of(match[0]), text)
 
 
 def replaced(text: str) -> str:
@@ -24,6 +24,7 @@ def replaced(text: str) -> str:
     return _ACTED_ON.sub("\ufffd", text)
 
 
-def _escape(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+def escape_of(character: str) -> str:
+    """Return the escape of a character as Python and YAML write it, such as `\\x1b`."""
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -16,6 +16,7 @@ from rlinf_core.config.ranks import format_range
 from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, resolve_plain, to_data
+from rlinf_core.foreign.terminal_text import escape_of
 
 Plain: TypeAlias = "None | bool | int | float | str | Sequence[Plain] | Mapping[str, Plain]"
 """Plain data, or the result of `to_data`."""
@@ -264,13 +265,4 @@ def yaml_text(text: str) -> str:
     a_word = _UNQUOTED.fullmatch(text) and not (text.endswith(":") or ": " in text or _OLD_YAML.fullmatch(text))
     if a_word and isinstance(resolve_plain(text), str):
         return text
-    return '"' + "".join(map(_escaped, text)) + '"'
-
-
-def _escaped(character: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if character.isprintable():
-        return character
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return '"' + "".join(_ESCAPES.get(c) or (c if c.isprintable() else escape_of(c)) for c in text) + '"'
