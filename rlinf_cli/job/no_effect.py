@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pydantic import BaseModel
 
@@ -55,11 +55,12 @@ def _report(
     for leaf, match in dead.items():
         if leaf not in elsewhere and leaf not in wrong:
             by_match.setdefault(match, []).append(leaf)
-    findings = [_Finding.of(config, match, leaves) for match, leaves in by_match.items()]
-    if findings and _is_written_out(config):
-        findings = [finding for finding in findings if finding.severity is Severity.ERROR]
-    for reported in findings:
-        reported.emit(report, view.tree)
+    is_written_out = bool(by_match) and _is_written_out(config)
+    for match, leaves in by_match.items():
+        changed = any(_is_changed(config, leaf) for leaf in leaves)
+        severity = match.rule.severity if changed else Severity.NOTE
+        if severity is Severity.ERROR or not is_written_out:
+            _emit(match, _common(leaves, len(match.path)), severity, report, view.tree)
 
 
 def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceText]:
@@ -69,29 +70,18 @@ def _not_of_user(recipe: Recipe, sources: Sequence[SourceText]) -> list[SourceTe
     return shipped if len(shipped) < len(sources) else []
 
 
-class _Finding(NamedTuple):
-    """Keys without effect by one rule: location and severity of the report."""
-
-    match: _Match
-    path: Path
-    severity: Severity
-
-    @classmethod
-    def of(cls, config: BaseModel, match: _Match, leaves: Sequence[Path]) -> _Finding:
-        changed = any(_is_changed(config, leaf) for leaf in leaves)
-        return cls(match, _common(leaves, len(match.path)), match.rule.severity if changed else Severity.NOTE)
-
-    def emit(self, report: Report, tree: MappingNode) -> None:
-        rule, at, path = self.match.rule, self.match.at, self.path
-        causes = [(*at, *_path(cause)) for cause in rule.because]
-        report(
-            FindingPlace(path, (path, *causes)),
-            "not-available" if self.severity is Severity.ERROR else NO_EFFECT,
-            f"{_named(tree, path)} has no effect: {rule.reason(self.match.section)}",
-            rule.help,
-            severity=self.severity,
-            related=[(cause, f"`{cause[-1]}` is set at") for cause in causes if find(tree, cause)][:1],
-        )
+def _emit(match: _Match, path: Path, severity: Severity, report: Report, tree: MappingNode) -> None:
+    """Report keys without effect by one rule, at their common path."""
+    rule = match.rule
+    causes = [(*match.at, *_path(cause)) for cause in rule.because]
+    report(
+        FindingPlace(path, (path, *causes)),
+        "not-available" if severity is Severity.ERROR else NO_EFFECT,
+        f"{_named(tree, path)} has no effect: {rule.reason(match.section)}",
+        rule.help,
+        severity=severity,
+        related=[(cause, f"`{cause[-1]}` is set at") for cause in causes if find(tree, cause)][:1],
+    )
 
 
 def _named(tree: MappingNode, path: Path) -> str:
@@ -190,8 +180,7 @@ def _is_changed(config: BaseModel, path: Path) -> bool:
 
 def _common(paths: Sequence[Path], least: int) -> Path:
     """Return the longest common prefix of `paths`, of at least `least` segments."""
-    first = paths[0]
-    size = len(first)
+    first, size = paths[0], len(paths[0])
     while size > least and any(path[:size] != first[:size] for path in paths):
         size -= 1
     return first[:size]
