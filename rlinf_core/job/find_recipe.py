@@ -38,11 +38,12 @@ class UnknownRecipeError(ConfigError):
     """No recipe of this name: no package offers it, or what a file names is not a recipe."""
 
 
-def import_own_recipe(target: str) -> object:
-    """Return what `package.module:name` names, whose source says that it is a recipe.
+def _own_recipe(target: str) -> Recipe:
+    """Return the recipe that `package.module:name` names, as its source says.
 
     Raises:
-        UnknownRecipeError: there is no such module, or its source assigns no recipe to the name. Nothing was imported.
+        UnknownRecipeError: there is no such module, or its source assigns no recipe to the name, and nothing was
+            imported; or it assigns something else called `Recipe`.
         ConfigError: the import failed.
     """
     module, _, name = target.partition(":")
@@ -54,13 +55,19 @@ def import_own_recipe(target: str) -> object:
     _check_source(target, module, name, spec)
     try:
         with _named_folders_only():
-            return getattr(import_module(module), name)
+            recipe = getattr(import_module(module), name)
     except Exception as error:
         raise ConfigError(
             f"recipe `{target}` cannot be loaded: {type(error).__name__}: {error}",
             why=f"`{module}` is {spec.origin}",
             help="install missing packages, or fix the module",
         ) from error
+    if not isinstance(recipe, Recipe):
+        raise UnknownRecipeError(
+            f"there is no recipe `{target}`: it is a {type(recipe).__name__}, not a Recipe of rlinf",
+            help="make it by `Recipe(...)` of `rlinf_core`",
+        )
+    return _with_own_config(recipe, module)
 
 
 def _missing(target: str, module: str) -> UnknownRecipeError:
@@ -86,10 +93,10 @@ def _check_source(target: str, module: str, name: str, spec: ModuleSpec) -> None
         raise UnknownRecipeError(f"{missing}: {error}", help="fix the module") from None
     if tree is None:
         raise UnknownRecipeError(f"{missing}: `{module}` has no Python source", help=FORM)
-    body = tree.body
-    values = list(_assigned(body, name))
+    assigned = list(_assignments(tree.body))
+    values = [value for other, value in assigned if other == name]
     if not values:
-        others = [other for other, value in _assignments(body) if _makes_recipe(value)]
+        others = [other for other, value in assigned if _makes_recipe(value)]
         help = f"its recipe is `{module}:{others[0]}`" if others else f"assign it there: `{name} = Recipe(...)`"
         raise UnknownRecipeError(f"{missing}: {origin} assigns no `{name}`", help=help)
     if not all(map(_makes_recipe, values)):
@@ -99,22 +106,12 @@ def _check_source(target: str, module: str, name: str, spec: ModuleSpec) -> None
         )
 
 
-def _assigned(body: Iterable[ast.stmt], name: str) -> list[ast.expr]:
-    return [value for other, value in _assignments(body) if other == name]
-
-
 def _assignments(body: Iterable[ast.stmt]) -> Generator[tuple[str, ast.expr], None, None]:
     """Yield the names that the top level of a module assigns, each with its value."""
     for statement in body:
-        if isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            targets, value = [statement.target], statement.value
-        elif isinstance(statement, ast.Assign):
-            targets, value = statement.targets, statement.value
-        else:
-            continue
-        for target in targets:
-            if isinstance(target, ast.Name):
-                yield target.id, value
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and (value := statement.value) is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            yield from ((target.id, value) for target in targets if isinstance(target, ast.Name))
 
 
 def _makes_recipe(value: ast.expr) -> bool:
@@ -233,16 +230,6 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, Iterable):
         for item in cast("Iterable[object]", value):
             yield from _texts(item)
-
-
-def _own_recipe(target: str) -> Recipe:
-    recipe = import_own_recipe(target)
-    if not isinstance(recipe, Recipe):
-        raise UnknownRecipeError(
-            f"there is no recipe `{target}`: it is a {type(recipe).__name__}, not a Recipe of rlinf",
-            help="make it by `Recipe(...)` of `rlinf_core`",
-        )
-    return _with_own_config(recipe, target.partition(":")[0])
 
 
 def _with_own_config(recipe: Recipe, module: str) -> Recipe:

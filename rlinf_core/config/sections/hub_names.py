@@ -171,17 +171,11 @@ def ensure_here(path: str | os.PathLike[str]) -> None:
     if os.path.exists(path) and _is_whole(name, match["kind"], match["commit"], match["cache"]):
         return
     with _fetching(name, match["kind"], match["cache"]):
-        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub import HfApi
 
         # Listing its files would be tried again and again where there is no network.
         HfApi().repo_info(name, repo_type=match["kind"], revision=match["commit"])
-        snapshot_download(
-            name,
-            repo_type=match["kind"],
-            revision=match["commit"],
-            cache_dir=match["cache"],
-            ignore_patterns=list(_UNREAD),
-        )
+        _snapshot(name, match["kind"], match["commit"], match["cache"])
 
 
 def _names(key: KeyPath, kind: Kind) -> bool:
@@ -229,30 +223,32 @@ def commit_of(path: HubPath, *, fetches: bool) -> str:
     if path.commit is not None:
         return path.commit
     with _fetching(path.name, path.kind, _cache()):
-        from huggingface_hub import HfApi, snapshot_download
+        if fetches:
+            # By its revision: so the cache notes what that means, also for another day without a network.
+            return Path(_snapshot(path.name, path.kind, path.revision, _cache())).name
+        from huggingface_hub import HfApi
 
-        if not fetches:
-            return str(HfApi().repo_info(path.name, repo_type=path.kind, revision=path.revision).sha)
-        # By its revision: so the cache notes what that means, also for another day without a network.
-        folder = snapshot_download(
-            path.name, repo_type=path.kind, revision=path.revision, ignore_patterns=list(_UNREAD)
-        )
-        return Path(folder).name
+        return str(HfApi().repo_info(path.name, repo_type=path.kind, revision=path.revision).sha)
+
+
+def _snapshot(name: str, kind: str, revision: str, cache: str, *, local: bool = False) -> str:
+    """Return the folder of a revision in a cache, which is fetched unless only what is `local` counts."""
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(
+        name,
+        repo_type=kind,
+        revision=revision,
+        cache_dir=cache,
+        local_files_only=local,
+        ignore_patterns=list(_UNREAD),
+    )
 
 
 def _is_whole(name: str, kind: str, commit: str, cache: str) -> bool:
     """Return whether a cache has all files that were listed when a commit was fetched."""
     try:
-        from huggingface_hub import snapshot_download
-
-        snapshot_download(
-            name,
-            repo_type=kind,
-            revision=commit,
-            cache_dir=cache,
-            local_files_only=True,
-            ignore_patterns=list(_UNREAD),
-        )
+        _snapshot(name, kind, commit, cache, local=True)
     except Exception:  # noqa: BLE001 - incomplete, or not to be asked
         return False
     return True
@@ -266,9 +262,8 @@ def stay_offline() -> None:
 
 
 def _offline() -> bool:
-    return (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in (
-        *("1", "ON", "YES", "TRUE"),
-    )
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def _hub() -> Any:

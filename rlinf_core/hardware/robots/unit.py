@@ -11,7 +11,7 @@ It is loaded only when a file names a type that is not registered yet.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar, cast
@@ -21,7 +21,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_
 from rlinf_core.errors import ConfigError
 from rlinf_core.process.import_path import offered
 from rlinf_core.scalars import Float, Int, StrictModel, Text, impossible_address, problem
-from rlinf_core.suggest import near
+from rlinf_core.suggest import did_you_mean, near, quoted
 
 # A variable of the node's environment in place of an address: `$ROBOT_IP`.
 FROM_NODE: Final = "or `$NAME`: the value of this variable on the node"
@@ -209,31 +209,16 @@ def hardware_model(name: str) -> type[RobotUnit]:
     if name in _registered:
         return _registered[name]
 
-    from rlinf_core.suggest import did_you_mean
-
     types = hardware_types()
-    listed = ", ".join(f"`{known_name}`" for known_name in types)
-    hint = did_you_mean(name, types)
+    hint, listed = did_you_mean(name, types), f"known types: {quoted(types)}"
     raise problem(
-        "unknown-hardware-type",
-        f"unknown hardware type `{name}`",
-        help=f"{hint} known types: {listed}" if hint else f"known types: {listed}",
+        "unknown-hardware-type", f"unknown hardware type `{name}`", help=f"{hint} {listed}" if hint else listed
     )
-
-
-@cache
-def _unknown_robot() -> type[RobotUnit]:
-
-    return any_robot(map(hardware_model, _BUILT_IN))
 
 
 def hardware_types() -> list[str]:
     """Return all names for `hardware.type`, including installed packages, in alphabetical order."""
-    return sorted({*_registered, *_BUILT_IN, *_plugin_names()})
-
-
-def _plugin_names() -> set[str]:
-    return set(offered(ENTRY_POINT_GROUP))
+    return sorted({*_registered, *_BUILT_IN, *offered(ENTRY_POINT_GROUP)})
 
 
 def _load_plugin(name: str) -> None:
@@ -272,22 +257,19 @@ class _Described(RobotUnit):
         return {key: value for key, value in values.items() if near(str(key), cls.model_fields)}
 
 
-def any_robot(models: Iterable[type[RobotUnit]]) -> type[RobotUnit]:
-    """Return a model with the fields of all of `models`, of which only `node_rank` is required."""
+@cache
+def _unknown_robot() -> type[RobotUnit]:
+    """Return a model with the fields of all built-in models, of which only `node_rank` is required."""
+    models = [hardware_model(name) for name in _BUILT_IN]
     fields: dict[str, Any] = {}
-    exclusive: dict[str, None] = {}
-    node_ranks: dict[str, None] = {}
-    variables: dict[str, None] = {}
-    for model in models:
-        exclusive |= dict.fromkeys(model.exclusive)
-        node_ranks |= dict.fromkeys(model.node_ranks)
-        variables |= dict.fromkeys(model.variables)
-        for name, field in model.model_fields.items():
-            if name not in RobotUnit.model_fields:
-                annotation: Any = field.annotation
-                if field.metadata:
-                    annotation = Annotated[(annotation, *field.metadata)]
-                fields.setdefault(name, (annotation | None, None))
+    for name, field in (item for model in models for item in model.model_fields.items()):
+        if name not in RobotUnit.model_fields and name not in fields:
+            annotation: Any = field.annotation
+            if field.metadata:
+                annotation = Annotated[(annotation, *field.metadata)]
+            fields[name] = (annotation | None, None)
     made = create_model("AnyRobot", __base__=_Described, **fields)
-    made.exclusive, made.node_ranks, made.variables = tuple(exclusive), tuple(node_ranks), tuple(variables)
+    made.exclusive = tuple(dict.fromkeys(name for model in models for name in model.exclusive))
+    made.node_ranks = tuple(dict.fromkeys(name for model in models for name in model.node_ranks))
+    made.variables = tuple(dict.fromkeys(name for model in models for name in model.variables))
     return made
