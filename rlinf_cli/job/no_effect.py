@@ -48,7 +48,7 @@ def _report(
     dead: dict[Path, _Match] = {}
     for match in _matches(config, world_sizes, view.tree):
         for leaf in _written(view.tree, match.path, config, bases):
-            if not _is_read(leaf, view.referred):
+            if not _is_read(leaf, view.composed.referred):
                 dead.setdefault(leaf, match)
     elsewhere = _read_elsewhere(view.tree, dead)
     by_match: dict[_Match, list[Path]] = {}

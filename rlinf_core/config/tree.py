@@ -6,7 +6,7 @@ validation. Nodes are immutable; spans within one tree may belong to different s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
@@ -307,7 +307,12 @@ class Composed(NamedTuple):
     """
 
     tree: MappingNode
-    sources: tuple[SourceText, ...]
+    sources: tuple[SourceText, ...] = ()
     unresolved: frozenset[Path] = frozenset()
     secret: frozenset[Path] = frozenset()
     referred: frozenset[Path] = frozenset()
+
+    def moved(self, tree: MappingNode, new: Callable[[Path], Path]) -> Composed:
+        """Return it with another tree, in which values are at new paths."""
+        paths = (frozenset(map(new, paths)) for paths in (self.unresolved, self.secret, self.referred))
+        return Composed(tree, self.sources, *paths)

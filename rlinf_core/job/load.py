@@ -176,18 +176,17 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     model = selected.model if selected else ClusterFile
     if selected and is_config_of_a_run(job.name):
         findings = Diagnostics()
-        earlier = _validate(model, composed, findings)
-        composed = composed._replace(tree=earlier.whole, secret=earlier.secret, referred=earlier.referred)
+        composed = validate(model, composed, findings, stand_ins=STAND_INS).composed
         composed = without_earlier_keys(composed, model, findings, diagnostics)
-    view: Validated[Any] = _validate(model, composed, diagnostics)
-    composed = composed._replace(tree=view.whole, secret=view.secret)
+    view: Validated[Any] = validate(model, composed, diagnostics, stand_ins=STAND_INS)
+    composed = view.composed
     # From here on any text may quote a value of the file: errors, worker output, reasons.
-    remember((*environment_secrets(), *secret_values(view.whole, view.secret)))
-    job = job._replace(tree=view.whole, secret=view.secret)
+    remember((*environment_secrets(), *secret_values(composed.tree, composed.secret)))
+    job = job._replace(tree=composed.tree, secret=composed.secret)
     config: BaseModel | None = view.model if selected else None
     if view.model is None and selected:
         # A required value elsewhere is wrong, but the cluster can be checked; its own mistakes are reported.
-        view = _validate(ClusterFile, composed, Diagnostics())
+        view = validate(ClusterFile, composed, Diagnostics(), stand_ins=STAND_INS)
     if selected and not selected.mistyped:
         job = job._replace(recipe=selected.recipe, config=config)
     job = job._replace(view=view)
@@ -197,7 +196,7 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     check_cluster(cluster, view, diagnostics, rules)
     topology = _topology(cluster, assume, diagnostics)
     offline = Diagnostics()
-    resolutions = check_placement(composed.tree, cluster, topology, offline, view.pruned)
+    resolutions = check_placement(view, cluster, topology, offline)
     probed: ClusterTopology | None = None
     if probe is not None and diagnostics.ok and offline.ok:
         probed = _probed(cluster, probe(cluster), composed.tree, diagnostics)
@@ -205,7 +204,7 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
         diagnostics.extend(offline)
     else:
         topology = probed
-        resolutions = check_placement(composed.tree, cluster, topology, diagnostics)
+        resolutions = check_placement(view, cluster, topology, diagnostics)
     sizes = _world_sizes(cluster, resolutions, view)
     if selected and config is not None:
         _check_hub_names(config, view, diagnostics)
@@ -213,18 +212,6 @@ def _understand(job: Job, composed: Composed, assume: Sequence[str], probe: Prob
     damaged = view.damaged(("cluster", "num_nodes"))
     return job._replace(
         cluster=cluster, topology=None if damaged else topology, resolutions=resolutions, world_sizes=sizes
-    )
-
-
-def _validate(model: type[BaseModel], composed: Composed, diagnostics: Diagnostics) -> Validated[BaseModel]:
-    return validate(
-        model,
-        composed.tree,
-        diagnostics,
-        stand_ins=STAND_INS,
-        unresolved=composed.unresolved,
-        secret=composed.secret,
-        referred=composed.referred,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
-from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.machines.cluster import RESERVED_LABELS, ClusterConfig, NodeGroup
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.reading import COMPONENT_PLACEMENT as PLACEMENT
@@ -56,100 +57,69 @@ def _label_span(tree: MappingNode, entry: Path, index: int) -> Span:
 
 # The fields that a group's units depend on, whatever their type.
 _UNITS_FOLLOW_FROM: tuple[Path, ...] = (
-    ("label",),
-    ("node_ranks",),
-    ("hardware", "configs"),
-    ("accelerators",),
-    ("ignore_hardware",),
+    *(("label",), ("node_ranks",), ("hardware", "configs"), ("accelerators",), ("ignore_hardware",)),
 )
 
 
 def check_placement(
-    tree: MappingNode,
-    cluster: ClusterConfig,
-    topology: ClusterTopology,
-    diagnostics: Diagnostics,
-    pruned: frozenset[Path] = frozenset(),
+    view: Validated[Any], cluster: ClusterConfig, topology: ClusterTopology, diagnostics: Diagnostics
 ) -> dict[str, Resolution]:
     """Report every mistake in `cluster.component_placement`.
 
     Args:
-        tree: the whole file.
-        cluster: its model, without pruned values.
+        view: the whole file. Values that depend on wrong ones are not checked.
+        cluster: its model, without wrong values.
         topology: the hardware to place on; unknown accelerators are reported in a note.
-        pruned: the paths of values removed from the model; dependent values are not checked.
+        diagnostics: receives the findings.
 
     Returns:
         The resolution of each component's rank map that could be checked.
     """
-    return _Check(tree, cluster, topology, diagnostics, pruned).run()
+    if view.damaged(("cluster", "num_nodes")):
+        return {}
+    doubtful = _doubtful_labels(view, cluster)
+    resolutions: dict[str, Resolution] = {}
+    for name, path in component_paths(view.whole).items():
+        entry = cluster.component_placement.get(name)
+        if entry is None or view.damaged(path) or doubtful.intersection(entry.node_group or (CLUSTER_LABEL,)):
+            continue
+        resolutions[name] = resolution = resolve(name, entry.rank_map, entry.node_group, topology)
+        for problem in resolution.problems:
+            help = problem.help
+            if help and problem.code == "placement-out-of-range" and cluster.spare_nodes:
+                spares = format_ranks(cluster.spare_ranks)
+                help += f" No process is placed on spares (`cluster.spare_nodes`): node {spares}."
+            diagnostics.error(problem.code, problem.message, problem_span(view.whole, path, problem), path, help)
+    return resolutions
 
 
-class _Check:
-    def __init__(
-        self,
-        tree: MappingNode,
-        cluster: ClusterConfig,
-        topology: ClusterTopology,
-        diagnostics: Diagnostics,
-        pruned: frozenset[Path],
-    ) -> None:
-        self.tree = tree
-        self.cluster = cluster
-        self.topology = topology
-        self.diagnostics = diagnostics
-        self._validated: Validated[ClusterConfig] = Validated(cluster, tree, pruned, {}, tree)
+def _doubtful_labels(view: Validated[Any], cluster: ClusterConfig) -> set[str]:
+    """Return the labels of groups that have reported mistakes, so that their units may be wrong."""
+    doubtful: set[str] = set()
+    groups = find(view.whole, GROUPS)
+    if view.damaged(GROUPS) and not isinstance(groups, SequenceNode):
+        return set(_all_labels(cluster))
+    for index, group in enumerate(groups.items if isinstance(groups, SequenceNode) else ()):
+        path: Path = (*GROUPS, index)
+        if not any(view.damaged((*path, *below)) for below in _UNITS_FOLLOW_FROM):
+            continue
+        label = find(group, ("label",))
+        if not isinstance(label, ScalarNode):
+            return set(_all_labels(cluster)) | doubtful
+        doubtful |= {label.raw, CLUSTER_LABEL} if view.damaged((*path, "accelerators")) else {label.raw}
+    label_counts = Counter(group.label for group in cluster.node_groups)
+    return doubtful | {
+        group.label
+        for group in cluster.node_groups
+        if label_counts[group.label] > 1 or _contradictory(group, cluster.num_nodes)
+    }
 
-    def run(self) -> dict[str, Resolution]:
-        if self._damaged(("cluster", "num_nodes")):
-            return {}
-        doubtful = self._doubtful_labels()
-        resolutions: dict[str, Resolution] = {}
-        for name, path in component_paths(self.tree).items():
-            entry = self.cluster.component_placement.get(name)
-            if entry is None or self._damaged(path) or doubtful.intersection(entry.node_group or (CLUSTER_LABEL,)):
-                continue
-            resolution = resolve(name, entry.rank_map, entry.node_group, self.topology)
-            resolutions[name] = resolution
-            for problem in resolution.problems:
-                at = problem_span(self.tree, path, problem)
-                help = problem.help
-                if help and problem.code == "placement-out-of-range" and self.cluster.spare_nodes:
-                    spares = format_ranks(self.cluster.spare_ranks)
-                    help += f" No process is placed on spares (`cluster.spare_nodes`): node {spares}."
-                finding = Diagnostic(problem.code, Severity.ERROR, problem.message, at, path, help)
-                self.diagnostics.add(finding)
-        return resolutions
 
-    def _damaged(self, path: Path) -> bool:
-        return self._validated.damaged(path)
-
-    def _doubtful_labels(self) -> set[str]:
-        """Labels of groups that have reported mistakes, so that their units may be wrong."""
-        doubtful: set[str] = set()
-        groups = find(self.tree, GROUPS)
-        for index, group in enumerate(groups.items if isinstance(groups, SequenceNode) else ()):
-            path: Path = (*GROUPS, index)
-            if not any(self._damaged((*path, *below)) for below in _UNITS_FOLLOW_FROM):
-                continue
-            label = find(group, ("label",))
-            if not isinstance(label, ScalarNode):
-                return set(self._all_labels()) | doubtful
-            doubtful |= {label.raw, CLUSTER_LABEL} if self._damaged((*path, "accelerators")) else {label.raw}
-        if self._damaged(GROUPS) and not isinstance(groups, SequenceNode):
-            return set(self._all_labels())
-        label_counts = Counter(group.label for group in self.cluster.node_groups)
-        return doubtful | {
-            group.label
-            for group in self.cluster.node_groups
-            if label_counts[group.label] > 1 or _contradictory(group, self.cluster.num_nodes)
-        }
-
-    def _all_labels(self) -> Iterator[str]:
-        """Return every label that a component names, except those that do not depend on the groups."""
-        for entry in self.cluster.component_placement.values():
-            yield from (label for label in entry.node_group if label not in RESERVED_LABELS)
-        yield from (group.label for group in self.cluster.node_groups)
+def _all_labels(cluster: ClusterConfig) -> Iterator[str]:
+    """Return every label that a component names, except those that do not depend on the groups."""
+    for entry in cluster.component_placement.values():
+        yield from (label for label in entry.node_group if label not in RESERVED_LABELS)
+    yield from (group.label for group in cluster.node_groups)
 
 
 def _contradictory(group: NodeGroup, num_nodes: int) -> bool:

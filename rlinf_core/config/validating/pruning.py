@@ -9,7 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
+from rlinf_core.config.tree import Composed, Entry, MappingNode, Node, Path, ScalarNode, SequenceNode
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -28,8 +28,7 @@ class Validated(Generic[M]):
         tree: the part of the tree that the model was built from, with equal indexes.
         pruned: the paths, in the whole tree, of wrong or missing values: removed, or replaced by a stand-in.
         kept: the remaining items of its lists.
-        whole: the whole tree, with every key where it is read.
-        secret, referred: paths in it whose values must not be shown, and paths that references read.
+        composed: the whole tree, with every key where it is read.
         misspelt: paths in it of known keys that are misspelt in the file, and so have their defaults.
     """
 
@@ -37,10 +36,13 @@ class Validated(Generic[M]):
     tree: MappingNode
     pruned: frozenset[Path]
     kept: Kept
-    whole: MappingNode
-    secret: frozenset[Path] = frozenset()
-    referred: frozenset[Path] = frozenset()
+    composed: Composed
     misspelt: frozenset[Path] = frozenset()
+
+    @property
+    def whole(self) -> MappingNode:
+        """The whole tree."""
+        return self.composed.tree
 
     @cached_property
     def _above(self) -> frozenset[Path]:

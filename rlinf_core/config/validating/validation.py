@@ -16,6 +16,7 @@ from rlinf_core.config.diagnostics import MOST, Diagnostic, Diagnostics, Severit
 from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import (
+    Composed,
     Entry,
     MappingNode,
     Node,
@@ -43,41 +44,25 @@ StandIns: TypeAlias = Mapping[Path, "int | str | Callable[[str], str | None]"]
 
 
 def validate(
-    model_type: type[M],
-    tree: MappingNode,
-    diagnostics: Diagnostics,
-    *,
-    stand_ins: StandIns | None = None,
-    unresolved: Collection[Path] = (),
-    secret: Collection[Path] = (),
-    referred: Collection[Path] = (),
+    model_type: type[M], composed: Composed, diagnostics: Diagnostics, *, stand_ins: StandIns | None = None
 ) -> Validated[M]:
-    """Validate `tree`, a whole file, as a `model_type`, reporting every mistake at its place.
+    """Validate a whole file as a `model_type`, reporting every mistake at its place.
 
     Args:
         model_type: the model of the whole file.
-        tree: the file.
+        composed: the file.
         diagnostics: receives the findings.
         stand_ins: substitutes for required values that are missing or wrong, or functions of the written text; `*` in a
         path matches any index. Rules check `Validated.damaged` before they trust a value.
-        unresolved, secret, referred: see `Composed`.
     """
-    rounds = _Rounds(model_type, tree, tree, diagnostics, stand_ins or {}, frozenset(secret), frozenset(referred))
-    model = rounds.begin(unresolved)
+    rounds = _Rounds(model_type, composed, composed.tree, diagnostics, stand_ins or {})
+    model = rounds.begin()
     for _ in range(_ROUNDS):
         if rounds.hopeless or model is not None:
             break
         model = rounds.run()
-    return Validated(
-        model,
-        rounds.tree,
-        frozenset(rounds.pruned),
-        rounds.kept,
-        rounds.whole,
-        rounds.secret,
-        rounds.referred,
-        frozenset(rounds.misspelt),
-    )
+    pruned, misspelt = frozenset(rounds.pruned), frozenset(rounds.misspelt)
+    return Validated(model, rounds.tree, pruned, rounds.kept, rounds.composed, misspelt)
 
 
 @dataclass(slots=True)
@@ -85,19 +70,21 @@ class _Rounds(Generic[M]):
     """The state of one `validate`: the remaining tree, and the paths taken out of it."""
 
     model_type: type[M]
-    whole: MappingNode
+    composed: Composed
     tree: MappingNode
     diagnostics: Diagnostics
     stand_ins: StandIns
-    secret: frozenset[Path]
-    referred: frozenset[Path]
     pruned: set[Path] = field(default_factory=set[Path])
     misspelt: set[Path] = field(default_factory=set[Path])
     kept: Kept = field(default_factory=dict[Path, list[int]])
     hopeless: bool = False
     unknown_keys: int = 0
 
-    def begin(self, unresolved: Collection[Path]) -> M | None:
+    @property
+    def whole(self) -> MappingNode:
+        return self.composed.tree
+
+    def begin(self) -> M | None:
         """Read keys at their places, remove unresolved values, and return the model if everything is valid."""
         model, errors = self._attempt()
         moved: Collection[Path] = ()
@@ -108,10 +95,8 @@ class _Rounds(Generic[M]):
             renamed = source.with_our_names(self.model_type, self.whole, self.diagnostics) if source else None
             if renamed is not None and renamed.tree is not self.whole:
                 moved = renamed.moved.values()
-                self.whole = self.tree = renamed.tree
-                self.secret = frozenset(map(renamed.path, self.secret))
-                self.referred = frozenset(map(renamed.path, self.referred))
-                unresolved = [*map(renamed.path, unresolved)]
+                self.composed = self.composed.moved(renamed.tree, renamed.path)
+                self.tree = self.whole
                 model, errors = self._attempt()
         # A free kind takes what was said to another one.
         if any(located.kind == "extra_forbidden" for located in errors) or _is_layered(self.whole):
@@ -119,8 +104,9 @@ class _Rounds(Generic[M]):
 
             kept = without_keys_of_others(self.model_type, self.whole, self.diagnostics, moved)
             if kept is not self.whole:
-                self.whole = self.tree = kept
+                self.composed, self.tree = self.composed._replace(tree=kept), kept
                 model, errors = self._attempt()
+        unresolved = self.composed.unresolved
         if not unresolved:
             return model
         # An unknown key is reported even if its value is also wrong.
@@ -250,7 +236,7 @@ class _Rounds(Generic[M]):
         words = words_for(located.error, subject_of(path), own, holds)
         value = find(self.whole, path)
         written = value.raw if isinstance(value, ScalarNode) else None
-        if path in self.secret or is_secret(str(path[-1] if path else ""), written):
+        if path in self.composed.secret or is_secret(str(path[-1] if path else ""), written):
             words = words.without(value)
         span = located.span(self.whole, path)
         help = self._torn_key(words.code, path) or words.help

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlinf_cli.job import machine_rules
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.reading import decode, read
+from rlinf_core.config.tree import Composed
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.job.load import STAND_INS, ClusterFile, check_cluster
 
@@ -18,7 +19,7 @@ def check(text: str) -> list[Diagnostic]:
     assert source is not None
     tree = read(source, diagnostics)
     assert tree is not None
-    view = validate(ClusterFile, tree, diagnostics, stand_ins=STAND_INS)
+    view = validate(ClusterFile, Composed(tree), diagnostics, stand_ins=STAND_INS)
     assert view.model is not None, list(diagnostics)
     check_cluster(view.model.cluster, view, diagnostics, (machine_rules.check,))
     return list(diagnostics)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
-from rlinf_core.config.tree import MappingNode, Path
+from rlinf_core.config.tree import Composed, MappingNode, Path
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.scalars import Bool, Float, Int, Text, problem
@@ -69,7 +69,7 @@ class File(Section):
 def check(tree_of: TreeOf) -> Callable[[str], tuple[list[Diagnostic], Validated[File]]]:
     def checking(text: str) -> tuple[list[Diagnostic], Validated[File]]:
         diagnostics = Diagnostics()
-        view = validate(File, tree_of(text), diagnostics)
+        view = validate(File, Composed(tree_of(text)), diagnostics)
         return list(diagnostics), view
 
     return checking
@@ -213,7 +213,7 @@ def test_verbatim_part_of_a_scalar_is_underlined(tree_of: TreeOf, written: str, 
         name: Annotated[Text, AfterValidator(_letters)]
 
     diagnostics = Diagnostics()
-    validate(Exact, tree_of(f"name: {written}\n"), diagnostics)
+    validate(Exact, Composed(tree_of(f"name: {written}\n")), diagnostics)
     (diagnostic,) = diagnostics
     assert diagnostic.code == "name-syntax"
     assert diagnostic.span.text.split("\n")[0] == underlined
@@ -224,7 +224,7 @@ def test_key_of_a_mapping_is_underlined_itself(tree_of: TreeOf) -> None:
         sizes: dict[Annotated[str, AfterValidator(_letters)], Int]
 
     diagnostics = Diagnostics()
-    view = validate(Keyed, tree_of("sizes:\n  a: 1\n  b2: 2\n"), diagnostics)
+    view = validate(Keyed, Composed(tree_of("sizes:\n  a: 1\n  b2: 2\n")), diagnostics)
     assert faults_of(list(diagnostics)) == [("name-syntax", "2")]
     assert view.model is not None
     assert view.model.sizes == {"a": 1}
@@ -236,7 +236,7 @@ def test_alias_used_twice_is_one_finding_naming_both_uses(tree_of: TreeOf) -> No
         right: Car
 
     diagnostics = Diagnostics()
-    validate(Garage, tree_of("left: &car\n  engine: {power: 0}\nright: *car\n"), diagnostics)
+    validate(Garage, Composed(tree_of("left: &car\n  engine: {power: 0}\nright: *car\n")), diagnostics)
     (diagnostic,) = diagnostics
     assert (diagnostic.code, diagnostic.span.text, diagnostic.path) == ("bad-value", "0", ("left", "engine", "power"))
     assert [(span.text, words) for span, words in diagnostic.related] == [("right", "also used at")]
@@ -245,7 +245,7 @@ def test_alias_used_twice_is_one_finding_naming_both_uses(tree_of: TreeOf) -> No
 def test_stand_in_lets_the_rest_be_judged(tree_of: TreeOf) -> None:
     diagnostics = Diagnostics()
     tree = tree_of("car: {wheels: [{size: x, spokes: 3}, {spokes: 4}, {size: 7}]}\n")
-    view = validate(File, tree, diagnostics, stand_ins={("car", "wheels", "*", "size"): 1})
+    view = validate(File, Composed(tree), diagnostics, stand_ins={("car", "wheels", "*", "size"): 1})
     assert view.model is not None
     assert [(wheel.size, wheel.spokes) for wheel in view.model.car.wheels] == [(1, 3), (1, 4), (7, 32)]
     assert view.damaged(("car", "wheels", 0, "size"))
@@ -258,7 +258,7 @@ def test_stand_in_lets_the_rest_be_judged(tree_of: TreeOf) -> None:
 def test_unresolved_value_is_not_judged_again(tree_of: TreeOf) -> None:
     diagnostics = Diagnostics()
     tree = tree_of("car: {door_count: '${nope}', name: abc}\n")
-    view = validate(File, tree, diagnostics, unresolved={("car", "door_count")})
+    view = validate(File, Composed(tree, unresolved=frozenset({("car", "door_count")})), diagnostics)
     assert list(diagnostics) == []
     assert view.model is not None
     assert view.model.car.door_count == 4
@@ -274,7 +274,7 @@ def test_unresolved_value_is_not_judged_again(tree_of: TreeOf) -> None:
 )
 def test_unknown_key_is_told_although_a_reference_in_it_failed(tree_of: TreeOf, text: str, unresolved: Path) -> None:
     diagnostics = Diagnostics()
-    view = validate(File, tree_of(text), diagnostics, unresolved={unresolved})
+    view = validate(File, Composed(tree_of(text), unresolved=frozenset({unresolved})), diagnostics)
     assert faults_of(list(diagnostics)) == [("unknown-key", "wings")]
     assert view.model is not None
     assert view.model.car.name == "abc"
@@ -286,7 +286,7 @@ def test_secret_value_is_not_quoted(tree_of: TreeOf) -> None:
         user: Literal["root", "nobody"]
 
     diagnostics = Diagnostics()
-    validate(Login, tree_of("password: hunter2\nuser: hunter3\n"), diagnostics, secret={("user",)})
+    validate(Login, Composed(tree_of("password: hunter2\nuser: hunter3\n"), secret=frozenset({("user",)})), diagnostics)
     messages = " ".join(diagnostic.message for diagnostic in diagnostics)
     assert "hunter" not in messages
     assert "`********`" in messages

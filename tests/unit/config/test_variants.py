@@ -15,7 +15,7 @@ from rlinf_core.config.model import NoOptions, OneOf, Variant, one_of, options_o
 from rlinf_core.config.reading import read
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import MappingNode, merge, to_data
+from rlinf_core.config.tree import Composed, MappingNode, merge, to_data
 from rlinf_core.config.validating.kinds import key_of_others, without_idle_keys
 from rlinf_core.config.validating.model_fields import fields_at
 from rlinf_core.config.validating.validation import validate
@@ -120,7 +120,7 @@ def noted(*texts: str, base: str = "base.yaml") -> list[str]:
 
 def findings(*texts: str, base: str = "base.yaml") -> Diagnostics:
     diagnostics = Diagnostics()
-    validate(File, merged(*texts, base=base), diagnostics)
+    validate(File, Composed(merged(*texts, base=base)), diagnostics)
     return diagnostics
 
 
@@ -137,7 +137,7 @@ def merged(*texts: str, base: str = "base.yaml") -> MappingNode:
     [("{}", Circle()), ("{radius: 3}", Circle(radius=3)), ("{kind: square, side: 4}", Square(side=4))],
 )
 def test_a_key_chooses_the_kind(text: str, expected: Shape) -> None:
-    view = validate(File, tree_of(f"shape: {text}"), Diagnostics())
+    view = validate(File, Composed(tree_of(f"shape: {text}")), Diagnostics())
     assert view.model is not None
     assert view.model.shape == expected
     assert type(view.model.shape) is type(expected)
@@ -253,7 +253,7 @@ def test_a_kind_says_why_it_lacks_a_key() -> None:
     ],
 )
 def test_options_of_a_free_kind_are_its_own(texts: tuple[str, ...], expected: dict[str, int]) -> None:
-    view = validate(File, merged(*texts), Diagnostics())
+    view = validate(File, Composed(merged(*texts)), Diagnostics())
     assert told(*texts) == []
     assert view.model is not None
     assert view.model.pot.coat == expected
@@ -269,7 +269,7 @@ def test_options_of_a_free_kind_are_its_own(texts: tuple[str, ...], expected: di
     ],
 )
 def test_a_key_of_all_kinds_may_say_something_else_to_each(texts: tuple[str, ...], size: str | None) -> None:
-    view = validate(File, merged(*texts), Diagnostics())
+    view = validate(File, Composed(merged(*texts)), Diagnostics())
     assert view.model is not None
     assert view.model.pot.size == size
 
@@ -310,7 +310,7 @@ def test_a_section_that_names_no_kind_follows_another(lid: str, expected: str) -
 
 
 def test_options_are_those_that_the_file_sets() -> None:
-    view = validate(File, tree_of("pot: {kind: glazed, coat: {heat: 900}}"), Diagnostics())
+    view = validate(File, Composed(tree_of("pot: {kind: glazed, coat: {heat: 900}}")), Diagnostics())
     assert view.model is not None
     assert (view.model.pot.coat, File().pot.coat) == ({"heat": 900}, {})
     assert view.model.model_dump()["pot"]["coat"] == {"heat": 900}

@@ -17,7 +17,7 @@ from rlinf_cli.job.findings import to_github, to_json
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostics, Severity, render_text
 from rlinf_core.config.reading import decode, read
-from rlinf_core.config.tree import Path
+from rlinf_core.config.tree import Composed, Path
 from rlinf_core.config.validating.model_fields import alternatives, model_of
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.job.find_recipe import find_recipe
@@ -338,7 +338,7 @@ def is_reported(pruned: set[Path], at: Path | FindingPlace, message: str, about:
     assert source is not None
     tree = read(source, diagnostics)
     assert tree is not None
-    view: Validated[object] = Validated(None, tree, frozenset(pruned), {}, tree)  # type: ignore[type-var]
+    view: Validated[object] = Validated(None, tree, frozenset(pruned), {}, Composed(tree))  # type: ignore[type-var]
     Report(view, diagnostics)(at, "toy-rule", message, about=about, severity=Severity.WARNING)
     return bool(len(diagnostics))
 

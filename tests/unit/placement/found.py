@@ -9,6 +9,7 @@ from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.config.model import ConfigModel
 from rlinf_core.config.reading import decode
+from rlinf_core.config.tree import Composed
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.job.load import Job
 from rlinf_core.placement.check import check_placement
@@ -32,14 +33,14 @@ def findings(text: str, assume: tuple[str, ...] = (), accelerators: int | None =
     composed = with_bases(source, ours)
     assert composed is not None
     tree, _ = composed
-    validated = validate(File, tree, result, stand_ins={("cluster", "num_nodes"): 1})
+    validated = validate(File, Composed(tree), result, stand_ins={("cluster", "num_nodes"): 1})
     assert validated.model is not None, list(result)
     cluster = validated.model.cluster
     topology = ClusterTopology.from_config(cluster, assume)
     if accelerators is not None:
         nodes = [NodeInfo(rank, accelerators) for rank in range(cluster.num_nodes)]
         topology = ClusterTopology.from_nodes(nodes, cluster)
-    resolutions = check_placement(tree, cluster, topology, ours, validated.pruned)
+    resolutions = check_placement(validated, cluster, topology, ours)
     ours.extend(lint(Job("file.yaml", ours, tree, cluster=cluster, topology=topology, resolutions=resolutions)))
     return list(ours)
 

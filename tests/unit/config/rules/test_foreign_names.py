@@ -15,7 +15,7 @@ from rlinf_cli.job.json_schema import json_schema
 from rlinf_cli.job.no_effect import NO_EFFECT
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics
 from rlinf_core.config.model import ConfigModel
-from rlinf_core.config.tree import MappingNode, Path, to_data
+from rlinf_core.config.tree import Composed, MappingNode, Path, to_data
 from rlinf_core.config.validating.model_fields import sections, written_fields
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import validate
@@ -68,7 +68,7 @@ def check(
     tree: MappingNode, unresolved: tuple[Path, ...] = (), secret: tuple[Path, ...] = ()
 ) -> tuple[list[Diagnostic], Validated[File]]:
     diagnostics = Diagnostics()
-    view = validate(File, tree, diagnostics, unresolved=unresolved, secret=secret)
+    view = validate(File, Composed(tree, unresolved=frozenset(unresolved), secret=frozenset(secret)), diagnostics)
     return list(diagnostics), view
 
 
@@ -94,7 +94,7 @@ def test_secrets_and_broken_references_move_with_their_keys(tree_of: TreeOf) -> 
     for unresolved, pruned in (((), set()), ((("part", "key"),), {("part", "optim", "token")})):
         findings, view = check(tree_of("part: {key: t0p}\n"), unresolved=unresolved, secret=(("part", "key"),))
         assert findings == []
-        assert view.secret == {("part", "optim", "token")}
+        assert view.composed.secret == {("part", "optim", "token")}
         assert view.pruned == pruned
 
 

@@ -14,6 +14,7 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.ranks import common, merge_ranges
 from rlinf_core.config.reading import decode, read
 from rlinf_core.config.rules.groups import Claim, contradictions, outside
+from rlinf_core.config.tree import Composed
 from rlinf_core.config.validating.validation import validate
 from rlinf_core.hardware.robots import unit as units
 from rlinf_core.hardware.robots.unit import RobotUnit
@@ -232,7 +233,7 @@ def test_thousands_of_groups_are_no_burden(same: bool) -> None:
     assert source is not None
     tree = read(source, diagnostics)
     assert tree is not None
-    view = validate(ClusterFile, tree, diagnostics)
+    view = validate(ClusterFile, Composed(tree), diagnostics)
     assert view.model is not None
     start = time.process_time()
     check_cluster(view.model.cluster, view, diagnostics)
