@@ -19,6 +19,7 @@ from typing import (
     Any,
     ClassVar,
     LiteralString,
+    Self,
     Union,
     cast,
     dataclass_transform,
@@ -35,37 +36,27 @@ _LONGEST_INT = 18
 _EXACT = 2**53
 
 
-class YamlInt(int):
-    """An int that was written as `raw`."""
+class Written:
+    """A number or boolean that was written as `raw`."""
 
     raw: str
 
-    def __new__(cls, value: int, raw: str) -> YamlInt:
-        self = super().__new__(cls, value)
+    def __new__(cls, value: float, raw: str) -> Self:
+        self = cast("Any", super()).__new__(cls, value)
         self.raw = raw
-        return self
+        return cast("Self", self)
 
 
-class YamlFloat(float):
-    """A float that was written as `raw`."""
-
-    raw: str
-
-    def __new__(cls, value: float, raw: str) -> YamlFloat:
-        self = super().__new__(cls, value)
-        self.raw = raw
-        return self
+class YamlInt(Written, int):
+    """An int with its text."""
 
 
-class YamlBool(int):
-    """A boolean that was written as `raw`. (bool cannot be subclassed; pydantic takes 0 and 1 for one.)"""
+class YamlFloat(Written, float):
+    """A float with its text."""
 
-    raw: str
 
-    def __new__(cls, value: bool, raw: str) -> YamlBool:
-        self = super().__new__(cls, value)
-        self.raw = raw
-        return self
+class YamlBool(Written, int):
+    """A boolean with its text. (bool cannot be subclassed; pydantic takes 0 and 1 for one.)"""
 
     def __repr__(self) -> str:
         return "True" if self else "False"

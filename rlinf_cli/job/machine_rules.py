@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.machines.cluster import EnvConfig
 from rlinf_core.config.machines.hosts import expand_hosts
 from rlinf_core.config.ranks import format_range, intersect, merge_ranges, subtract
@@ -43,23 +42,21 @@ def _interpreter(site: Site, path: Path, value: str | None) -> None:
     """Warn of a path that seems to be the folder of an environment: the nodes' own files cannot be seen here."""
     if value is None or site.damaged(path) or _PROGRAM.search(value):
         return
-    site.report(
+    site.warn(
         "interpreter-path",
         f"`{value}` does not look like the path of a Python interpreter",
         path,
         help=f"a folder? Its interpreter is `{value.rstrip('/')}/{'' if _BIN.search(value) else 'bin/'}python`",
-        severity=Severity.WARNING,
     )
 
 
 def _contents(site: Site, at: Path, config: EnvConfig, taken: frozenset[str]) -> None:
     if not config.env_vars and config.python_interpreter_path is None and not site.damaged(at):
-        site.report(
+        site.warn(
             "env-config-empty",
             "this entry of `env_configs` sets nothing",
             at,
             help="add `env_vars` or `python_interpreter_path`, or remove it",
-            severity=Severity.WARNING,
         )
     for (name, value), path in zip(config.env_vars, variable_paths(site.view.tree, at), strict=False):
         _variable(site, path, name, value, taken)
@@ -67,33 +64,30 @@ def _contents(site: Site, at: Path, config: EnvConfig, taken: frozenset[str]) ->
 
 def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[str]) -> None:
     if name in taken:
-        site.report(
+        site.warn(
             "env-var-of-process",
             f"rlinf sets `{name}` per process; this would set one value for all processes of these nodes",
             path,
             span=site.key(path),
             help="remove it; `component_placement` decides ranks and visible devices",
-            severity=Severity.WARNING,
         )
     written = _SHELL.search(value)
     if written:
-        site.report(
+        site.warn(
             "env-var-not-expanded",
             f"no shell expands `{name}`: `{written[0].lstrip(':')}` is used literally",
             path,
             help="write the whole value; PATH and similar variables are prepended to the node's own",
-            severity=Severity.WARNING,
         )
     node = find(site.view.tree, path)
     in_file = isinstance(node, ScalarNode) and "${" not in node.span.text
     if in_file and ((is_secret(name, value) and value) or url_secrets(value)):
-        site.report(
+        site.warn(
             "secret-in-file",
             f"the secret value of `{name}` is written in the file",
             path,
             span=site.key(path),
             help=f"write `${{env:{name}}}`, or name it in `cluster.forward_env`",
-            severity=Severity.WARNING,
         )
 
 
@@ -107,12 +101,11 @@ def _forwarded(site: Site, taken: frozenset[str]) -> None:
     for index, name in enumerate(site.cluster.forward_env):
         path = (*CLUSTER, "forward_env", index)
         if name in taken:
-            site.report(
+            site.warn(
                 "env-var-of-process",
                 f"rlinf sets `{name}` per process; this machine's value would be wrong elsewhere",
                 path,
                 help="remove it",
-                severity=Severity.WARNING,
             )
         elif name in names:
             site.report(
@@ -142,12 +135,11 @@ def _empty_hardware(site: Site) -> None:
     for path, group in site.groups():
         configs = (*path, "hardware", "configs")
         if group.hardware is not None and not group.hardware.configs and not site.damaged(configs):
-            site.report(
+            site.warn(
                 "hardware-empty",
                 f"group `{group.label}` declares hardware but no units",
                 configs,
                 help="add an entry for each unit, or remove `hardware` to count accelerators or nodes",
-                severity=Severity.WARNING,
             )
 
 
@@ -266,12 +258,11 @@ def _without_host(site: Site, covered: list[range]) -> None:
     missing = subtract((range(count),), merge_ranges(covered))
     if missing:
         number = sum(map(len, missing))
-        site.report(
+        site.warn(
             "node-without-host",
             f"other nodes have a host, node{'' if number == 1 else 's'} {','.join(map(format_range, missing))} not",
             (*CLUSTER, "num_nodes"),
             help="`rlinf up` starts only nodes that have a host; put the others into a group with `hosts`",
-            severity=Severity.WARNING,
         )
 
 
@@ -293,10 +284,9 @@ def _ports(site: Site) -> None:
     ports = site.cluster.ports
     path: Path = (*CLUSTER, "ports")
     if find(site.view.tree, path) is not None and ports.start < _EPHEMERAL.stop and ports.stop > _EPHEMERAL.start:
-        site.report(
+        site.warn(
             "ports-ephemeral",
             f"ports {format_range(_EPHEMERAL)} are used for outgoing connections: any of them may be taken",
             path,
             help="choose ports below 32768",
-            severity=Severity.WARNING,
         )

@@ -136,17 +136,16 @@ def merge(base: Node, over: Node) -> Node:
     return MappingNode(over.span, tuple(entries.values()))
 
 
+_WRITTEN: Final[dict[type, type[YamlBool | YamlInt | YamlFloat]]] = {bool: YamlBool, int: YamlInt, float: YamlFloat}
+
+
 def to_data(node: Node) -> Value:
     """Return plain data for validation. Numbers and booleans keep their text as `.raw` (see `rlinf_core.scalars`)."""
     if isinstance(node, ScalarNode):
         value = node.value
-        if isinstance(value, bool):
-            return YamlBool(value, node.raw)
-        if isinstance(value, int):
-            return YamlInt(value, node.raw)
-        if isinstance(value, float):
-            return YamlFloat(value, node.raw)
-        return value
+        if value is None or isinstance(value, str):
+            return value
+        return _WRITTEN[type(value)](value, node.raw)
     if isinstance(node, SequenceNode):
         return [to_data(item) for item in node.items]
     return {entry.key.raw: to_data(entry.value) for entry in node.entries}

@@ -73,9 +73,7 @@ def apply_overrides(tree: MappingNode, overrides: Sequence[Override], diagnostic
         try:
             changed = _change(tree, override, 0)
         except _RefusedError as refusal:
-            span = override.step_span(refusal.index)
-            path = override.path[: refusal.index + 1]
-            diagnostics.error("override-path", str(refusal), span, path, refusal.help, refusal.related)
+            diagnostics.add(refusal.args[0])
         else:
             tree = changed if isinstance(changed, MappingNode) else tree
     return tree
@@ -104,44 +102,40 @@ def _shown(character: str) -> str:
 
 def _parse(argument: str, span: Span, diagnostics: Diagnostics) -> Override | None:
     def refuse(code: str, message: str, start: int, end: int, help: str | None, path: Path = ()) -> None:
+        """Report a mistake; there is no override then."""
         diagnostics.error(code, message, span.part(start, end), path, help)
 
     for at, character in enumerate(argument):
         if _shown(character) != character:
             kind = "a line end" if character in "\r\n" else "a control character or a byte that is not UTF-8"
-            refuse("override-syntax", f"an override cannot contain {kind}", at, at + 1, "set such a value in the file")
-            return None
+            return refuse(
+                "override-syntax", f"an override cannot contain {kind}", at, at + 1, "set such a value in the file"
+            )
     delete = argument.startswith("~")
     plus = len(argument) - len(argument.lstrip("+"))
     if plus:
         help = f"write `{argument[plus:]}`: keys missing from the file can be set like any other"
-        refuse("override-plus", f"`{argument[:plus]}` is not needed here", 0, plus, help)
-        return None
+        return refuse("override-plus", f"`{argument[:plus]}` is not needed here", 0, plus, help)
     try:
         steps, end = parse_path(argument, int(delete), stop="=")
     except NotationError as error:
-        refuse("override-syntax", error.message, error.start, error.end, error.help or _FORM)
-        return None
+        return refuse("override-syntax", error.message, error.start, error.end, error.help or _FORM)
     steps = tuple(Step(step.segment, span.start + step.start, span.start + step.end) for step in steps)
     path = to_path(steps)
     if len(steps) > _MAX_STEPS:
-        refuse(
+        return refuse(
             "override-path", f"a path has at most {_MAX_STEPS} steps", steps[_MAX_STEPS].start - span.start, end, None
         )
-        return None
     if delete and end < len(argument):
         help = f"write `{argument[:end]}` to delete it, or `{argument[1:]}` to set it"
-        refuse("override-syntax", "`~` deletes, so no value can follow", end, len(argument), help, path)
-        return None
+        return refuse("override-syntax", "`~` deletes, so no value can follow", end, len(argument), help, path)
     if delete:
         return Override(span, steps, None)
     if end == len(argument):
-        refuse("override-syntax", f"`{argument}` sets nothing: it has no `=`", 0, end, _FORM, path)
-        return None
+        return refuse("override-syntax", f"`{argument}` sets nothing: it has no `=`", 0, end, _FORM, path)
     if path[0] == "extends":
         help = "write it in the file, or make a file that extends both"
-        refuse("override-path", "`extends` cannot be overridden", 0, steps[0].end - span.start, help, path[:1])
-        return None
+        return refuse("override-path", "`extends` cannot be overridden", 0, steps[0].end - span.start, help, path[:1])
     value = _read(Span(span.source, span.start + end + 1, span.end), path, diagnostics)
     return None if value is None else Override(span, steps, value)
 
@@ -187,13 +181,15 @@ def _warn_of_shadowed(overrides: Sequence[Override], diagnostics: Diagnostics) -
 
 
 class _RefusedError(Exception):
-    """An override that does not match the tree, at step `index` of its path."""
+    """An override that does not match the tree, with the finding."""
 
-    def __init__(self, message: str, index: int, help: str | None, related: tuple[tuple[Span, str], ...] = ()) -> None:
-        super().__init__(message)
-        self.index = index
-        self.help = help
-        self.related = related
+
+def _refused(
+    override: Override, index: int, message: str, help: str | None, related: tuple[tuple[Span, str], ...] = ()
+) -> _RefusedError:
+    """Return the error for an override that does not match the tree at step `index` of its path."""
+    span, path = override.step_span(index), override.path[: index + 1]
+    return _RefusedError(Diagnostic("override-path", Severity.ERROR, message, span, path, help, related))
 
 
 def _change(node: Node | None, override: Override, depth: int) -> Node | None:
@@ -221,29 +217,21 @@ def _no_mapping(node: ScalarNode | SequenceNode, override: Override, depth: int)
         kind, help = f"the reference `{node.raw}`", f"override its target, or write `{above}={{...}}`"
     else:
         kind, help = "a single value", f"`{above}=...` replaces it"
-    name = format_path((override.path[depth],))
-    related = ((node.span, f"`{above}` is set at"),)
-    return _RefusedError(f"`{above}` is {kind}, it has no key `{name}`", depth, help, related)
+    message = f"`{above}` is {kind}, it has no key `{format_path((override.path[depth],))}`"
+    return _refused(override, depth, message, help, ((node.span, f"`{above}` is set at"),))
 
 
 def _change_item(node: Node | None, index: int, override: Override, depth: int) -> Node:
     above = format_path(override.path[:depth])
     if not isinstance(node, SequenceNode):
-        kind = "is not set" if node is None else "is not a list"
-        raise _RefusedError(
-            f"`{above}` {kind}, it has no item `[{index}]`", depth, f"`{above}=[...]` sets a whole list"
-        )
+        message = f"`{above}` {'is not set' if node is None else 'is not a list'}, it has no item `[{index}]`"
+        raise _refused(override, depth, message, f"`{above}=[...]` sets a whole list")
     if index >= len(node.items):
-        count = len(node.items)
-        holds = (
-            f"has the items `[0]` to `[{count - 1}]`" if count > 1 else "has one item, `[0]`" if count else "is empty"
-        )
-        raise _RefusedError(
-            f"`{above}` {holds}, none is `[{index}]`",
-            depth,
-            f"items cannot be added; `{above}=[...]` sets the whole list",
-            ((node.span.part(0, 1), f"`{above}` is set at"),),
-        )
+        last = len(node.items) - 1
+        holds = "is empty" if last < 0 else f"has the items `[0]` to `[{last}]`" if last else "has one item, `[0]`"
+        message = f"`{above}` {holds}, none is `[{index}]`"
+        help = f"items cannot be added; `{above}=[...]` sets the whole list"
+        raise _refused(override, depth, message, help, ((node.span.part(0, 1), f"`{above}` is set at"),))
     changed = _change(node.items[index], override, depth + 1)
     items = (*node.items[:index], *(() if changed is None else (changed,)), *node.items[index + 1 :])
     return SequenceNode(node.span, items)
@@ -255,8 +243,8 @@ def _change_entry(node: MappingNode, name: str, override: Override, depth: int) 
     if known is None and override.value is None:
         from rlinf_core.suggest import did_you_mean
 
-        path = format_path(override.path[: depth + 1])
-        raise _RefusedError(f"there is no `{path}` to delete", depth, did_you_mean(name, node.keys()))
+        message = f"there is no `{format_path(override.path[: depth + 1])}` to delete"
+        raise _refused(override, depth, message, did_you_mean(name, node.keys()))
     changed = _change(known.value if known else None, override, depth + 1)
     if changed is None:
         return MappingNode(node.span, tuple(entry for entry in node.entries if entry is not known))

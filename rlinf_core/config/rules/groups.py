@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import partialmethod
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
@@ -58,6 +59,8 @@ class Site(NamedTuple):
         """Add a finding about the value at `path`, underlining `span` or else that value."""
         where = span or self.place(path)
         self.diagnostics.add(Diagnostic(code, severity, message, where, self.view.original(path), help, tuple(related)))
+
+    warn = partialmethod(report, severity=Severity.WARNING)
 
     def place(self, path: Path) -> Span:
         return place(self.view.tree, path)

@@ -13,62 +13,50 @@ from rlinf_core.suggest import quoted
 def check(site: Site) -> None:
     exclusive: dict[tuple[str, str], tuple[str, Path]] = {}
     declared: dict[tuple[int, str], Path] = {}
+    alike: dict[tuple[Path, type[RobotUnit], str], Path] = {}
     for path, group in site.groups():
-        if group.hardware is None:
-            continue
-        configs = (*path, "hardware", "configs")
-        _nodes(site, path, group, declared)
-        _further_nodes(site, (*path, "hardware", "configs"), group.hardware.configs)
-        for index, unit in enumerate(group.hardware.configs):
-            _exclusive(site, (*configs, index), unit, exclusive)
-        _repeated(site, configs, group.hardware.configs)
+        for index, unit in enumerate(group.hardware.configs if group.hardware else ()):
+            at: Path = (*path, "hardware", "configs", index)
+            _nodes(site, path, group, at, unit)
+            if group.hardware and group.hardware.type != UNKNOWN_TYPE:
+                _of_one_group(site, group.hardware.type, (*at, "node_rank"), unit, declared)
+            _exclusive(site, at, unit, exclusive)
+            _repeated(site, at, unit, alike)
     _check_spares(site)
 
 
-def _nodes(site: Site, path: Path, group: NodeGroup, declared: dict[tuple[int, str], Path]) -> None:
-    """Report units outside the cluster or the group, and nodes whose units two groups declare."""
-    if group.hardware is None:
-        return
+def _nodes(site: Site, path: Path, group: NodeGroup, at: Path, unit: RobotUnit) -> None:
+    """Report nodes of a unit outside the cluster or its group; others, as of an arm's controller, may be elsewhere."""
     nodes = None if site.damaged((*path, "node_ranks")) else group_ranges(site, group.node_ranks)
     count = site.num_nodes
-    for index, unit in enumerate(group.hardware.configs):
-        at: Path = (*path, "hardware", "configs", index, "node_rank")
-        if site.damaged(at):
+    for field in ("node_rank", *type(unit).node_ranks):
+        node: int | None = getattr(unit, field)
+        if node is None or site.damaged((*at, field)):
             continue
-        rank = range(unit.node_rank, unit.node_rank + 1)
-        if count is not None and unit.node_rank >= count:
-            out_of_range(site, at, rank, site.place(at))
-        elif nodes is not None and outside(rank, nodes) is not None:
+        rank = range(node, node + 1)
+        if count is not None and node >= count:
+            out_of_range(site, (*at, field), rank, site.place((*at, field)))
+        elif field == "node_rank" and nodes is not None and outside(rank, nodes) is not None:
             site.report(
                 "hardware-outside-group",
-                f"node {unit.node_rank} is not in group `{group.label}`",
-                at,
+                f"node {node} is not in group `{group.label}`",
+                (*at, field),
                 help=f"the group's node_ranks are {group.node_ranks}",
                 related=[(site.place((*path, "node_ranks")), "they are set at")],
             )
-        if group.hardware.type == UNKNOWN_TYPE:
-            continue
-        key = (unit.node_rank, group.hardware.type)
-        first = declared.setdefault(key, at)
-        if first[:3] != at[:3]:
-            site.report(
-                "hardware-in-two-groups",
-                f"two groups declare {group.hardware.type} hardware on node {unit.node_rank}",
-                at,
-                help="declare all units of a type on a node in one group",
-                related=[(site.place(first), "the other group declares it at")],
-            )
 
 
-def _further_nodes(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
-    """Report nodes outside the cluster named by fields other than `node_rank`, such as an arm's controller node."""
-    count = site.num_nodes
-    for index, unit in enumerate(units):
-        for field in type(unit).node_ranks:
-            at = (*configs, index, field)
-            rank: int | None = getattr(unit, field)
-            if rank is not None and count is not None and rank >= count and not site.damaged(at):
-                out_of_range(site, at, range(rank, rank + 1), site.place(at))
+def _of_one_group(site: Site, kind: str, at: Path, unit: RobotUnit, declared: dict[tuple[int, str], Path]) -> None:
+    """Report a unit on a node for which another group declares units of the same type."""
+    first = at if site.damaged(at) else declared.setdefault((unit.node_rank, kind), at)
+    if first[:3] != at[:3]:
+        site.report(
+            "hardware-in-two-groups",
+            f"two groups declare {kind} hardware on node {unit.node_rank}",
+            at,
+            help="declare all units of a type on a node in one group",
+            related=[(site.place(first), "the other group declares it at")],
+        )
 
 
 def _exclusive(site: Site, at: Path, unit: RobotUnit, used: dict[tuple[str, str], tuple[str, Path]]) -> None:
@@ -115,20 +103,19 @@ def _folded(text: str) -> str:
         return text
 
 
-def _repeated(site: Site, configs: Path, units: tuple[RobotUnit, ...]) -> None:
-    field_counts: dict[tuple[type[RobotUnit], str], int] = {}
-    for index, unit in enumerate(units):
-        if any(getattr(unit, field) for field in type(unit).exclusive) or site.damaged((*configs, index)):
-            continue
-        first = field_counts.setdefault((type(unit), unit.model_dump_json()), index)
-        if first != index:
-            site.report(
-                "hardware-shared",
-                "this unit is declared twice",
-                (*configs, index),
-                help="remove one of them",
-                related=[(site.place((*configs, first)), "first declared at")],
-            )
+def _repeated(site: Site, at: Path, unit: RobotUnit, alike: dict[tuple[Path, type[RobotUnit], str], Path]) -> None:
+    """Report a unit without anything that must be unique that its group declares twice."""
+    if any(getattr(unit, field) for field in type(unit).exclusive) or site.damaged(at):
+        return
+    first = alike.setdefault((at[:-1], type(unit), unit.model_dump_json()), at)
+    if first != at:
+        site.report(
+            "hardware-shared",
+            "this unit is declared twice",
+            at,
+            help="remove one of them",
+            related=[(site.place(first), "first declared at")],
+        )
 
 
 _PATH: Path = (*CLUSTER, "spare_nodes")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_core.config.secrets import MASK
 from rlinf_core.config.tree import Node, ScalarNode
-from rlinf_core.scalars import YamlBool, YamlFloat, YamlInt, kind_of
+from rlinf_core.scalars import Written, YamlBool, kind_of
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -226,7 +226,7 @@ def _found_kind(value: object) -> str:
 
 
 def _written(value: str | int | float) -> str:
-    return value.raw if isinstance(value, YamlInt | YamlFloat | YamlBool) else str(value)
+    return value.raw if isinstance(value, Written) else str(value)
 
 
 def shown(value: object) -> str:
