@@ -36,7 +36,7 @@ from __future__ import annotations
 import signal as signals
 from typing import Any, NamedTuple
 
-from rlinf_core.suggest import clipped
+from rlinf_core.suggest import clipped, did_you_mean
 
 
 class ProcessEnd(NamedTuple):
@@ -156,8 +156,6 @@ class UnknownGroupError(RuntimeFailure, LookupError):
     """
 
     def __init__(self, group: str, known: tuple[str, ...], *, where: str | None = None, kind: str = "group") -> None:
-        from rlinf_core.suggest import did_you_mean
-
         listed = ", ".join(f"`{name}`" for name in sorted(known)) or "none"
         super().__init__(
             f"no {kind} is named `{group}`",

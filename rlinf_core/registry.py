@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Generic, TypeVar, cast
 
 from rlinf_core.errors import ConfigError
+from rlinf_core.suggest import did_you_mean, quoted
 
 T = TypeVar("T")
 
@@ -69,8 +70,6 @@ class Registry(Generic[T]):
             return cast("T", import_target(self._known[name], self._what))
         if ":" in name:
             return cast("T", import_target(name, self._what, self._bases))
-        from rlinf_core.suggest import did_you_mean, quoted
-
         choices = f"known: {quoted(self.names())}; your own: `package.module:name`"
         raise ConfigError(f"unknown {self._what} `{name}`", help=did_you_mean(name, self.names()) or choices)
 

@@ -20,7 +20,7 @@ from rlinf_core.config.composing.references import parse_path
 from rlinf_core.config.model import Variant
 from rlinf_core.config.ranks import NodeRanks, RankMap, format_range
 from rlinf_core.config.source import NotationError
-from rlinf_core.config.validating.foreign_names import foreign_names
+from rlinf_core.config.validating.foreign_names import names_at
 from rlinf_core.config.validating.model_fields import (
     ITEM,
     alternatives,
@@ -156,17 +156,15 @@ def _below(model: type[BaseModel], spot: _Spot, name: str, requested: str) -> _S
     if spot_below is not None:
         return spot_below
 
-    source = foreign_names()
     where = f"in `{spot.path}`" if spot.path else "at the top of the file"
     elsewhere = [f"{place}.{name}" if place else name for place in places_of(model, name)]
-    known = source.names_at(spot.annotations) if source else None
-    instead = known.unavailable.get(name) if known else None
-    ours = known.names.get(name) if known else None
+    names = names_at(spot.annotations)
+    ours = names.names.get(name)
     help_text = f"it is `{ours}` here" if ours in by_name else did_you_mean(name, by_name)
-    if instead is not None:
-        help_text = instead
-    elif known and name in known.former:
-        help_text = f"its keys are now in `{known.former[name]}`"
+    if name in names.unavailable:
+        help_text = names.unavailable[name]
+    elif name in names.former:
+        help_text = f"its keys are now in `{names.former[name]}`"
     elif elsewhere:
         help_text = f"there is {quoted(elsewhere[:4])}"
     known = () if help_text else tuple(by_name)

@@ -17,7 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind, mode
 
 from rlinf_cli.job.field_docs import hardware_models
 from rlinf_core.config.machines.cluster import ClusterConfig, HardwareConfig
-from rlinf_core.config.validating.foreign_names import foreign_names
+from rlinf_core.config.validating.foreign_names import names_at
 from rlinf_core.config.validating.model_fields import sections
 
 Schema: TypeAlias = dict[str, Any]
@@ -142,12 +142,9 @@ def _share(definitions: dict[str, Schema]) -> None:
 
 def _add_accepted_keys(definitions: Mapping[str, Schema], models: Iterable[type[BaseModel]]) -> None:
     """Add the keys that a file may have though no section has them."""
-    source = foreign_names()
-    if source is None:
-        return
     for section in {section for model in models for _, section in sections(model)}:
         properties: Schema = definitions.get(section.__name__, {}).get("properties", {})
-        for other, values in source.names_at([section]).accepted.items():
+        for other, values in names_at([section]).accepted.items():
             properties[other] = _accepted(values)
 
 

@@ -29,6 +29,7 @@ from rlinf_core.process.import_path import (
     syntax_tree,
     working_folder,
 )
+from rlinf_core.suggest import did_you_mean, quoted
 
 FORM = "your own recipe is written `package.module:name`"
 _RECIPE = "Recipe"
@@ -154,8 +155,6 @@ def find_recipe(name: str) -> Recipe:
     points = offered(ENTRY_POINT_GROUP)
     point = points.get(name)
     if point is None:
-        from rlinf_core.suggest import did_you_mean, quoted
-
         choices = f"the recipes are {quoted(sorted(points))}" if points else "no installed package provides a recipe"
         choices = f"{choices}; {FORM}"
         raise UnknownRecipeError(f"there is no recipe `{name}`", help=did_you_mean(name, points) or choices)

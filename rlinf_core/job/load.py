@@ -16,7 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlinf_core.config.composing.compose import ANOTHER_FILE, compose, no_configuration
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
+from rlinf_core.config.machines.assumptions import assumed
 from rlinf_core.config.machines.cluster import ClusterConfig
+from rlinf_core.config.ranks import format_ranks
 from rlinf_core.config.reading import decode, load_source
 from rlinf_core.config.rules import groups, hardware
 from rlinf_core.config.rules.groups import Site
@@ -24,15 +26,19 @@ from rlinf_core.config.secrets import environment_secrets, secret_values
 from rlinf_core.config.sections.hub_names import hub_paths, unfetched
 from rlinf_core.config.shipped import is_bare_name, meant_config, shipped_configs, successor
 from rlinf_core.config.source import SourceText, Span
-from rlinf_core.config.tree import Composed, MappingNode, Path, ScalarNode, find, place, to_data
+from rlinf_core.config.tree import Composed, MappingNode, Path, ScalarNode, find, naming, place, to_data
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.config.validating.validation import ANY_ITEM, StandIns, validate
 from rlinf_core.errors import ConfigError, RLinfError
+from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, hardware_types
 from rlinf_core.job.earlier_run import commits_of_resumed, is_config_of_a_run, without_earlier_keys
+from rlinf_core.job.find_recipe import UnknownRecipeError, find_recipe, find_variant, recipe_names, started_recipe
 from rlinf_core.job.recipe import Job, Recipe
+from rlinf_core.job.report import Report, check_elastic
 from rlinf_core.placement.check import check_placement
 from rlinf_core.placement.resolve import Resolution
 from rlinf_core.process.known_secrets import remember
+from rlinf_core.suggest import did_you_mean, near
 from rlinf_core.topology import ClusterTopology, NodeInfo, accelerator_mismatches
 
 Probe: TypeAlias = Callable[[ClusterConfig], Sequence[NodeInfo]]
@@ -44,9 +50,6 @@ Rule: TypeAlias = Callable[[Site], None]
 
 def _meant_type(written: str) -> str:
     """Return the type that a misspelt hardware type was probably meant to be, or the stand-in for any."""
-    from rlinf_core.hardware.robots.unit import UNKNOWN_TYPE, hardware_types
-    from rlinf_core.suggest import near
-
     return next(iter(near(written, hardware_types())), UNKNOWN_TYPE)
 
 
@@ -137,8 +140,6 @@ def _load_source(
     name: str, overrides: Sequence[str], stdin: bytes | None, diagnostics: Diagnostics
 ) -> SourceText | None:
     if name.startswith(FROM_RECIPE):
-        from rlinf_core.job.find_recipe import started_recipe
-
         start = started_recipe(name.removeprefix(FROM_RECIPE), overrides).default_config
         if "\n" in start:
             return decode(name, start.encode(), diagnostics, "stdin")
@@ -158,9 +159,6 @@ def _load_source(
 
 def _similar_job(name: str) -> str | None:
     """Return the shipped configuration or recipe that a name, or the name of a file, may mean."""
-    from rlinf_core.job.find_recipe import recipe_names
-    from rlinf_core.suggest import did_you_mean
-
     folder, base = os.path.split(name)
     if now := successor(base.removesuffix(".yaml")):
         return f"it is no longer shipped: write `{now}`"
@@ -235,8 +233,6 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
         diagnostics.error("unknown-recipe", message, entry.key.span, ("recipe",))
         return None
 
-    from rlinf_core.job.find_recipe import UnknownRecipeError, find_variant
-
     def written(key: str) -> object:
         node = find(tree, tuple(key.split(".")))
         return node.raw if isinstance(node, ScalarNode) else None if node is None else to_data(node)
@@ -253,9 +249,6 @@ def _select_recipe(composed: Composed, diagnostics: Diagnostics) -> _Selected | 
 
 
 def _meant_recipe(name: str) -> _Selected | None:
-    from rlinf_core.job.find_recipe import find_recipe, recipe_names
-    from rlinf_core.suggest import near
-
     for meant in near(name, recipe_names()):
         with suppress(ConfigError):
             recipe = find_recipe(meant)
@@ -264,8 +257,6 @@ def _meant_recipe(name: str) -> _Selected | None:
 
 
 def _topology(cluster: ClusterConfig, assume: Sequence[str], diagnostics: Diagnostics) -> ClusterTopology:
-    from rlinf_core.config.machines.assumptions import assumed
-
     arguments = SourceText("--assume", "\n".join(assume), "overrides")
     sound: list[str] = []
     start = 0
@@ -287,9 +278,6 @@ def _probed(
     mismatches = accelerator_mismatches(cluster, nodes)
     if not mismatches:
         return ClusterTopology.from_nodes(nodes, cluster)
-    from rlinf_core.config.ranks import format_ranks
-    from rlinf_core.config.tree import naming
-
     alike: dict[tuple[str, str, str], list[int]] = {}
     for mismatch in mismatches:
         alike.setdefault((mismatch.label, mismatch.declared, mismatch.found), []).append(mismatch.node_rank)
@@ -341,8 +329,6 @@ def _check_recipe(
     world_sizes: Mapping[str, int | None],
     diagnostics: Diagnostics,
 ) -> None:
-    from rlinf_core.job.report import Report, check_elastic
-
     with rules_of(recipe, view, diagnostics):
         check = recipe.load(recipe.check)
         if check is not None:

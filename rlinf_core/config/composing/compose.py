@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from rlinf_core.config.composing.interpolation import interpolate
+from rlinf_core.config.composing.overrides import apply_overrides, parse_overrides
 from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.shipped import shipped_config
@@ -22,10 +24,7 @@ from rlinf_core.config.tree import (
     first_line,
     merge,
 )
-
-if TYPE_CHECKING:
-    from rlinf_core.config.composing.overrides import Override
-
+from rlinf_core.suggest import did_you_mean
 
 EXTENDS: Final = "extends"
 # Real chains have a handful of files; a much longer one is a mistake, or an attack on the stack.
@@ -54,31 +53,19 @@ def compose(
     Returns:
         None if a file could not be read.
     """
-    arguments, parsed = _parse(overrides, diagnostics)
+    arguments, parsed = parse_overrides(overrides, diagnostics)
     read = with_bases(main, diagnostics)
     if read is None:
         return None
     tree, sources = read
     if arguments is not None:
-        from rlinf_core.config.composing.overrides import apply_overrides
-
         tree = apply_overrides(tree, parsed, diagnostics)
         sources = (*sources, arguments)
     # A reference needs a `$`, which only an escape can hide. Most files have neither and need no resolver.
     composed = Composed(tree, sources)
     if not any("$" in source.text or "\\" in source.text for source in sources):
         return composed
-    from rlinf_core.config.composing.interpolation import interpolate
-
     return interpolate(composed, diagnostics, environ, only=None if tree.entry("recipe") else without_recipe)
-
-
-def _parse(overrides: Sequence[str], diagnostics: Diagnostics) -> tuple[SourceText | None, Sequence[Override]]:
-    if not overrides:
-        return None, ()
-    from rlinf_core.config.composing.overrides import parse_overrides
-
-    return parse_overrides(overrides, diagnostics)
 
 
 def with_bases(main: SourceText, diagnostics: Diagnostics) -> tuple[MappingNode, tuple[SourceText, ...]] | None:
@@ -197,8 +184,6 @@ class _Loader:
         return merged
 
     def _report_missing(self, scalar: ScalarNode, source: SourceText, path: Path) -> None:
-        from rlinf_core.suggest import did_you_mean
-
         requested = os.path.dirname(scalar.raw)
         try:
             listed = sorted(os.listdir(os.path.join(_folder(source), requested) or "."))

@@ -34,6 +34,7 @@ from rlinf_core.config.tree import (
     resolve_plain,
     scalars,
 )
+from rlinf_core.suggest import did_you_mean
 
 # Limits on what references may copy in total, in nodes and characters, and on their depth: far above any real file, far
 # below a malicious one.
@@ -203,8 +204,6 @@ class _Resolver:
         text = self.environ.get(name)
         default = use.reference.default
         if text is None and default is None:
-            from rlinf_core.suggest import did_you_mean
-
             help = did_you_mean(name, self.environ) or "set it, or add a default before the brace: `:-VALUE`"
             self.diagnostics.error(
                 "unknown-variable", f"the environment has no variable `{name}`", use.span, use.path, help
@@ -302,8 +301,6 @@ class _Resolver:
             else:
                 why = f"{above} is not a list"
         elif isinstance(nearest, MappingNode):
-            from rlinf_core.suggest import did_you_mean
-
             why = f"{above} sets no `{format_path((segment,))}`"
             help = (
                 did_you_mean(segment, nearest.keys()) or "a reference can only name what the file or an override sets"

@@ -25,6 +25,7 @@ from rlinf_core.config.tree import (
     merge,
     name_pieces,
 )
+from rlinf_core.suggest import did_you_mean
 
 # Deeper than any configuration, and shallow enough for recursion in later stages.
 _MAX_STEPS: Final = 50
@@ -241,8 +242,6 @@ def _change_entry(node: MappingNode, name: str, override: Override, depth: int) 
     known = node.entry(name)
     last = depth + 1 == len(override.steps)
     if known is None and override.value is None:
-        from rlinf_core.suggest import did_you_mean
-
         message = f"there is no `{format_path(override.path[: depth + 1])}` to delete"
         raise _refused(override, depth, message, did_you_mean(name, node.keys()))
     changed = _change(known.value if known else None, override, depth + 1)

@@ -89,3 +89,9 @@ def use(load: Callable[[], ForeignNames]) -> None:
 def foreign_names() -> ForeignNames | None:
     """Return the source of names; None where none is in use."""
     return None if _load is None else _load()
+
+
+def names_at(annotations: Iterable[object]) -> SectionNames:
+    """Return the names for all sections among types; empty where no source is in use."""
+    source = foreign_names()
+    return source.names_at(annotations) if source else SectionNames({}, {}, {}, {}, {}, {}, {})

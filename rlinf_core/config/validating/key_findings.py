@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.diagnostics import Diagnostic, Severity
 from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, key_span, naming
-from rlinf_core.config.validating.foreign_names import foreign_names
+from rlinf_core.config.validating.foreign_names import foreign_names, names_at
 from rlinf_core.config.validating.kinds import key_of_others
 from rlinf_core.config.validating.model_fields import (
     fields_at,
@@ -58,9 +58,8 @@ def foreign_character(text: str) -> str | None:
 def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
     """Return the finding for a key that no model knows."""
     name = str(path[-1])
-    source = foreign_names()
-    known = source.names_at(types_at(model, path[:-1])) if source else None
-    instead = known.unavailable.get(name) if known else None
+    known = names_at(types_at(model, path[:-1]))
+    instead = known.unavailable.get(name)
     if instead is not None:
         message = f"`{format_path(path)}` is not available"
         span = key_span(tree, path) or naming(tree, path)
@@ -69,7 +68,7 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
     meant = meant_key(model, tree, path)
     elsewhere = _other_places(model, path)
     before_colon, colon, after_colon = name.partition(":")
-    named = {**known.moved, **known.names} if known else {}
+    named = {**known.moved, **known.names}
     hint: str | None = None
     if foreign := foreign_character(name):
         hint = f"it contains {foreign}: write it with plain characters"
@@ -156,8 +155,7 @@ def meant_key(model: type[BaseModel], tree: MappingNode, path: Path) -> str | No
 
     name = str(path[-1]).lower().replace("-", "_")
     known = [key for key in _fields(model, tree, path[:-1]) if not is_set(key)]
-    names = foreign_names()
-    other = names.names_at(types_at(model, path[:-1])).names.get(str(path[-1])) if names else None
+    other = names_at(types_at(model, path[:-1])).names.get(str(path[-1]))
     # A name without its first word, as `robot_ip` for `left_robot_ip`, is not similar by spelling.
     synonyms = [key for key in known if name in _SYNONYMS.get(key, ())]
     longer = [key for key in known if "_" in name and key.endswith(f"_{name}")]

@@ -30,7 +30,13 @@ from rlinf_core.config.tree import (
     place,
     to_data,
 )
+from rlinf_core.config.validating import key_findings
+from rlinf_core.config.validating.foreign_names import foreign_names
+from rlinf_core.config.validating.key_findings import meant_key, torn_key
+from rlinf_core.config.validating.kinds import meant_kind, without_keys_of_others
+from rlinf_core.config.validating.model_fields import fields_at
 from rlinf_core.config.validating.pruning import Cuts, Kept, Validated, cut, original, prefixes
+from rlinf_core.config.validating.validation_messages import is_our_code, words_for, wrong_kind
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -89,8 +95,6 @@ class _Rounds(Generic[M]):
         model, errors = self._attempt()
         moved: Collection[Path] = ()
         if any(located.kind == "extra_forbidden" for located in errors):
-            from rlinf_core.config.validating.foreign_names import foreign_names
-
             source = foreign_names()
             renamed = source.with_our_names(self.model_type, self.whole, self.diagnostics) if source else None
             if renamed is not None and renamed.tree is not self.whole:
@@ -100,8 +104,6 @@ class _Rounds(Generic[M]):
                 model, errors = self._attempt()
         # A free kind takes what was said to another one.
         if any(located.kind == "extra_forbidden" for located in errors) or _is_layered(self.whole):
-            from rlinf_core.config.validating.kinds import without_keys_of_others
-
             kept = without_keys_of_others(self.model_type, self.whole, self.diagnostics, moved)
             if kept is not self.whole:
                 self.composed, self.tree = self.composed._replace(tree=kept), kept
@@ -174,8 +176,6 @@ class _Rounds(Generic[M]):
         pattern = tuple(ANY_ITEM if isinstance(segment, int) else segment for segment in path)
         value = self.stand_ins.get(pattern)
         if value is None and path:
-            from rlinf_core.config.validating.kinds import meant_kind
-
             value = meant_kind(self.model_type, self.whole, path)
         if callable(value):
             written = find(self.whole, path)
@@ -183,8 +183,6 @@ class _Rounds(Generic[M]):
         return None if value is None else ScalarNode(naming(self.whole, path), str(value), value)
 
     def _unknown_key(self, path: Path) -> Diagnostic:
-        from rlinf_core.config.validating import key_findings
-
         self.unknown_keys += 1
         # Guesses take long, and no more are shown.
         if self.unknown_keys > MOST:
@@ -192,9 +190,6 @@ class _Rounds(Generic[M]):
         return key_findings.unknown_key(self.model_type, self.whole, path)
 
     def _report(self, group: list[_Located]) -> list[Diagnostic]:
-        # Imported here and below: a file without mistakes, the common case, needs no messages.
-        from rlinf_core.config.validating import key_findings
-
         located = group[0]
         path = original(located.path, self.kept)
         if located.kind == "missing":
@@ -205,8 +200,6 @@ class _Rounds(Generic[M]):
 
     def _without_twins(self, reports: list[Diagnostic]) -> list[Diagnostic]:
         """Drop a missing key if an unknown one is a misspelling of it: one mistake, one finding."""
-        from rlinf_core.config.validating.key_findings import meant_key
-
         meant: set[Path] = set()
         for report in reports:
             if report.code == "unknown-key" and report.path:
@@ -223,14 +216,9 @@ class _Rounds(Generic[M]):
         return torn is not None and next(other for other in reports if other.help == torn) is not report
 
     def _torn_key(self, code: str, path: Path | None) -> str | None:
-        from rlinf_core.config.validating.key_findings import torn_key
-
         return torn_key(self.whole, path) if path and code == "wrong-type" else None
 
     def _value_report(self, located: _Located, path: Path) -> Diagnostic:
-        from rlinf_core.config.validating.model_fields import fields_at
-        from rlinf_core.config.validating.validation_messages import words_for
-
         own = fields_at(self.model_type, path[:-1], self.whole).get(str(path[-1])) if path else None
         holds = [key for key, info in fields_at(self.model_type, path).items() if info.is_required()] if path else []
         words = words_for(located.error, subject_of(path), own, holds)
@@ -243,8 +231,6 @@ class _Rounds(Generic[M]):
         return Diagnostic(words.code, Severity.ERROR, words.message, span, path, help)
 
     def _union_report(self, group: list[_Located], path: Path) -> Diagnostic:
-        from rlinf_core.config.validating.validation_messages import is_our_code, wrong_kind
-
         for located in group:
             if is_our_code(located.kind) and located.kind != "wrong-type":
                 return self._value_report(located, path)
@@ -332,8 +318,6 @@ def _locate(model: type[BaseModel], tree: MappingNode, error: ErrorDetails) -> _
 
 
 def _is_section(model: type[BaseModel], path: Path, key: str) -> bool:
-    from rlinf_core.config.validating.model_fields import fields_at
-
     return key in fields_at(model, path)
 
 

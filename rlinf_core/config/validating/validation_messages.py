@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rlinf_core.config.secrets import MASK
 from rlinf_core.config.tree import Node, ScalarNode
 from rlinf_core.scalars import Written, YamlBool, kind_of
+from rlinf_core.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -199,8 +200,6 @@ _EMPTY_HELP: Final = "give it a value or remove the key"
 
 
 def _not_a_choice(subject: str, expected: str, value: object) -> Words:
-    from rlinf_core.suggest import did_you_mean
-
     choices = [choice.strip("'\"") for choice in re.split(r", | or ", expected)]
     guess = did_you_mean(value, choices) if isinstance(value, str) else None
     listed = ", ".join(f"`{choice}`" for choice in choices)
