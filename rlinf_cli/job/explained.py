@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -106,14 +107,8 @@ def code_text(code: Code) -> str:
 
 def code_record(code: Code) -> dict[str, Any]:
     """Return the entry for programs; examples without their markers."""
-    return {
-        "name": code.name,
-        "severity": str(code.severity),
-        "title": code.title,
-        "meaning": code.meaning,
-        "wrong": _record(code.wrong),
-        "right": _record(code.right),
-    }
+    examples = {"wrong": _record(code.wrong), "right": _record(code.right)}
+    return {**asdict(code), "severity": str(code.severity), **examples}
 
 
 def _record(example: Example) -> dict[str, Any]:
@@ -194,15 +189,8 @@ def _holds(doc: FieldDoc) -> str:
 
 def field_record(doc: FieldDoc, recipes: Sequence[str] = ()) -> dict[str, Any]:
     """Return the entry for programs."""
-    return {
-        "path": doc.path,
-        "type": doc.type,
-        "required": doc.required,
-        "default": doc.default,
-        "description": doc.description,
-        "recipes": list(recipes),
-        "children": [field_record(child) for child in doc.children],
-    }
+    record = {name: getattr(doc, name) for name in ("path", "type", "required", "default", "description")}
+    return {**record, "recipes": list(recipes), "children": [field_record(child) for child in doc.children]}
 
 
 def _bare(topic: str) -> str:

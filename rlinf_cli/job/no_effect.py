@@ -13,7 +13,7 @@ from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel, IgnoredKeys, WorldSizes
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, find, key_span
+from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, entry_at, find, key_span
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.job.load import Job, rules_of
 from rlinf_core.job.recipe import Recipe
@@ -120,8 +120,7 @@ def _path(key: str) -> Path:
 def _written(tree: MappingNode, top: Path, config: BaseModel, bases: Collection[SourceText]) -> list[Path]:
     """Return the paths of written values at and below a key, except those of `bases` and nulls that mean the
     default."""
-    above = find(tree, top[:-1])
-    entry = above.entry(str(top[-1])) if isinstance(above, MappingNode) else None
+    entry = entry_at(tree, top)
     return [
         path
         for path, leaf in (_leaves(entry, top) if entry is not None else ())

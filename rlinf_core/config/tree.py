@@ -112,11 +112,14 @@ def find(node: Node, path: Path) -> Node | None:
 
 def key_span(node: Node, path: Path) -> Span | None:
     """Return the span of the key of the mapping entry at `path`, or None for a list item or a missing path."""
+    entry = entry_at(node, path)
+    return entry.key.span if entry else None
+
+
+def entry_at(node: Node, path: Path) -> Entry | None:
+    """Return the mapping entry at `path`; None for a list item or a missing path."""
     parent = find(node, path[:-1]) if path else None
-    if isinstance(parent, MappingNode):
-        entry = parent.entry(str(path[-1]))
-        return entry.key.span if entry else None
-    return None
+    return parent.entry(str(path[-1])) if isinstance(parent, MappingNode) else None
 
 
 def merge(base: Node, over: Node) -> Node:

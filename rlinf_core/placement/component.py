@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -19,6 +18,7 @@ from rlinf_core.placement.strategy import (
     Placement,
     PlacementStrategy,
     place,
+    renumbered,
     topology_of,
     unknown_accelerators,
 )
@@ -83,21 +83,7 @@ def without_nodes(
             f"no process of component `{component}` is left: the nodes that it is placed on are lost",
             help="start them again by `rlinf up FILE`",
         )
-    order = list(dict.fromkeys(placement.cluster_node_rank for placement in left))
-    ranks: dict[int, list[int]] = {node: [] for node in order}
-    for rank, placement in enumerate(left):
-        ranks[placement.cluster_node_rank].append(rank)
-    return [
-        replace(
-            placement,
-            rank=rank,
-            world_size=len(left),
-            placement_node_rank=order.index(placement.cluster_node_rank),
-            local_rank=ranks[placement.cluster_node_rank].index(rank),
-            local_world_size=len(ranks[placement.cluster_node_rank]),
-        )
-        for rank, placement in enumerate(left)
-    ]
+    return renumbered(left)
 
 
 _log = logging.getLogger("rlinf")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeAlias, cast
+from typing import NamedTuple, Protocol, Self, TypeAlias, cast
 
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import PlacementError
@@ -252,28 +252,15 @@ def number_processes(
     topology: ClusterTopology, unit: Unit, held: Sequence[ProcessUnits], isolate_accelerator: bool
 ) -> list[Placement]:
     """Return the placements of processes with known nodes and units, with their local ranks."""
-    nodes = topology.nodes
-    node_ranks: dict[int, int] = {}
-    local_sizes: Counter[int] = Counter()
-    local_ranks: list[int] = []
-    for node, _, _ in held:
-        node_ranks.setdefault(node, len(node_ranks))
-        local_ranks.append(local_sizes[node])
-        local_sizes[node] += 1
     with_accelerators = unit.kind is UnitKind.ACCELERATOR
-    everything = {node: tuple(range(nodes[node].num_accelerators or 0)) for node in node_ranks}
     placements: list[Placement] = []
-    for rank, (node, label, units) in enumerate(held):
-        info = nodes[node]
-        visible = units if with_accelerators and isolate_accelerator else everything[node]
+    for (node, label, units), ranks in zip(held, _ranks_on([node for node, _, _ in held]), strict=True):
+        info = topology.nodes[node]
+        is_isolated = with_accelerators and isolate_accelerator
+        visible = units if is_isolated else tuple(range(info.num_accelerators or 0))
         placements.append(
             Placement(
-                rank=rank,
-                world_size=len(held),
-                cluster_node_rank=node,
-                placement_node_rank=node_ranks[node],
-                local_rank=local_ranks[rank],
-                local_world_size=local_sizes[node],
+                *ranks,
                 local_accelerator_rank=units[0] if with_accelerators else None,
                 accelerator_type=info.accelerator_type,
                 visible_accelerators=visible,
@@ -287,6 +274,32 @@ def number_processes(
             )
         )
     return placements
+
+
+def renumbered(placements: Sequence[Placement]) -> list[Placement]:
+    """Return the placements of some processes of a component as those of all that there are."""
+    ranks = _ranks_on([placement.cluster_node_rank for placement in placements])
+    return [replace(placement, **own._asdict()) for placement, own in zip(placements, ranks, strict=True)]
+
+
+class _Ranks(NamedTuple):
+    """The ranks of a process; see `Placement`."""
+
+    rank: int
+    world_size: int
+    cluster_node_rank: int
+    placement_node_rank: int
+    local_rank: int
+    local_world_size: int
+
+
+def _ranks_on(nodes: Sequence[int]) -> Iterator[_Ranks]:
+    """Yield the ranks of processes on nodes, by process."""
+    order = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
+    sizes, before = Counter(nodes), Counter[int]()
+    for rank, node in enumerate(nodes):
+        yield _Ranks(rank, len(nodes), node, order[node], before[node], sizes[node])
+        before[node] += 1
 
 
 def hardware_type(unit: Unit, node: NodeInfo) -> str:

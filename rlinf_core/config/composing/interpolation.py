@@ -7,6 +7,7 @@ scalar. A variable's text is parsed as a plain YAML scalar if it is the whole va
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from rlinf_core.config.composing.references import (
@@ -20,7 +21,6 @@ from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import NotationError, Span
 from rlinf_core.config.tree import (
     Composed,
-    Entry,
     MappingNode,
     Node,
     Path,
@@ -102,29 +102,28 @@ class _Use(NamedTuple):
 
 
 class _Resolver:
-    """A resolver that visits each node once. Nodes are keyed by identity; `tree` and `done` keep them alive."""
+    """A resolver that visits each node once. Nodes are compared by identity."""
 
     def __init__(self, tree: MappingNode, diagnostics: Diagnostics, environ: Mapping[str, str]) -> None:
         self.tree = tree
         self.diagnostics = diagnostics
         self.environ = environ
-        self.done: dict[int, tuple[Node, Node]] = {}
-        self.active: dict[int, _Use] = {}
-        self.failed: set[int] = set()
-        self.secret: set[int] = set()
+        self.done: dict[Node, Node] = {}
+        self.active: dict[ScalarNode, _Use] = {}
+        self.failed: set[Node] = set()
+        self.secret: set[Node] = set()
         self.referred: set[Path] = set()
-        self.sizes: dict[int, tuple[int, int]] = {}
+        self.sizes: dict[Node, tuple[int, int]] = {}
         self.copied = 0
         self.exploded = False
 
     def resolve(self, node: Node, path: Path, depth: int) -> Node:
         """Return `node` at `path` without references; `depth` is the current recursion depth."""
-        resolved = self.done.get(id(node))
-        if resolved is not None:
-            return resolved[1]
+        if node in self.done:
+            return self.done[node]
         if isinstance(node, ScalarNode):
             result = self._scalar(node, path, depth) if has_references(node.raw) else node
-            if id(node) in self.failed:
+            if node in self.failed:
                 return node
         elif isinstance(node, SequenceNode):
             items = tuple([self.resolve(item, (*path, i), depth + 1) for i, item in enumerate(node.items)])
@@ -135,21 +134,19 @@ class _Resolver:
                 result = node
             else:
                 pairs = zip(node.entries, values, strict=True)
-                result = MappingNode(
-                    node.span, tuple(Entry(entry.key, value, entry.replaced) for entry, value in pairs)
-                )
+                result = MappingNode(node.span, tuple(replace(entry, value=value) for entry, value in pairs))
         self._finish(node, result)
         return result
 
     def _finish(self, node: Node, result: Node) -> None:
-        self.done[id(node)] = (node, result)
+        self.done[node] = result
         # A result may contain an unescaped `${`, so it must not be resolved again.
-        self.done[id(result)] = (result, result)
+        self.done[result] = result
 
     def _scalar(self, scalar: ScalarNode, path: Path, depth: int) -> Node:
-        if id(scalar) in self.failed:
+        if scalar in self.failed:
             return scalar
-        if id(scalar) in self.active:
+        if scalar in self.active:
             self._report_cycle(scalar)
             return scalar
         try:
@@ -181,10 +178,10 @@ class _Resolver:
             if target is None or not self._afford(use, 1 + len(target.raw)):
                 return self._fail(scalar)
             text += target.raw
-            secret = secret or id(target) in self.secret
+            secret = secret or target in self.secret
         result = ScalarNode(scalar.span, text, text, plain=False)
         if secret:
-            self.secret.add(id(result))
+            self.secret.add(result)
         return result
 
     def _target(self, use: _Use, depth: int) -> Node | None:
@@ -192,13 +189,13 @@ class _Resolver:
         if depth >= MAX_DEPTH:
             self._too_large(use)
             return None
-        self.active[id(use.scalar)] = use
+        self.active[use.scalar] = use
         if use.reference.variable is not None:
             value = self._variable(use, use.reference.variable)
         else:
             value = self._look_up(use, depth)
-        self.active.pop(id(use.scalar))
-        return None if value is None or id(value) in self.failed or id(use.scalar) in self.failed else value
+        self.active.pop(use.scalar)
+        return None if value is None or value in self.failed or use.scalar in self.failed else value
 
     def _variable(self, use: _Use, name: str) -> ScalarNode | None:
         text = self.environ.get(name)
@@ -213,7 +210,7 @@ class _Resolver:
         node = ScalarNode(use.scalar.span, raw, resolve_plain(raw))
         self._finish(node, node)
         if is_secret(name, raw):
-            self.secret.add(id(node))
+            self.secret.add(node)
         return node
 
     def _look_up(self, use: _Use, depth: int) -> Node | None:
@@ -224,7 +221,7 @@ class _Resolver:
             # A node on the path may be a reference itself.
             if isinstance(current, ScalarNode):
                 current = self.resolve(current, path[:index], depth + 1)
-                if id(current) in self.failed:
+                if current in self.failed:
                     return None
             below = _below(current, segment)
             if below is None:
@@ -234,7 +231,7 @@ class _Resolver:
         resolved = self.resolve(current, path, depth + 1)
         raw = resolved.raw if isinstance(resolved, ScalarNode) else None
         if any(isinstance(segment, str) and is_secret(segment, raw) for segment in path):
-            self.secret.add(id(resolved))
+            self.secret.add(resolved)
         return resolved
 
     def _copy(self, target: Node, use: _Use) -> Node:
@@ -252,19 +249,19 @@ class _Resolver:
             copy = SequenceNode(span, target.items)
         else:
             copy = MappingNode(span, target.entries)
-        if id(target) in self.secret:
-            self.secret.add(id(copy))
+        if target in self.secret:
+            self.secret.add(copy)
         return copy
 
     def _measure(self, node: Node) -> tuple[int, int]:
         if isinstance(node, ScalarNode):
             return 1 + len(node.raw), 0
-        measured = self.sizes.get(id(node))
+        measured = self.sizes.get(node)
         if measured is None:
             inner = [self._measure(value) for _, value in children(node)]
             measured = 1 + sum(size for size, _ in inner), 1 + max((height for _, height in inner), default=0)
-            if id(node) in self.done:
-                self.sizes[id(node)] = measured
+            if node in self.done:
+                self.sizes[node] = measured
         return measured
 
     def _afford(self, use: _Use, size: int) -> bool:
@@ -274,7 +271,7 @@ class _Resolver:
         return self.copied <= MAX_COPIED
 
     def _fail(self, scalar: ScalarNode) -> ScalarNode:
-        self.failed.add(id(scalar))
+        self.failed.add(scalar)
         return scalar
 
     def _report_cycle(self, scalar: ScalarNode) -> None:
@@ -341,12 +338,12 @@ def _piece(scalar: ScalarNode, start: int, end: int) -> Span:
     return scalar.span.part(at, at + len(text))
 
 
-def _marked(node: Node, ids: set[int], path: Path = ()) -> Iterator[tuple[Path, Node]]:
-    """Return the topmost nodes whose identity is in `ids`."""
-    if not ids:
+def _marked(node: Node, nodes: set[Node], path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """Return the topmost of some nodes at and below one."""
+    if not nodes:
         return
-    if id(node) in ids:
+    if node in nodes:
         yield path, node
     else:
         for segment, value in children(node):
-            yield from _marked(value, ids, (*path, segment))
+            yield from _marked(value, nodes, (*path, segment))

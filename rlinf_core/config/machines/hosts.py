@@ -20,6 +20,7 @@ _DESTINATION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:%+\-]*\Z", re.ASCII)
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+)+\Z|[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Za-z:.%_\-]*\Z", re.ASCII)
 # `[2001:db8::7]`, as in a URL; brackets hold a range elsewhere.
 _BRACKETED = re.compile(r"(?P<user>[^\[\]@]*@)?\[(?P<address>[^\[\],:]*:[^\[\],]*)\](?P<port>:[0-9]+)?\Z")
+_TEXT_OR_RANGE = re.compile(r"(?P<text>[^\[\]]+)|\[[^\]]*\]")
 _PIECE = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*)?\Z", re.ASCII)
 
 
@@ -96,22 +97,16 @@ def _expand_one(text: str, start: int, end: int, room: int) -> list[str]:
     names = [""]
     at = start
     while at < end:
-        bracket = text.find("[", at, end)
-        literal_end = end if bracket < 0 else bracket
-        stray = text.find("]", at, literal_end)
-        if stray >= 0:
-            raise NotationError("`]` without `[`", stray, stray + 1)
-        names = [name + text[at:literal_end] for name in names]
-        if bracket < 0:
-            break
-        close = text.find("]", bracket, end)
-        if close < 0:
-            raise NotationError("`[` is never closed", bracket, end, "write `trainer[00-07]`")
-        numbers = _numbers(text, bracket + 1, close, room)
-        if len(names) * len(numbers) > room:
+        match = _TEXT_OR_RANGE.match(text, at, end)
+        if match is None and text[at] == "]":
+            raise NotationError("`]` without `[`", at, at + 1)
+        if match is None:
+            raise NotationError("`[` is never closed", at, end, "write `trainer[00-07]`")
+        choices = [match["text"]] if match["text"] else _numbers(text, at + 1, match.end() - 1, room)
+        if len(names) * len(choices) > room:
             raise NotationError(f"more than {MAX_HOSTS} hosts", start, end)
-        names = [name + number for name in names for number in numbers]
-        at = close + 1
+        names = [name + choice for name in names for choice in choices]
+        at = match.end()
     return names
 
 

@@ -17,12 +17,12 @@ from rlinf_core.config.secrets import is_secret
 from rlinf_core.config.source import Span
 from rlinf_core.config.tree import (
     Composed,
-    Entry,
     MappingNode,
     Node,
     Path,
     ScalarNode,
     child,
+    entry_at,
     find,
     format_path,
     naming,
@@ -280,18 +280,13 @@ class _Located(NamedTuple):
         target: Node | None = find(tree, path)
         fallback = place(tree, path)
         if self.of_key:
-            entry = _entry(tree, path)
+            entry = entry_at(tree, path)
             if entry is not None:
                 target, fallback = entry.key, entry.key.span
         start, end = self.context.get("start"), self.context.get("end")
         if isinstance(start, int) and isinstance(end, int):
             return part(target, start, end) or fallback
         return fallback
-
-
-def _entry(tree: MappingNode, path: Path) -> Entry | None:
-    parent = find(tree, path[:-1]) if path else None
-    return parent.entry(str(path[-1])) if isinstance(parent, MappingNode) else None
 
 
 def _locate(model: type[BaseModel], tree: MappingNode, error: ErrorDetails) -> _Located:
@@ -309,16 +304,12 @@ def _locate(model: type[BaseModel], tree: MappingNode, error: ErrorDetails) -> _
         if below is not None:
             node = below
             path = (*path, segment)
-        elif last and isinstance(segment, str) and _is_section(model, path, segment):
+        elif last and isinstance(segment, str) and segment in fields_at(model, path):
             node = MappingNode(node.span, ())
             path = (*path, segment)
         elif union is None and segment != "[key]":
             union = (path, str(segment))
     return _Located(error, (*path, *last), union, bool(loc) and loc[-1] == "[key]")
-
-
-def _is_section(model: type[BaseModel], path: Path, key: str) -> bool:
-    return key in fields_at(model, path)
 
 
 def _by_union(errors: list[_Located]) -> list[list[_Located]]:

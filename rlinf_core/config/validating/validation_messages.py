@@ -5,8 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlinf_core.config.secrets import MASK
 from rlinf_core.config.tree import Node, ScalarNode
@@ -50,8 +49,7 @@ _QUOTED: Final = re.compile("`([^`]+)`")
 _OUR_CODE: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
+class Words(NamedTuple):
     """Code, message and remedy of one pydantic error."""
 
     code: str
@@ -66,8 +64,7 @@ class Words:
         def hide(quoted: re.Match[str]) -> str:
             return f"`{MASK}`" if quoted[1].rstrip("…") in node.raw else quoted[0]
 
-        help_text = _QUOTED.sub(hide, self.help) if self.help else None
-        return Words(self.code, _QUOTED.sub(hide, self.message), help_text)
+        return self._replace(message=_QUOTED.sub(hide, self.message), help=self.help and _QUOTED.sub(hide, self.help))
 
 
 def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None, holds: Sequence[str] = ()) -> Words:
@@ -97,14 +94,10 @@ def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None,
         words = _wrong_type(subject, _EXPECTED[kind], value)
         zero = _ZERO.search(field.description) if field is not None and field.description else None
         if kind == "finite_number" and zero:
-            return Words(words.code, words.message, f"write 0 for none ({zero[1]})")
-        if (
-            _EXPECTED[kind] == "a mapping"
-            and len(holds) == 1
-            and isinstance(value, str | int | float)
-            and not words.help
-        ):
-            return Words(words.code, words.message, f"write `{{{holds[0]}: {_written(value)}}}`")
+            return words._replace(help=f"write 0 for none ({zero[1]})")
+        is_single = isinstance(value, str | int | float) and len(holds) == 1 and not words.help
+        if is_single and _EXPECTED[kind] == "a mapping":
+            return words._replace(help=f"write `{{{holds[0]}: {_written(value)}}}`")
         return words
     if kind in ("literal_error", "enum"):
         return _not_a_choice(subject, str(context.get("expected", "")), value)
