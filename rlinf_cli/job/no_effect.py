@@ -13,7 +13,7 @@ from rlinf_core.config.diagnostics import Diagnostics, Severity
 from rlinf_core.config.model import ConfigModel, IgnoredKeys, WorldSizes
 from rlinf_core.config.shipped import shipped_configs
 from rlinf_core.config.source import SourceText
-from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, child, entry_at, find, key_span
+from rlinf_core.config.tree import Entry, MappingNode, Path, child, entry_at, find, is_null, key_span
 from rlinf_core.config.validating.pruning import Validated
 from rlinf_core.job.load import Job, rules_of
 from rlinf_core.job.recipe import Recipe
@@ -129,7 +129,7 @@ def _written(tree: MappingNode, top: Path, config: BaseModel, bases: Collection[
 
 
 def _says_nothing(entry: Entry, config: BaseModel, path: Path) -> bool:
-    if isinstance(entry.value, ScalarNode) and entry.value.value is None:
+    if is_null(entry.value):
         owner = _owner(config, path)
         if not isinstance(owner, BaseModel):
             return False

@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Collection
 from functools import cache, lru_cache
-from typing import Final
+from typing import Final, cast
 
 from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, SequenceNode, scalars
 from rlinf_core.process.known_secrets import MASK, SHORTEST
@@ -139,8 +139,7 @@ def secret_values(tree: MappingNode, secret: Collection[Path] = ()) -> frozenset
 
 def mask(tree: MappingNode, secret: Collection[Path] = ()) -> MappingNode:
     """Return `tree` with stars for values under secret-looking keys and at the paths in `secret`; null stays null."""
-    masked = _mask(tree, (), frozenset(secret))
-    return masked if isinstance(masked, MappingNode) else tree
+    return cast("MappingNode", _mask(tree, (), frozenset(secret)))
 
 
 def _mask(node: Node, path: Path, secret: frozenset[Path]) -> Node:

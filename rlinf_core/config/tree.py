@@ -84,6 +84,11 @@ def child(node: Node, segment: str | int) -> Node | None:
     return None
 
 
+def is_null(node: Node) -> bool:
+    """Return whether a value is null, written or left out."""
+    return isinstance(node, ScalarNode) and node.value is None
+
+
 def children(node: Node) -> Iterator[tuple[str | int, Node]]:
     """Return the direct children of a node, each with its path segment; none for a scalar."""
     if isinstance(node, MappingNode):

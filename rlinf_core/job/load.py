@@ -278,20 +278,18 @@ def _probed(
     mismatches = accelerator_mismatches(cluster, nodes)
     if not mismatches:
         return ClusterTopology.from_nodes(nodes, cluster)
-    alike: dict[tuple[str, str, str], list[int]] = {}
-    for mismatch in mismatches:
-        alike.setdefault((mismatch.label, mismatch.declared, mismatch.found), []).append(mismatch.node_rank)
-    by_label: dict[str, list[str]] = {}
-    for (label, declared, found_text), ranks in alike.items():
-        on = f"node{'s' * (len(ranks) > 1)} {format_ranks(ranks)}"
-        by_label.setdefault(label, [f"group `{label}` declares {declared}"]).append(f"found {found_text} on {on}")
     for index, group in enumerate(cluster.node_groups):
-        if group.label in by_label:
-            path: Path = ("cluster", "node_groups", index, "accelerators")
-            message = ", ".join(by_label[group.label])
-            help_text = "fix the node, or correct `accelerators` of the group"
-            span = naming(tree, path)
-            diagnostics.error("accelerators-differ", message, span, path, help_text)
+        own = [mismatch for mismatch in mismatches if mismatch.label == group.label]
+        if not own:
+            continue
+        ranks: dict[str, list[int]] = {}
+        for mismatch in own:
+            ranks.setdefault(mismatch.found, []).append(mismatch.node_rank)
+        differences = [f"found {what} on node{'s' * (len(on) > 1)} {format_ranks(on)}" for what, on in ranks.items()]
+        message = ", ".join((f"group `{group.label}` declares {own[0].declared}", *differences))
+        path: Path = ("cluster", "node_groups", index, "accelerators")
+        help = "fix the node, or correct `accelerators` of the group"
+        diagnostics.error("accelerators-differ", message, naming(tree, path), path, help)
     return None
 
 

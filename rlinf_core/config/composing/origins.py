@@ -15,7 +15,7 @@ from rlinf_core.config.composing.references import escape_references
 from rlinf_core.config.ranks import format_range
 from rlinf_core.config.secrets import MASK, is_secret, mask_text, mask_urls
 from rlinf_core.config.source import Span
-from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, resolve_plain, to_data
+from rlinf_core.config.tree import MappingNode, Node, Path, SequenceNode, is_null, resolve_plain, to_data
 from rlinf_core.foreign.terminal_text import escape_of
 
 Plain: TypeAlias = "None | bool | int | float | str | Sequence[Plain] | Mapping[str, Plain]"
@@ -59,20 +59,6 @@ class Origin(NamedTuple):
 Nested: TypeAlias = "Origin | dict[str | int, Nested]"
 
 
-def origins(tree: MappingNode, model: BaseModel | None = None) -> Iterator[Origin]:
-    """Return every single value of `tree` (and every empty mapping and list), in its order.
-
-    With the validated model, its defaults follow the written values of the same section. Defaults are masked; written
-    values are not (`secrets.mask`).
-    """
-    return _walk(tree, model, ())
-
-
-def default_origins(data: Plain) -> Iterator[Origin]:
-    """Return every scalar of plain data as a default; values under secret-looking keys are masked."""
-    return _default_leaves(data, ())
-
-
 def plain_data(value: object) -> Any:
     """Return a model as plain data in the form of a file."""
     if isinstance(value, BaseModel):
@@ -91,13 +77,18 @@ def plain_data(value: object) -> Any:
     return _as_written(value)
 
 
-def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
+def origins(node: Node, model: object = None, path: Path = ()) -> Iterator[Origin]:
+    """Return every single value of the tree at a path (and every empty mapping and list), in its order.
+
+    With the validated model, its defaults follow the written values of the same section. Defaults are masked; written
+    values are not (`secrets.mask`).
+    """
     if isinstance(node, MappingNode) and node.entries:
         for entry in node.entries:
             name = entry.key.raw
             if isinstance(model, BaseModel) and _stands_for_default(entry.value, model, name):
                 continue
-            inner = list(_walk(entry.value, _model_below(model, name), (*path, name)))
+            inner = list(origins(entry.value, _model_below(model, name), (*path, name)))
             # An empty value has no position, but its key has.
             yield from (_at_key(origin, entry.key.span) if len(inner) == 1 else origin for origin in inner)
         if isinstance(model, BaseModel):
@@ -106,7 +97,7 @@ def _walk(node: Node, model: object, path: Path) -> Iterator[Origin]:
         items = cast("Sequence[object]", model) if isinstance(model, list | tuple) else ()
         for index, item in enumerate(node.items):
             below = items[index] if len(items) == len(node.items) else None
-            yield from _walk(item, below, (*path, index))
+            yield from origins(item, below, (*path, index))
     else:
         text = _leaf_text(_as_absolute(cast(Plain, to_data(node)), model))
         kind: Kind = "override" if node.span.source.kind == "overrides" else "file"
@@ -160,8 +151,7 @@ def _field_of(model: BaseModel, key: str) -> str | None:
 
 def _stands_for_default(value: Node, model: BaseModel, key: str) -> bool:
     """Return whether a value is a `null` that means the default."""
-    null = isinstance(value, ScalarNode) and value.value is None
-    return null and (name := _field_of(model, key)) is not None and name not in model.model_fields_set
+    return is_null(value) and (name := _field_of(model, key)) is not None and name not in model.model_fields_set
 
 
 def _defaults(node: MappingNode, model: BaseModel, path: Path) -> Iterator[Origin]:
@@ -173,31 +163,30 @@ def _defaults(node: MappingNode, model: BaseModel, path: Path) -> Iterator[Origi
         is_given = name in model.model_fields_set and not (value is None and isinstance(content, BaseModel))
         if not is_given and (value is None or _stands_for_default(value, model, key)):
             value = cast(Plain, to_jsonable_python(content, fallback=_as_written))
-            yield from _default_leaves(value, (*path, key))
+            yield from default_origins(value, (*path, key))
 
 
 def _as_written(value: object) -> str:
     return format_range(value) if isinstance(value, range) else str(value)
 
 
-def _default_leaves(value: Plain, path: Path) -> Iterator[Origin]:
+def default_origins(value: Plain, path: Path = ()) -> Iterator[Origin]:
+    """Return every scalar of plain data as a default; values under secret-looking keys are masked."""
     if isinstance(value, Mapping) and value:
         for name, item in cast("Mapping[str, Plain]", value).items():
-            yield from _default_leaves(item, (*path, name))
+            yield from default_origins(item, (*path, name))
     elif isinstance(value, Sequence) and value and not isinstance(value, str):
         for index, item in enumerate(cast("Sequence[Plain]", value)):
-            yield from _default_leaves(item, (*path, index))
+            yield from default_origins(item, (*path, index))
     else:
         secret = value not in (None, "") and any(isinstance(name, str) and is_secret(name, value) for name in path)
         yield Origin(path, MASK if secret else mask_urls(_leaf_text(value)), "default")
 
 
 def _leaf_text(value: Plain) -> str:
-    if isinstance(value, Mapping):
-        return "{}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[]"
-    return inline(value)
+    if isinstance(value, str) or not isinstance(value, Mapping | Sequence):
+        return inline(value)
+    return "{}" if isinstance(value, Mapping) else "[]"
 
 
 def resolved_text(tree: MappingNode, model: BaseModel | None = None) -> str:

@@ -22,6 +22,7 @@ from rlinf_core.config.tree import (
     ScalarNode,
     SequenceNode,
     format_path,
+    is_null,
     merge,
     name_pieces,
 )
@@ -201,7 +202,7 @@ def _change(node: Node | None, override: Override, depth: int) -> Node | None:
     segment = override.steps[depth].segment
     if isinstance(segment, int):
         return _change_item(node, segment, override, depth)
-    if node is None or (isinstance(node, ScalarNode) and node.value is None):
+    if node is None or is_null(node):
         # A missing or empty value becomes a mapping.
         start = override.steps[depth].start
         node = MappingNode(Span(override.span.source, start, override.span.end), ())

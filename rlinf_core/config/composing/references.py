@@ -17,7 +17,9 @@ from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path
 
 _ESCAPES: Final = {'"': '"', "\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
-_NOT_BARE: Final = frozenset(".[]{}=\"'")
+_BARE: Final = re.compile(r"""[^\s.\[\]{}="']+""")
+# A quoted name without its last quote.
+_QUOTED: Final = {'"': re.compile(r'"(?:[^"\\]|\\["\\nrt])*'), "'": re.compile("'[^']*")}
 _MAX_DIGITS: Final = 9
 
 
@@ -58,40 +60,30 @@ def to_path(steps: tuple[Step, ...]) -> Path:
 
 
 def _name(text: str, start: int, stop: str) -> Step:
-    quote = text[start : start + 1]
-    if quote in ('"', "'"):
-        return _quoted_name(text, start, quote)
-    end = start
-    while end < len(text) and text[end] not in stop and text[end] not in _NOT_BARE and not text[end].isspace():
-        end += 1
-    if end > start:
-        return Step(text[start:end], start, end)
-    if text[start : start + 1] == "[":
+    first = text[start : start + 1]
+    if (quoted := _QUOTED[first].match(text, start) if first in _QUOTED else None) is not None:
+        return _quoted_name(text, start, quoted.end())
+    if (bare := _BARE.match(text, start)) is not None:
+        return Step(bare[0], start, bare.end())
+    if first == "[":
         raise NotationError("remove the `.` before the index", start - 1, start, "write `list[0].key`")
-    if start < len(text) and text[start] not in stop and text[start] != ".":
-        first_character = "white space" if text[start].isspace() else f"`{text[start]}`"
-        raise NotationError(f"a name cannot start with {first_character}", start, start + 1, "put the name in quotes")
+    if first and first not in stop and first != ".":
+        shown = "white space" if first.isspace() else f"`{first}`"
+        raise NotationError(f"a name cannot start with {shown}", start, start + 1, "put the name in quotes")
     raise NotationError("a name is missing here", start, start + 1)
 
 
-def _quoted_name(text: str, start: int, quote: str) -> Step:
-    name = ""
-    at = start + 1
-    while at < len(text) and text[at] != quote:
-        if quote == '"' and text[at] == "\\":
-            escape = _ESCAPES.get(text[at + 1 : at + 2])
-            if escape is None:
-                raise NotationError(
-                    f"`{text[at : at + 2]}` is not an escape", at, at + 2, 'inside quotes write `\\\\` or `\\"`'
-                )
-            name += escape
-            at += 2
-        else:
-            name += text[at]
-            at += 1
-    if at >= len(text):
-        raise NotationError("this quote is never closed", start, len(text))
-    return Step(name, start, at + 1)
+def _quoted_name(text: str, start: int, end: int) -> Step:
+    """Return the name whose last quote is to be at `end`."""
+    if end == len(text):
+        raise NotationError("this quote is never closed", start, end)
+    if text[end] == "\\":
+        help = 'inside quotes write `\\\\` or `\\"`'
+        raise NotationError(f"`{text[end : end + 2]}` is not an escape", end, end + 2, help)
+    name = text[start + 1 : end]
+    if text[start] == '"':
+        name = re.sub(r"\\(.)", lambda escape: _ESCAPES[escape[1]], name)
+    return Step(name, start, end + 1)
 
 
 def _index(text: str, start: int) -> Step:

@@ -9,6 +9,7 @@ its index or key in `loc`."""
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import (
@@ -140,13 +141,9 @@ class DeclaredAccelerators(ConfigModel):
     )
 
 
-_adapters: dict[type[RobotUnit], TypeAdapter[tuple[RobotUnit, ...]]] = {}
-
-
+@cache
 def _unit_adapter(model: type[RobotUnit]) -> TypeAdapter[tuple[RobotUnit, ...]]:
-    if model not in _adapters:
-        _adapters[model] = TypeAdapter(cast("type[tuple[RobotUnit, ...]]", tuple.__class_getitem__((model, ...))))
-    return _adapters[model]
+    return TypeAdapter(cast("type[tuple[RobotUnit, ...]]", tuple.__class_getitem__((model, ...))))
 
 
 def _units(value: Any, info: ValidationInfo) -> tuple[RobotUnit, ...]:

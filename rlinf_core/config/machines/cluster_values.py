@@ -10,7 +10,7 @@ from pydantic import AfterValidator, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from rlinf_core.config.machines.hosts import check_destination, expand_hosts, without_brackets
-from rlinf_core.config.model import Finding, listed, read_each, refused, several
+from rlinf_core.config.model import listed, read_each, refused
 from rlinf_core.config.ranks import parse_ranks
 from rlinf_core.config.source import NotationError
 from rlinf_core.config.tree import Path, name_pieces
@@ -107,55 +107,28 @@ def _variable_value(value: Any) -> str:
 
 def _env_vars(value: Any) -> tuple[tuple[str, str], ...]:
     """Return `[{A: 1}, {B: 2}]` or `{A: 1, B: 2}` as pairs in the order written; a name may occur twice here."""
-    pairs: list[tuple[str, str]] = []
-    findings: list[Finding] = []
-
-    def take(prefix: tuple[int, ...], entries: dict[Any, Any]) -> None:
-        for name, item in entries.items():
-            at = (*prefix, str(name))
-            try:
-                variable = _variable(str(name))
-            except PydanticCustomError as error:
-                findings.append(((*at, "[key]"), error, item))
-                continue
-            try:
-                pairs.append((variable, _variable_value(item)))
-            except PydanticCustomError as error:
-                findings.append((at, error, item))
-
-    if isinstance(value, dict):
-        take((), cast("dict[Any, Any]", value))
-    elif isinstance(value, list):
-        for index, item in enumerate(cast("list[Any]", value)):
-            entries = _mapping(item)
-            if entries is not None and len(entries) == 1:
-                take((index,), entries)
-            else:
-                findings.append(((index,), _not_one_variable(item), item))
-    else:
+    if not isinstance(value, dict | list):
         raise expected("a list of variables such as `- NCCL_DEBUG: INFO`", value)
-    if findings:
-        raise several(findings)
-    return tuple(pairs)
+    whole: list[tuple[Path, Any]] = [((), value)]
+    maps = whole if isinstance(value, dict) else read_each(listed(cast("list[Any]", value)), _one_variable)
+    entries = [((*at, str(name)), item) for at, variables in maps for name, item in variables.items()]
+    names = read_each((((*path, "[key]"), item) for path, item in entries), lambda path, _: _variable(str(path[-2])))
+    return tuple(zip(names, read_each(entries, lambda _, item: _variable_value(item)), strict=True))
 
 
-def _mapping(item: Any) -> dict[Any, Any] | None:
-    return cast("dict[Any, Any]", item) if isinstance(item, dict) else None
-
-
-def _not_one_variable(item: Any) -> PydanticCustomError:
-    entries = _mapping(item)
-    if entries is not None:
-        return problem(
-            "env-var-syntax",
-            f"each item of `env_vars` holds one variable, this one holds {len(entries)}",
-            help="write a separate `- ` item for every variable",
-        )
+def _one_variable(at: Path, item: Any) -> tuple[Path, Any]:
+    """Return an item of a list of variables, a mapping with one of them, and its path."""
+    if isinstance(item, dict):
+        size = len(cast("dict[Any, Any]", item))
+        if size == 1:
+            return at, item
+        message = f"each item of `env_vars` holds one variable, this one holds {size}"
+        raise problem("env-var-syntax", message, help="write a separate `- ` item for every variable")
     help = "write `- NAME: value`"
     if isinstance(item, str) and "=" in item:
         name, _, text = item.partition("=")
         help = f"write `- {name.strip()}: {text.strip()}`"
-    return problem("env-var-syntax", "expected one variable, `NAME: value`", help=help)
+    raise problem("env-var-syntax", "expected one variable, `NAME: value`", help=help)
 
 
 def _interpreter(text: str) -> str:

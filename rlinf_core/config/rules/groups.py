@@ -129,8 +129,8 @@ def check(site: Site) -> None:
                 help="remove `ignore_hardware`, or `hardware`",
                 related=[(site.key((*path, "hardware")), "the hardware is declared at")],
             )
+        _environments(site, path, group)
     _accelerators(site)
-    _check_environments(site)
 
 
 def _labels(site: Site) -> None:
@@ -270,20 +270,14 @@ def group_ranges(site: Site, ranks: NodeRanks) -> tuple[range, ...]:
     return merge_ranges(ranks.ranges)
 
 
-def _check_environments(site: Site) -> None:
-    for path, group in site.groups():
-        _group(site, path, group)
-        for index, config in enumerate(group.env_configs):
-            _twice(site, (*path, "env_configs", index), config)
-
-
-def _group(site: Site, path: Path, group: NodeGroup) -> None:
+def _environments(site: Site, path: Path, group: NodeGroup) -> None:
     sound_group = not site.damaged((*path, "node_ranks"))
     nodes = group_ranges(site, group.node_ranks)
     pieces: list[Claim[int, tuple[Path, NodeRanks, int]]] = []
     for index, config in enumerate(group.env_configs):
         at: Path = (*path, "env_configs", index)
         ranks_at = (*at, "node_ranks")
+        _twice(site, at, config)
         if site.damaged(ranks_at):
             continue
         order(site, ranks_at, config.node_ranks)

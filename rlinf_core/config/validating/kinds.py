@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from rlinf_core.config.diagnostics import Diagnostic, Diagnostics, Severity
 from rlinf_core.config.model import NoOptions, Variant, chosen
 from rlinf_core.config.shipped import is_shipped
-from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, to_data
+from rlinf_core.config.tree import Entry, MappingNode, Path, ScalarNode, find, format_path, is_null, to_data
 from rlinf_core.config.validating.model_fields import (
     alternatives,
     choice_of,
@@ -266,7 +266,8 @@ def _of_kind(node: MappingNode, choice: _Choice, moved: Collection[str | int], d
             other = next((kind for kind in before if _has(kind[0], choice.within, name)), None)
             if other is None:
                 return False
-        if choice.entry is not None and not _is_shipped(entry) and not _is_null(entry):
+        # Nobody misses what a configuration of this package says to its own kind.
+        if choice.entry is not None and not is_shipped(entry.key.span.source.name) and not is_null(entry.value):
             path = (*choice.section, *choice.within, name)
             dropped.append(_Dropped(path, entry, other[1], (choice.section, choice.entry)))
         return True
@@ -282,15 +283,6 @@ def _takes_any(kind: type[Variant], within: Path) -> bool:
 
 def _has(kind: type[Variant], within: Path, name: str) -> bool:
     return name in fields_at(kind, within) or _takes_any(kind, within)
-
-
-def _is_null(entry: Entry) -> bool:
-    return isinstance(entry.value, ScalarNode) and entry.value.value is None
-
-
-def _is_shipped(entry: Entry) -> bool:
-    """Return whether a configuration of this package has an entry: nobody misses what it says to its own kind."""
-    return is_shipped(entry.key.span.source.name)
 
 
 def _says_nothing(entry: Entry, kind: type[Variant], within: Path) -> bool:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlinf_core.config.model import Variant, chosen
-from rlinf_core.config.tree import Entry, MappingNode, Node, Path, ScalarNode, child, to_data
+from rlinf_core.config.tree import Entry, MappingNode, Node, Path, child, is_null, to_data
 
 _LISTS = (list, tuple, set, frozenset)
 
@@ -143,7 +143,7 @@ def choice_of(variants: Sequence[type[Variant]], section: MappingNode, above: No
     """
     key, follows = variants[0].chosen_by, variants[0].follows
     own = section.entry(key)
-    if own is not None and not (isinstance(own.value, ScalarNode) and own.value.value is None):
+    if own is not None and not is_null(own.value):
         return own
     followed = child(above, follows) if above is not None and follows else None
     return followed.entry(key) if isinstance(followed, MappingNode) else own

@@ -64,10 +64,6 @@ class Franka(RobotUnit):
         """See `RobotUnit`."""
         return () if self.disable_validate else ((self.robot_ip, self.robot_port),)
 
-    def controller_nodes(self) -> tuple[int | None, ...]:
-        """See `RobotUnit`."""
-        return (self.controller_node_rank,)
-
 
 @register_hardware("DualFranka")
 class DualFranka(RobotUnit):
@@ -115,10 +111,6 @@ class DualFranka(RobotUnit):
         """See `RobotUnit`."""
         arms = (self.left_robot_ip, self.right_robot_ip)
         return () if self.disable_validate else tuple((arm, self.robot_port) for arm in arms)
-
-    def controller_nodes(self) -> tuple[int | None, ...]:
-        """See `RobotUnit`."""
-        return (self.left_controller_node_rank, self.right_controller_node_rank)
 
     def cameras(self) -> tuple[tuple[str, str], ...]:
         """See `RobotUnit`."""

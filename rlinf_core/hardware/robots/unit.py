@@ -107,8 +107,11 @@ class RobotUnit(StrictModel):
         return ()
 
     def controller_nodes(self) -> tuple[int | None, ...]:
-        """Return the rank of the node that runs the controller at each of `addresses`; None if unspecified."""
-        return ()
+        """Return the rank of the node that runs the controller at each of `addresses`; None if unspecified.
+
+        By default the values of `node_ranks`.
+        """
+        return tuple(getattr(self, field) for field in self.node_ranks)
 
     def cameras(self) -> tuple[tuple[str, str], ...]:
         """Return the cameras that must be attached before a job starts: pairs of make and serial number.
