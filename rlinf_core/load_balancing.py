@@ -107,9 +107,18 @@ class LeastLoaded(Balancer):
 
 
 def _checked_ranks(num_ranks: int) -> int:
-    number = as_index(num_ranks)
-    if number is None or number < 1:
-        raise ValueError(f"`num_ranks` is {short_repr(num_ranks)}, expected an integer >= 1")
+    return _whole(num_ranks, 1, "`num_ranks` is {}, expected an integer >= 1")
+
+
+def _whole(value: object, least: int, message: str) -> int:
+    """Return an argument as an int.
+
+    Raises:
+        ValueError: with this message about it, `{}`: it is no integer, or less.
+    """
+    number = as_index(value)
+    if number is None or number < least:
+        raise ValueError(message.format(short_repr(value)))
     return number
 
 
@@ -158,10 +167,7 @@ def rank_key(rank: int) -> str:
     Raises:
         ValueError: there is no such rank.
     """
-    number = as_index(rank)
-    if number is None or number < 0:
-        raise ValueError(f"{short_repr(rank)} is not a rank: ranks are integers >= 0")
-    return f"rank-{number}"
+    return f"rank-{_whole(rank, 0, '{} is not a rank: ranks are integers >= 0')}"
 
 
 def distribute(
@@ -198,7 +204,7 @@ def distribute(
         raise TypeError(f"`balancer` is {short_repr(balancer)}, expected one such as `LeastLoaded(num_ranks=2)`")
     if not callable(weight):
         raise TypeError(f"`weight` is {short_repr(weight)}, expected a function of an item, as `len`")
-    _check_count(count)
+    _whole(0 if count is None else count, 0, "`count` is {}, expected an integer >= 0, or None for all")
     under_way: list[Work[None]] = []
     handed_out = 0
     while count is None or handed_out < count:
@@ -215,9 +221,3 @@ def distribute(
     for work in under_way:
         work.wait()
     return balancer
-
-
-def _check_count(count: int | None) -> None:
-    number = 0 if count is None else as_index(count)
-    if number is None or number < 0:
-        raise ValueError(f"`count` is {short_repr(count)}, expected an integer >= 0, or None for all")

@@ -36,7 +36,7 @@ _LONGEST_INT = 18
 _EXACT = 2**53
 
 
-class Written:
+class WrittenScalar:
     """A number or boolean that was written as `raw`."""
 
     raw: str
@@ -47,15 +47,15 @@ class Written:
         return cast("Self", self)
 
 
-class YamlInt(Written, int):
+class YamlInt(WrittenScalar, int):
     """An int with its text."""
 
 
-class YamlFloat(Written, float):
+class YamlFloat(WrittenScalar, float):
     """A float with its text."""
 
 
-class YamlBool(Written, int):
+class YamlBool(WrittenScalar, int):
     """A boolean with its text. (bool cannot be subclassed; pydantic takes 0 and 1 for one.)"""
 
     def __repr__(self) -> str:

@@ -135,16 +135,9 @@ def _note_unchecked(tree: MappingNode, diagnostics: Diagnostics) -> None:
         help_text = "add `recipe: NAME`; `rlinf train` lists the names"
         if tree.entry("defaults") is not None:
             help_text += "; name bases with `extends: FILE`, not `defaults`"
-        diagnostics.add(
-            Diagnostic(
-                "section-not-checked",
-                Severity.NOTE,
-                f"without `recipe` only `cluster` is checked, not {names}",
-                first.span,
-                (first.raw,),
-                help_text,
-            )
-        )
+        message = f"without `recipe` only `cluster` is checked, not {names}"
+        finding = Diagnostic("section-not-checked", Severity.NOTE, message, first.span, (first.raw,), help_text)
+        diagnostics.add(finding)
 
 
 def _leading_zeros(job: Job) -> Iterator[Diagnostic]:

@@ -42,53 +42,34 @@ def _interpreter(site: Site, path: Path, value: str | None) -> None:
     """Warn of a path that seems to be the folder of an environment: the nodes' own files cannot be seen here."""
     if value is None or site.damaged(path) or _PROGRAM.search(value):
         return
-    site.warn(
-        "interpreter-path",
-        f"`{value}` does not look like the path of a Python interpreter",
-        path,
-        help=f"a folder? Its interpreter is `{value.rstrip('/')}/{'' if _BIN.search(value) else 'bin/'}python`",
-    )
+    help = f"a folder? Its interpreter is `{value.rstrip('/')}/{'' if _BIN.search(value) else 'bin/'}python`"
+    site.warn("interpreter-path", f"`{value}` does not look like the path of a Python interpreter", path, help=help)
 
 
 def _contents(site: Site, at: Path, config: EnvConfig, taken: frozenset[str]) -> None:
     if not config.env_vars and config.python_interpreter_path is None and not site.damaged(at):
-        site.warn(
-            "env-config-empty",
-            "this entry of `env_configs` sets nothing",
-            at,
-            help="add `env_vars` or `python_interpreter_path`, or remove it",
-        )
+        help = "add `env_vars` or `python_interpreter_path`, or remove it"
+        site.warn("env-config-empty", "this entry of `env_configs` sets nothing", at, help=help)
     for (name, value), path in zip(config.env_vars, variable_paths(site.view.tree, at), strict=False):
         _variable(site, path, name, value, taken)
 
 
 def _variable(site: Site, path: Path, name: str, value: str, taken: frozenset[str]) -> None:
     if name in taken:
-        site.warn(
-            "env-var-of-process",
-            f"rlinf sets `{name}` per process; this would set one value for all processes of these nodes",
-            path,
-            span=site.key(path),
-            help="remove it; `component_placement` decides ranks and visible devices",
-        )
+        message = f"rlinf sets `{name}` per process; this would set one value for all processes of these nodes"
+        help = "remove it; `component_placement` decides ranks and visible devices"
+        site.warn("env-var-of-process", message, path, span=site.key(path), help=help)
     written = _SHELL.search(value)
     if written:
-        site.warn(
-            "env-var-not-expanded",
-            f"no shell expands `{name}`: `{written[0].lstrip(':')}` is used literally",
-            path,
-            help="write the whole value; PATH and similar variables are prepended to the node's own",
-        )
+        message = f"no shell expands `{name}`: `{written[0].lstrip(':')}` is used literally"
+        help = "write the whole value; PATH and similar variables are prepended to the node's own"
+        site.warn("env-var-not-expanded", message, path, help=help)
     node = find(site.view.tree, path)
     in_file = isinstance(node, ScalarNode) and "${" not in node.span.text
     if in_file and ((is_secret(name, value) and value) or url_secrets(value)):
-        site.warn(
-            "secret-in-file",
-            f"the secret value of `{name}` is written in the file",
-            path,
-            span=site.key(path),
-            help=f"write `${{env:{name}}}`, or name it in `cluster.forward_env`",
-        )
+        message = f"the secret value of `{name}` is written in the file"
+        help = f"write `${{env:{name}}}`, or name it in `cluster.forward_env`"
+        site.warn("secret-in-file", message, path, span=site.key(path), help=help)
 
 
 def _visibility_variables() -> frozenset[str]:
@@ -101,19 +82,10 @@ def _forwarded(site: Site, taken: frozenset[str]) -> None:
     for index, name in enumerate(site.cluster.forward_env):
         path = (*CLUSTER, "forward_env", index)
         if name in taken:
-            site.warn(
-                "env-var-of-process",
-                f"rlinf sets `{name}` per process; this machine's value would be wrong elsewhere",
-                path,
-                help="remove it",
-            )
+            message = f"rlinf sets `{name}` per process; this machine's value would be wrong elsewhere"
+            site.warn("env-var-of-process", message, path, help="remove it")
         elif name in names:
-            site.report(
-                "duplicate-env-var",
-                f"`{name}` is listed twice",
-                path,
-                help="keep one of them",
-            )
+            site.report("duplicate-env-var", f"`{name}` is listed twice", path, help="keep one of them")
         names.add(name)
 
 
@@ -135,12 +107,8 @@ def _empty_hardware(site: Site) -> None:
     for path, group in site.groups():
         configs = (*path, "hardware", "configs")
         if group.hardware is not None and not group.hardware.configs and not site.damaged(configs):
-            site.warn(
-                "hardware-empty",
-                f"group `{group.label}` declares hardware but no units",
-                configs,
-                help="add an entry for each unit, or remove `hardware` to count accelerators or nodes",
-            )
+            help = "add an entry for each unit, or remove `hardware` to count accelerators or nodes"
+            site.warn("hardware-empty", f"group `{group.label}` declares hardware but no units", configs, help=help)
 
 
 def _hosts(site: Site) -> None:
@@ -148,14 +116,10 @@ def _hosts(site: Site) -> None:
     with_hosts = [(path, group) for path, group in site.groups() if group.hosts]
     if site.cluster.hosts and with_hosts:
         first = (*with_hosts[0][0], "hosts")
-        site.report(
-            "hosts-twice",
-            "hosts are set both for the cluster and for its groups",
-            hosts_path,
-            span=site.key(hosts_path),
-            help="keep only one: the groups' hosts or the cluster's",
-            related=[(site.key(first), "a group's hosts are set at")],
-        )
+        message = "hosts are set both for the cluster and for its groups"
+        help = "keep only one: the groups' hosts or the cluster's"
+        related = [(site.key(first), "a group's hosts are set at")]
+        site.report("hosts-twice", message, hosts_path, span=site.key(hosts_path), help=help, related=related)
     elif site.cluster.hosts:
         count = site.num_nodes
         if count is not None and not site.damaged(hosts_path) and len(site.cluster.hosts) != count:
@@ -195,12 +159,9 @@ def _shared(site: Site, path: Path, nodes: Sequence[range]) -> str:
 
 
 def _count(site: Site, path: Path, count: int, wanted: int, subject: str, overlap: str = "") -> None:
-    site.report(
-        "hosts-count",
-        f"{count} host{'' if count == 1 else 's'} for {wanted} node{'' if wanted == 1 else 's'}",
-        path,
-        help=f"{subject} {wanted}; list one host per node, in rank order{overlap}",
-    )
+    message = f"{count} host{'' if count == 1 else 's'} for {wanted} node{'' if wanted == 1 else 's'}"
+    help = f"{subject} {wanted}; list one host per node, in rank order{overlap}"
+    site.report("hosts-count", message, path, help=help)
 
 
 def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range]]]) -> None:
@@ -212,25 +173,17 @@ def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range
         for number, (rank, host) in enumerate(zip(ranks, hosts, strict=True)):
             known_host, first, at = host_of.setdefault(rank, (host, path, number))
             if known_host != host:
-                site.report(
-                    "host-conflict",
-                    f"node {rank} is `{host}` here and `{known_host}` in another group",
-                    path,
-                    span=places.of(path, number),
-                    help="groups that share a node must name the same host for it",
-                    related=[(places.of(first, at), "the other host is set at")],
-                )
+                message = f"node {rank} is `{host}` here and `{known_host}` in another group"
+                help = "groups that share a node must name the same host for it"
+                related = [(places.of(first, at), "the other host is set at")]
+                site.report("host-conflict", message, path, span=places.of(path, number), help=help, related=related)
                 continue
             known_rank, first, at = node_of.setdefault(host, (rank, path, number))
             if known_rank != rank:
-                site.report(
-                    "duplicate-host",
-                    f"`{host}` is node {known_rank} and node {rank}",
-                    path,
-                    span=places.of(path, number),
-                    help="every node must be a separate machine",
-                    related=[(places.of(first, at), "first given at")],
-                )
+                message = f"`{host}` is node {known_rank} and node {rank}"
+                help = "every node must be a separate machine"
+                related = [(places.of(first, at), "first given at")]
+                site.report("duplicate-host", message, path, span=places.of(path, number), help=help, related=related)
 
 
 class _Places:
@@ -272,21 +225,14 @@ def _head(site: Site) -> None:
     if address is None or count is None or count == 1:
         return
     if address in _LOOPBACK or address.startswith("127."):
-        site.report(
-            "head-address-local",
-            f"other nodes cannot reach the head at `{address}`",
-            (*CLUSTER, "head_address"),
-            help="set the address at which the other nodes reach node 0",
-        )
+        message = f"other nodes cannot reach the head at `{address}`"
+        help = "set the address at which the other nodes reach node 0"
+        site.report("head-address-local", message, (*CLUSTER, "head_address"), help=help)
 
 
 def _ports(site: Site) -> None:
     ports = site.cluster.ports
     path: Path = (*CLUSTER, "ports")
     if find(site.view.tree, path) is not None and ports.start < _EPHEMERAL.stop and ports.stop > _EPHEMERAL.start:
-        site.warn(
-            "ports-ephemeral",
-            f"ports {format_range(_EPHEMERAL)} are used for outgoing connections: any of them may be taken",
-            path,
-            help="choose ports below 32768",
-        )
+        message = f"ports {format_range(_EPHEMERAL)} are used for outgoing connections: any of them may be taken"
+        site.warn("ports-ephemeral", message, path, help="choose ports below 32768")

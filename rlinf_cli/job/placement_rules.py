@@ -66,7 +66,7 @@ class _Linter:
         self.uncertain = merge_ranges(
             nodes for resolution in unknown for group in resolution.groups for nodes in group.node_ranges
         )
-        self.nodes = [(component, _nodes_by_label(component)) for component in placed]
+        self.nodes = [(component, component.resolution.nodes()) for component in placed]
 
     def _warn(
         self, code: str, message: str, path: Path, help: str, related: tuple[tuple[Span, str], ...] = ()
@@ -105,7 +105,7 @@ class _Linter:
         """Return components placed on accelerator ranks whose nodes have no accelerators."""
         for component in self.placed:
             if component.resolution.lacks_accelerators:
-                on = _nodes(every(merge_ranges(every(_nodes_by_label(component).values()))))
+                on = _nodes(every(merge_ranges(every(component.resolution.nodes().values()))))
                 yield self._warn(
                     "no-accelerator-found",
                     f"no accelerator found on {on}: `{component.name}` is placed by rank, and would run on the CPU",
@@ -180,12 +180,9 @@ class _Linter:
         for group in self.topology.groups.values():
             robots = group.unit is not None and group.unit.kind is UnitKind.ROBOT
             if robots and group.label not in used and group.label in self.paths:
-                yield self._warn(
-                    "idle-robots",
-                    f"no component is placed on the robots of `{group.label}`",
-                    (*self.paths[group.label], "label"),
-                    f"place the environments with `node_group: {group.label}`, or remove the group",
-                )
+                message = f"no component is placed on the robots of `{group.label}`"
+                help = f"place the environments with `node_group: {group.label}`, or remove the group"
+                yield self._warn("idle-robots", message, (*self.paths[group.label], "label"), help)
 
     def _meant_range(self, idle: Sequence[range]) -> str:
         """Return the range that `[0, 15]` was probably meant as, where all accelerators between the two are idle."""
@@ -327,7 +324,7 @@ class _Linter:
         for viewer, covered in self.coverages:
             if covered.unit == ACCELERATORS:
                 continue
-            visible = merge_ranges(numbers.on(piece) for piece in every(_nodes_by_label(viewer).values()))
+            visible = merge_ranges(numbers.on(piece) for piece in every(viewer.resolution.nodes().values()))
             shared = {other.name: intersect(ranges, visible) for other, ranges in holding}
             names = [name for name, pieces in shared.items() if pieces]
             if names:
@@ -357,17 +354,6 @@ def _group_path(tree: MappingNode, entry: Path) -> Path:
     """Return the path of the node groups that a component's entry names; of its rank map where it names none."""
     path = (*entry, "node_group")
     return map_path(tree, entry) if find(tree, path) is None else path
-
-
-def _nodes_by_label(placed: Placed) -> dict[str, tuple[range, ...]]:
-    """Return a component's nodes by the label that places it there; all that it may use where its units are unknown."""
-    selection = placed.resolution.selection
-    if selection is None:
-        return {group.label: group.node_ranges for group in placed.resolution.groups}
-    nodes_by_label: dict[str, list[range]] = {}
-    for label, nodes in every(selection.nodes(block.resources) for block in placed.resolution.blocks):
-        nodes_by_label.setdefault(label, []).append(nodes)
-    return {label: merge_ranges(nodes) for label, nodes in nodes_by_label.items()}
 
 
 def overlapping(lists: Iterable[tuple[range, ...]]) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from rlinf_core.config.secrets import mask_message, mask_text
@@ -199,9 +200,7 @@ def _excerpt(span: Span, width: int) -> _Excerpt:
     left = max(0, first - _NEARBY)
     right = min(len(line), first + _NEARBY)
     cells = _cells(line[left:right])
-    columns = [0]
-    for cell in cells:
-        columns.append(columns[-1] + _cell_width(cell))
+    columns = list(accumulate(map(_cell_width, cells), initial=0))
     caret = columns[first - left]
     run = max(1, columns[min(last, right) - left] - caret)
     if left == 0 and right == len(line) and columns[-1] <= width:
@@ -242,10 +241,5 @@ def _cells(text: str) -> list[str]:
 def _cell_width(cell: str) -> int:
     if cell.isascii():
         return len(cell)
-    return sum(_character_width(character) for character in cell)
-
-
-def _character_width(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    spacing = [character for character in cell if unicodedata.category(character) not in ("Mn", "Me")]
+    return len(spacing) + sum(unicodedata.east_asian_width(character) in "WF" for character in spacing)

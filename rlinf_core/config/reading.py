@@ -109,15 +109,9 @@ def read_document(source: SourceText, diagnostics: Diagnostics) -> tuple[bool, N
     if prefix:
         with_what = "tab" if "\t" in prefix else "blanks"
         first = len(source.text) - len(source.text.lstrip("\r\n"))
-        diagnostics.add(
-            Diagnostic(
-                "indented-file",
-                Severity.WARNING,
-                f"every line starts with the same {with_what}, which {'is' if with_what == 'tab' else 'are'} ignored",
-                Span(source, first, first + len(prefix)),
-                help="remove the indentation from every line",
-            )
-        )
+        message = f"every line starts with the same {with_what}, which {'is' if with_what == 'tab' else 'are'} ignored"
+        help, span = "remove the indentation from every line", Span(source, first, first + len(prefix))
+        diagnostics.add(Diagnostic("indented-file", Severity.WARNING, message, span, help=help))
     text = _without_versions(source, _with_blanks_for_tabs(source.text, prefix), diagnostics)
     return compose(source, text, 0, len(source.text), diagnostics)
 

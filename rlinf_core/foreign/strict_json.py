@@ -8,16 +8,19 @@ which says what is wrong and where.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, cast
+from functools import partial
+from typing import Any, Final, NoReturn, TypeVar, cast
 
 # Levels of lists and objects within each other: whatever walks through a value calls itself for each.
 MAX_DEPTH: Final = 100
 # No float holds an integer of that many digits.
 _LONG: Final = re.compile("[1-9][0-9]{308}")
+
+
+N = TypeVar("N", bound=float)
 
 
 class BadJsonError(ValueError):
@@ -49,8 +52,8 @@ def load_json(text: str | bytes, *, non_finite: bool = False, number: Callable[[
         value: object = json.loads(
             text,
             object_pairs_hook=_object,
-            parse_float=number if non_finite else lambda digits: _finite(digits, number),
-            parse_int=_held_by_float if number is float and _LONG.search(text) else None,
+            parse_float=number if non_finite else partial(_held_by_float, number=number),
+            parse_int=partial(_held_by_float, number=int) if number is float and _LONG.search(text) else None,
             parse_constant=None if non_finite else _refuse,
         )
     except BadJsonError:
@@ -89,15 +92,8 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return fields
 
 
-def _finite(digits: str, number: Callable[[str], float]) -> float:
+def _held_by_float(digits: str, number: Callable[[str], N]) -> N:
     value = number(digits)
-    if math.isinf(value):
-        raise BadJsonError(f"holds a number that is too large: {digits[:20]}")
-    return value
-
-
-def _held_by_float(digits: str) -> int:
-    value = int(digits)
     if abs(value) > sys.float_info.max:
         raise BadJsonError(f"holds a number that is too large: {digits[:20]}")
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -135,12 +135,19 @@ class Accelerator(ABC):
         Unless a vendor's runtime differs, the list ends at the first entry that is no device, or is one again.
         """
         chosen: list[Device] = []
-        for entry in listed.split(","):
-            device = named(entry.strip(), devices)
-            if device is None or device in chosen:
+        for device in known(map(str.strip, listed.split(",")), devices):
+            if device in chosen:
                 break
             chosen.append(device)
         return tuple(chosen)
+
+
+def known(entries: Iterable[str], devices: Sequence[Device]) -> Iterator[Device]:
+    """Yield the devices of a list up to its first entry that is none."""
+    for entry in entries:
+        if (device := named(entry, devices)) is None:
+            return
+        yield device
 
 
 def named(entry: str, devices: Sequence[Device]) -> Device | None:

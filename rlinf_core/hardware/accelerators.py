@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from rlinf_core.errors import ConfigError
-from rlinf_core.hardware.accelerator import Accelerator, Device, Host, named
+from rlinf_core.hardware.accelerator import Accelerator, Device, Host, known, named
 from rlinf_core.suggest import did_you_mean
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader")
@@ -24,14 +24,9 @@ def _cuda_list(listed: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
     """Return the devices of a list as CUDA reads it: up to the first that there is not; none where one is listed
     twice.
     """
-    chosen: list[Device] = []
-    for entry in listed.split(","):
-        number = _NUMBER.match(entry)
-        device = named(number[1] if number else entry.strip(), devices)
-        if device is None:
-            break
-        chosen.append(device)
-    return tuple(chosen) if len(set(chosen)) == len(chosen) else ()
+    numbers = ((_NUMBER.match(entry), entry) for entry in listed.split(","))
+    chosen = tuple(known((number[1] if number else entry.strip() for number, entry in numbers), devices))
+    return chosen if len(set(chosen)) == len(chosen) else ()
 
 
 class Nvidia(Accelerator):
@@ -167,13 +162,8 @@ class Amd(Accelerator):
 
     def _listed(self, listed: str, devices: tuple[Device, ...], host: Host) -> tuple[Device, ...]:
         """HIP passes over a device that is listed again, and takes a number only as it writes it itself."""
-        chosen: dict[Device, None] = {}
-        for entry in listed.split(","):
-            device = named(entry, devices) if entry == "0" or not entry.startswith("0") else None
-            if device is None:
-                break
-            chosen[device] = None
-        return tuple(chosen)
+        entries = ("" if entry.startswith("0") and entry != "0" else entry for entry in listed.split(","))
+        return tuple(dict.fromkeys(known(entries, devices)))
 
 
 def _numbered(host: Host, prefix: str) -> tuple[Device, ...]:

@@ -58,11 +58,9 @@ def _own_recipe(target: str) -> Recipe:
         with _named_folders_only():
             recipe = getattr(import_module(module), name)
     except Exception as error:
-        raise ConfigError(
-            f"recipe `{target}` cannot be loaded: {type(error).__name__}: {error}",
-            why=f"`{module}` is {spec.origin}",
-            help="install missing packages, or fix the module",
-        ) from error
+        message = f"recipe `{target}` cannot be loaded: {type(error).__name__}: {error}"
+        help = "install missing packages, or fix the module"
+        raise ConfigError(message, why=f"`{module}` is {spec.origin}", help=help) from error
     if not isinstance(recipe, Recipe):
         raise UnknownRecipeError(
             f"there is no recipe `{target}`: it is a {type(recipe).__name__}, not a Recipe of rlinf",
@@ -161,11 +159,9 @@ def find_recipe(name: str) -> Recipe:
     try:
         recipe = point.load()
     except Exception as error:
-        raise ConfigError(
-            f"recipe `{name}` cannot be loaded: {type(error).__name__}: {error}",
-            why=f"its entry point is `{point.value}`",
-            help="fix or remove the package that provides it",
-        ) from error
+        message = f"recipe `{name}` cannot be loaded: {type(error).__name__}: {error}"
+        help = "fix or remove the package that provides it"
+        raise ConfigError(message, why=f"its entry point is `{point.value}`", help=help) from error
     if not isinstance(recipe, Recipe):
         raise ConfigError(
             f"recipe `{name}` cannot be loaded: `{point.value}` is not a Recipe",

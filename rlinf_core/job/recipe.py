@@ -314,11 +314,9 @@ class Recipe(NamedTuple):
         try:
             return cast("P", getattr(import_module(module), name))
         except Exception as error:
-            raise ConfigError(
-                f"recipe `{self.name}` cannot be loaded: {type(error).__name__}: {error}",
-                why=f"it names `{part}`",
-                help="install missing packages, or fix the package that provides the recipe",
-            ) from error
+            message = f"recipe `{self.name}` cannot be loaded: {type(error).__name__}: {error}"
+            help = "install missing packages, or fix the package that provides the recipe"
+            raise ConfigError(message, why=f"it names `{part}`", help=help) from error
 
 
 class Job(NamedTuple):

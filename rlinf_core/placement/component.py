@@ -35,13 +35,9 @@ def nodes_of_components(cluster: ClusterConfig) -> dict[str, frozenset[int]]:
     used: dict[str, frozenset[int]] = {}
     for name, entry in cluster.component_placement.items():
         resolution = resolve(name, entry.rank_map, entry.node_group, topology)
-        if resolution.selection is None or resolution.problems:
-            labels = entry.node_group or (CLUSTER_LABEL,)
-            groups = [topology.groups[label] for label in labels if label in topology.groups]
-            used[name] = frozenset(rank for group in groups for rank in group.node_ranks)
-        else:
-            pieces = (nodes for block in resolution.blocks for _, nodes in resolution.selection.nodes(block.resources))
-            used[name] = frozenset(rank for nodes in pieces for rank in nodes)
+        # Of one with mistakes all nodes of its groups, as where its units are unknown.
+        nodes = (resolution._replace(selection=None) if resolution.problems else resolution).nodes()
+        used[name] = frozenset(rank for pieces in nodes.values() for piece in pieces for rank in piece)
     return used
 
 
@@ -188,11 +184,8 @@ class ComponentPlacement:
         resolution = self._resolutions.get(name)
         if resolution is None:
             choices = f"the components are {quoted(self.components)}" if self.components else "no component is placed"
-            raise PlacementError(
-                f"component `{name}` is not placed",
-                where="cluster.component_placement",
-                help=did_you_mean(name, self.components) or choices,
-            )
+            help = did_you_mean(name, self.components) or choices
+            raise PlacementError(f"component `{name}` is not placed", where="cluster.component_placement", help=help)
         return resolution
 
 
@@ -279,14 +272,10 @@ def _resolve(name: str, entry: PlacementEntry, topology: ClusterTopology, where:
 def _entries(config: ConfigLike, topology: ClusterTopology) -> Mapping[str, PlacementEntry]:
     if isinstance(config, ClusterConfig):
         return config.component_placement
-    if isinstance(config, Mapping):
-        section: Any = config.get("cluster")
-    else:
-        section = config.cluster
-    if isinstance(section, Mapping):
-        written: Any = cast("Mapping[str, Any]", section).get("component_placement")
-    else:
-        written = getattr(section, "component_placement", None)
+    written: Any = config
+    for name in ("cluster", "component_placement"):
+        is_data = isinstance(written, Mapping)
+        written = cast("Mapping[str, Any]", written).get(name) if is_data else getattr(written, name, None)
     if not isinstance(written, Mapping):
         raise PlacementError("the configuration does not place any component", help="add `cluster.component_placement`")
     entries = cast("Mapping[Any, Any]", written)
@@ -302,11 +291,8 @@ def _read(written: Mapping[Any, Any], topology: ClusterTopology) -> Mapping[str,
     for names in data:
         for name in (part.strip() for part in names.split(",")):
             if name in seen:
-                raise PlacementError(
-                    f"component `{name}` is placed twice",
-                    where="cluster.component_placement",
-                    help="write one entry per component",
-                )
+                message = f"component `{name}` is placed twice"
+                raise PlacementError(message, where="cluster.component_placement", help="write one entry per component")
             seen.add(name)
     try:
         cluster = ClusterConfig.model_validate({"num_nodes": topology.num_nodes, "component_placement": data})

@@ -86,6 +86,16 @@ class Resolution(NamedTuple):
         units = (units for block in self.blocks for units in selection.units(block.resources))
         return Coverage(selection.unit, merge_ranges(units))
 
+    def nodes(self) -> dict[str, tuple[range, ...]]:
+        """Return the component's nodes by the label that places it there; all of its groups where units are unknown."""
+        if self.selection is None:
+            return {group.label: group.node_ranges for group in self.groups}
+        by_label: dict[str, list[range]] = {}
+        for block in self.blocks:
+            for label, nodes in self.selection.nodes(block.resources):
+                by_label.setdefault(label, []).append(nodes)
+        return {label: merge_ranges(nodes) for label, nodes in by_label.items()}
+
     def processes(self) -> Iterator[range]:
         """Return the resources of every process, by process rank."""
         for block in self.blocks:

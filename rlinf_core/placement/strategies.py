@@ -63,11 +63,9 @@ class PackedPlacementStrategy(PlacementStrategy):
 
     def _check(self) -> None:
         if not 0 <= self.start_hardware_rank <= self.end_hardware_rank:
-            raise PlacementError(
-                f"{self.start_hardware_rank} to {self.end_hardware_rank} is not a range of resource ranks",
-                where=self._where,
-                help="give the first and the last rank, counted from 0, both inclusive",
-            )
+            message = f"{self.start_hardware_rank} to {self.end_hardware_rank} is not a range of resource ranks"
+            help = "give the first and the last rank, counted from 0, both inclusive"
+            raise PlacementError(message, where=self._where, help=help)
         for name, value in (("num_hardware_per_process", self.num_hardware_per_process), ("stride", self.stride)):
             if value < 1:
                 raise PlacementError(f"`{name}` is {value}", where=self._where, help="give a number >= 1")
@@ -133,11 +131,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         self._where = "FlexiblePlacementStrategy"
         lists = items(hardware_ranks_list)
         if lists is None:
-            raise PlacementError(
-                f"`hardware_ranks_list` is {short_repr(hardware_ranks_list)}",
-                where=self._where,
-                help="give one list of ranks per process",
-            )
+            message = f"`hardware_ranks_list` is {short_repr(hardware_ranks_list)}"
+            raise PlacementError(message, where=self._where, help="give one list of ranks per process")
         self.hardware_ranks_list: tuple[Sequence[int], ...] = tuple(
             ranks if isinstance(ranks, range) else numbers(ranks, f"the resources of process {rank}", self._where)
             for rank, ranks in enumerate(lists)
@@ -148,11 +143,8 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             )
         for rank, resources in enumerate(self.hardware_ranks_list):
             if not resources:
-                raise PlacementError(
-                    f"process {rank} has no resource",
-                    where=self._where,
-                    help="use the group `node` for processes that need no hardware",
-                )
+                help = "use the group `node` for processes that need no hardware"
+                raise PlacementError(f"process {rank} has no resource", where=self._where, help=help)
             if min(resources) < 0:
                 raise PlacementError(
                     f"process {rank} has resource {min(resources)}", where=self._where, help="ranks start at 0"
@@ -205,13 +197,10 @@ class NodePlacementStrategy(PlacementStrategy):
         for rank, index in enumerate(self.node_ranks):
             if not 0 <= index < len(nodes):
                 have = f"{quoted(self.node_group_labels)} {'have' if len(groups) > 1 else 'has'}"
-                raise PlacementError(
-                    f"process {rank} asks for node {index}, but {have} nodes {format_range(range(len(nodes)))}",
-                    where="NodePlacementStrategy",
-                    help=None
-                    if self.node_group_labels == (NODE_LABEL,)
-                    else "ranks count the nodes of the groups, from 0",
-                )
+                message = f"process {rank} asks for node {index}, but {have} nodes {format_range(range(len(nodes)))}"
+                of_groups = self.node_group_labels != (NODE_LABEL,)
+                help = "ranks count the nodes of the groups, from 0" if of_groups else None
+                raise PlacementError(message, where="NodePlacementStrategy", help=help)
             held.append((*nodes[index], ()))
         return number_processes(topology, NODES, held, isolate_accelerator)
 
@@ -220,8 +209,6 @@ def _check_apart(groups: Sequence[NodeGroupInfo]) -> None:
     """Raise a PlacementError if a node is in two of the groups."""
     ranges = [piece for group in groups for piece in group.node_ranges]
     if sum(map(len, merge_ranges(ranges))) < sum(map(len, ranges)):
-        raise PlacementError(
-            f"the node groups {quoted(group.label for group in groups)} share nodes",
-            where="NodePlacementStrategy",
-            help="remove one of them: a node's environment depends on the group that selects it",
-        )
+        message = f"the node groups {quoted(group.label for group in groups)} share nodes"
+        help = "remove one of them: a node's environment depends on the group that selects it"
+        raise PlacementError(message, where="NodePlacementStrategy", help=help)

@@ -77,14 +77,8 @@ def _note(reports: Diagnostics, section: str) -> Diagnostic:
     first = next(iter(reports))
     texts = list(dict.fromkeys(diagnostic.span.text for diagnostic in reports))
     listed = ", ".join(f"`{text}`" for text in texts[:_LISTED]) + (", …" if len(texts) > _LISTED else "")
-    return Diagnostic(
-        "reference-not-checked",
-        Severity.NOTE,
-        f"without `recipe` only `{section}` is read; unresolved references elsewhere: {listed}",
-        first.span,
-        first.path,
-        first.message,
-    )
+    message = f"without `recipe` only `{section}` is read; unresolved references elsewhere: {listed}"
+    return Diagnostic("reference-not-checked", Severity.NOTE, message, first.span, first.path, first.message)
 
 
 class _Use(NamedTuple):

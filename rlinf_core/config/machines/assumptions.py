@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from rlinf_core.config.machines.cluster import MAX_ACCELERATORS_PER_NODE, ClusterConfig, NodeGroup
 from rlinf_core.errors import ConfigError
@@ -13,7 +13,8 @@ from rlinf_core.suggest import did_you_mean, quoted
 _ASSUMPTION = re.compile(r"(?:(?P<label>[^:,\s]+)=)?(?P<count>[0-9]+)(?:x(?P<model>\S.*))?", re.ASCII)
 
 
-class Assumption(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Assumption:
     """`--assume a800=8xA800`: assumed accelerators of a group's nodes (None: every node)."""
 
     label: str | None
@@ -29,11 +30,8 @@ def parse_assumption(text: str) -> Assumption:
     """
     match = _ASSUMPTION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(
-            f"`{text}` does not give a number of accelerators per node",
-            where="--assume",
-            help="write `8` (on every node), `a800=8` (on the nodes of group `a800`) or `a800=8xA800` (with the model)",
-        )
+        help = "write `8` (on every node), `a800=8` (on the nodes of group `a800`) or `a800=8xA800` (with the model)"
+        raise ConfigError(f"`{text}` does not give a number of accelerators per node", where="--assume", help=help)
     digits = match["count"].lstrip("0") or "0"
     if len(digits) > len(str(MAX_ACCELERATORS_PER_NODE)) or int(digits) > MAX_ACCELERATORS_PER_NODE:
         raise ConfigError(f"a node has at most {MAX_ACCELERATORS_PER_NODE} accelerators", where="--assume")
@@ -50,11 +48,8 @@ def assumed(text: str, cluster: ClusterConfig) -> Assumption:
     assumption, labels = parse_assumption(text), [group.label for group in cluster.node_groups]
     if assumption.label is not None and assumption.label not in labels:
         known = f"the groups are {quoted(labels)}" if labels else "the file has no node groups: write only the number"
-        raise ConfigError(
-            f"node group `{assumption.label}` does not exist",
-            where="--assume",
-            help=did_you_mean(assumption.label, labels) or known,
-        )
+        help = did_you_mean(assumption.label, labels) or known
+        raise ConfigError(f"node group `{assumption.label}` does not exist", where="--assume", help=help)
     return assumption
 
 

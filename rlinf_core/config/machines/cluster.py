@@ -9,7 +9,6 @@ its index or key in `loc`."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import cache
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import (
@@ -141,9 +140,13 @@ class DeclaredAccelerators(ConfigModel):
     )
 
 
-@cache
+_adapters: dict[type[RobotUnit], TypeAdapter[tuple[RobotUnit, ...]]] = {}
+
+
 def _unit_adapter(model: type[RobotUnit]) -> TypeAdapter[tuple[RobotUnit, ...]]:
-    return TypeAdapter(cast("type[tuple[RobotUnit, ...]]", tuple.__class_getitem__((model, ...))))
+    if model not in _adapters:
+        _adapters[model] = TypeAdapter(cast("type[tuple[RobotUnit, ...]]", tuple.__class_getitem__((model, ...))))
+    return _adapters[model]
 
 
 def _units(value: Any, info: ValidationInfo) -> tuple[RobotUnit, ...]:

@@ -32,13 +32,9 @@ def _name(text: str) -> str:
         raise problem("name-syntax", "a name cannot contain an invisible character", help="type it again")
     if invalid:
         shown = {" ": "a blank"}.get(invalid[0], f"`{invalid[0]}`" if invalid[0] in ":," else "white space")
-        raise problem(
-            "name-syntax",
-            f"a name cannot contain {shown}",
-            help="use letters, digits, `_`, `-` and `.`",
-            start=invalid.start(),
-            end=invalid.end(),
-        )
+        message = f"a name cannot contain {shown}"
+        help = "use letters, digits, `_`, `-` and `.`"
+        raise problem("name-syntax", message, help=help, start=invalid.start(), end=invalid.end())
     return text
 
 
@@ -94,11 +90,8 @@ def _variable_value(value: Any) -> str:
     if value is None:
         raise problem("env-var-syntax", "the variable has no value", help='write `""` for an empty one')
     if isinstance(value, list | dict):
-        raise problem(
-            "env-var-syntax",
-            f"a variable's value is one scalar, found {'a list' if isinstance(value, list) else 'a mapping'}",
-            help="quote it when the text itself holds brackets or braces",
-        )
+        message = f"a variable's value is one scalar, found {'a list' if isinstance(value, list) else 'a mapping'}"
+        raise problem("env-var-syntax", message, help="quote it when the text itself holds brackets or braces")
     text = text_of(value, "a value")
     if "\0" in text:
         raise problem("env-var-syntax", "a variable's value cannot contain a NUL character")
@@ -119,9 +112,10 @@ def _env_vars(value: Any) -> tuple[tuple[str, str], ...]:
 def _one_variable(at: Path, item: Any) -> tuple[Path, Any]:
     """Return an item of a list of variables, a mapping with one of them, and its path."""
     if isinstance(item, dict):
-        size = len(cast("dict[Any, Any]", item))
+        variables = cast("dict[Any, Any]", item)
+        size = len(variables)
         if size == 1:
-            return at, item
+            return at, variables
         message = f"each item of `env_vars` holds one variable, this one holds {size}"
         raise problem("env-var-syntax", message, help="write a separate `- ` item for every variable")
     help = "write `- NAME: value`"
@@ -133,11 +127,8 @@ def _one_variable(at: Path, item: Any) -> tuple[Path, Any]:
 
 def _interpreter(text: str) -> str:
     if not text.startswith("/"):
-        raise problem(
-            "interpreter-path",
-            f"`{text}` is not an absolute path",
-            help="write the whole path, as in `/opt/venv/bin/python3`",
-        )
+        help = "write the whole path, as in `/opt/venv/bin/python3`"
+        raise problem("interpreter-path", f"`{text}` is not an absolute path", help=help)
     if not text.isprintable():
         raise problem("interpreter-path", "a path cannot contain a line end or another invisible character")
     return text
@@ -197,11 +188,8 @@ def _address(text: str) -> str:
 
 def _ssh_word(text: str) -> str:
     if not text or text.startswith("-") or any(char.isspace() or char == "\0" for char in text):
-        raise problem(
-            "bad-value",
-            f"`{text}` is not a valid argument for ssh",
-            help="it cannot be empty, contain blanks or start with `-`",
-        )
+        help = "it cannot be empty, contain blanks or start with `-`"
+        raise problem("bad-value", f"`{text}` is not a valid argument for ssh", help=help)
     return text
 
 

@@ -122,13 +122,10 @@ def check(site: Site) -> None:
             bounds(site, node_ranks, group.node_ranks)
             order(site, node_ranks, group.node_ranks)
         if group.hardware is not None and group.ignore_hardware:
-            site.report(
-                "hardware-and-ignore",
-                f"group `{group.label}` declares hardware and ignores it",
-                (*path, "ignore_hardware"),
-                help="remove `ignore_hardware`, or `hardware`",
-                related=[(site.key((*path, "hardware")), "the hardware is declared at")],
-            )
+            message = f"group `{group.label}` declares hardware and ignores it"
+            help = "remove `ignore_hardware`, or `hardware`"
+            related = [(site.key((*path, "hardware")), "the hardware is declared at")]
+            site.report("hardware-and-ignore", message, (*path, "ignore_hardware"), help=help, related=related)
         _environments(site, path, group)
     _accelerators(site)
 
@@ -141,19 +138,13 @@ def _labels(site: Site) -> None:
             continue
         if group.label in RESERVED_LABELS:
             meaning = "every node" if group.label == CLUSTER_LABEL else "every node without its hardware"
-            site.report(
-                "reserved-label",
-                f"the label `{group.label}` is reserved: it always means {meaning}",
-                label,
-                help="choose another label for the group",
-            )
+            message = f"the label `{group.label}` is reserved: it always means {meaning}"
+            site.report("reserved-label", message, label, help="choose another label for the group")
         elif group.label in first:
+            help = "choose another label for one of them, or merge the groups"
+            related = [(site.place(first[group.label]), "first given at")]
             site.report(
-                "duplicate-label",
-                f"two node groups have the label `{group.label}`",
-                label,
-                help="choose another label for one of them, or merge the groups",
-                related=[(site.place(first[group.label]), "first given at")],
+                "duplicate-label", f"two node groups have the label `{group.label}`", label, help=help, related=related
             )
         else:
             first[group.label] = label
@@ -333,11 +324,7 @@ def _twice(site: Site, at: Path, config: EnvConfig) -> None:
     first: dict[str, Path] = {}
     for (name, _), path in zip(config.env_vars, variable_paths(site.view.tree, at), strict=False):
         if first.setdefault(name, path) != path:
-            site.report(
-                "duplicate-env-var",
-                f"`{name}` is set twice for the same nodes",
-                path,
-                span=site.key(path),
-                help="keep one of them",
-                related=[(site.key(first[name]), "first set at")],
-            )
+            message = f"`{name}` is set twice for the same nodes"
+            help = "keep one of them"
+            related = [(site.key(first[name]), "first set at")]
+            site.report("duplicate-env-var", message, path, span=site.key(path), help=help, related=related)

@@ -37,26 +37,20 @@ def _nodes(site: Site, path: Path, group: NodeGroup, at: Path, unit: RobotUnit) 
         if count is not None and node >= count:
             out_of_range(site, (*at, field), rank, site.place((*at, field)))
         elif field == "node_rank" and nodes is not None and outside(rank, nodes) is not None:
-            site.report(
-                "hardware-outside-group",
-                f"node {node} is not in group `{group.label}`",
-                (*at, field),
-                help=f"the group's node_ranks are {group.node_ranks}",
-                related=[(site.place((*path, "node_ranks")), "they are set at")],
-            )
+            message = f"node {node} is not in group `{group.label}`"
+            help = f"the group's node_ranks are {group.node_ranks}"
+            related = [(site.place((*path, "node_ranks")), "they are set at")]
+            site.report("hardware-outside-group", message, (*at, field), help=help, related=related)
 
 
 def _of_one_group(site: Site, kind: str, at: Path, unit: RobotUnit, declared: dict[tuple[int, str], Path]) -> None:
     """Report a unit on a node for which another group declares units of the same type."""
     first = at if site.damaged(at) else declared.setdefault((unit.node_rank, kind), at)
     if first[:3] != at[:3]:
-        site.report(
-            "hardware-in-two-groups",
-            f"two groups declare {kind} hardware on node {unit.node_rank}",
-            at,
-            help="declare all units of a type on a node in one group",
-            related=[(site.place(first), "the other group declares it at")],
-        )
+        message = f"two groups declare {kind} hardware on node {unit.node_rank}"
+        help = "declare all units of a type on a node in one group"
+        related = [(site.place(first), "the other group declares it at")]
+        site.report("hardware-in-two-groups", message, at, help=help, related=related)
 
 
 def _exclusive(site: Site, at: Path, unit: RobotUnit, used: dict[tuple[str, str], tuple[str, Path]]) -> None:
@@ -75,13 +69,9 @@ def _exclusive(site: Site, at: Path, unit: RobotUnit, used: dict[tuple[str, str]
             as_first, first = used.setdefault((_kind(field), meant), (field, path))
             if first != path:
                 how = f"twice as `{field}`" if as_first == field else f"as `{as_first}` and as `{field}`"
-                site.report(
-                    "hardware-shared",
-                    f"`{single}` is used {how}",
-                    path,
-                    help="it must be unique",
-                    related=[(site.place(first), "first set at")],
-                )
+                message = f"`{single}` is used {how}"
+                help = "it must be unique"
+                site.report("hardware-shared", message, path, help=help, related=[(site.place(first), "first set at")])
 
 
 def _kind(field: str) -> str:
@@ -109,13 +99,9 @@ def _repeated(site: Site, at: Path, unit: RobotUnit, alike: dict[tuple[Path, typ
         return
     first = alike.setdefault((at[:-1], type(unit), unit.model_dump_json()), at)
     if first != at:
-        site.report(
-            "hardware-shared",
-            "this unit is declared twice",
-            at,
-            help="remove one of them",
-            related=[(site.place(first), "first declared at")],
-        )
+        message = "this unit is declared twice"
+        help = "remove one of them"
+        site.report("hardware-shared", message, at, help=help, related=[(site.place(first), "first declared at")])
 
 
 _PATH: Path = (*CLUSTER, "spare_nodes")
@@ -126,13 +112,10 @@ def _check_spares(site: Site) -> None:
     if not cluster.spare_nodes or count is None or site.damaged(_PATH):
         return
     if cluster.spare_nodes >= count:
-        site.report(
-            "spare-nodes-count",
-            f"{cluster.spare_nodes} of {count} nodes are spares: none is left for the job",
-            _PATH,
-            help=f"`num_nodes` includes the spares: did you mean `num_nodes: {count + cluster.spare_nodes}`?",
-            related=[(site.place((*CLUSTER, "num_nodes")), "`num_nodes` is set at")],
-        )
+        message = f"{cluster.spare_nodes} of {count} nodes are spares: none is left for the job"
+        help = f"`num_nodes` includes the spares: did you mean `num_nodes: {count + cluster.spare_nodes}`?"
+        related = [(site.place((*CLUSTER, "num_nodes")), "`num_nodes` is set at")]
+        site.report("spare-nodes-count", message, _PATH, help=help, related=related)
         return
     if any(site.damaged(path) or site.damaged((*path, "node_ranks")) for path, _ in site.groups()):
         return

@@ -57,12 +57,11 @@ def foreign_character(text: str) -> str | None:
 
 def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
     """Return the finding for a key that no model knows."""
-    name = str(path[-1])
+    name, span = str(path[-1]), key_span(tree, path) or naming(tree, path)
     known = names_at(types_at(model, path[:-1]))
     instead = known.unavailable.get(name)
     if instead is not None:
         message = f"`{format_path(path)}` is not available"
-        span = key_span(tree, path) or naming(tree, path)
         return Diagnostic("not-available", Severity.ERROR, message, span, path, instead)
     here = list(_fields(model, tree, path[:-1]))
     meant = meant_key(model, tree, path)
@@ -93,14 +92,8 @@ def unknown_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagno
         namesakes = [place for place in places_of(model, name) if place.isidentifier()]
         if namesakes:
             hint = f"{hint}; `{namesakes[0]}` has a key `{name}`"
-    return Diagnostic(
-        "unknown-key",
-        Severity.ERROR,
-        f"unknown key `{name}` {_where(format_path(path[:-1]))}",
-        key_span(tree, path) or naming(tree, path),
-        path,
-        hint,
-    )
+    message = f"unknown key `{name}` {_where(format_path(path[:-1]))}"
+    return Diagnostic("unknown-key", Severity.ERROR, message, span, path, hint)
 
 
 def _further_down(model: type[BaseModel], tree: MappingNode, path: Path) -> str | None:
@@ -206,22 +199,14 @@ def _is_bare(entry: Entry) -> bool:
 
 def missing_key(model: type[BaseModel], tree: MappingNode, path: Path) -> Diagnostic:
     """Return the finding for a missing required key, located at its section."""
-    name = str(path[-1])
-    field = _fields(model, tree, path[:-1]).get(name)
-    example = _example(field)
-    return Diagnostic(
-        "missing-key",
-        Severity.ERROR,
-        f"{_holder(path[:-1])} needs `{name}`",
-        naming(tree, path[:-1]),
-        path,
-        _addition(tree, path, example) if example else f"add the section `{name}:`",
-    )
-
-
-def _addition(tree: MappingNode, path: Path, example: str) -> str:
-    entry = f"{path[-1]}: {example}"
-    return f"add `{entry}`" if find(tree, path[:-1]) is not None else f"add `{path[-2]}: {{{entry}}}`"
+    name, section = str(path[-1]), path[:-1]
+    example = _example(_fields(model, tree, section).get(name))
+    help = f"add the section `{name}:`"
+    if example:
+        entry = f"{name}: {example}"
+        help = f"add `{entry}`" if find(tree, section) is not None else f"add `{path[-2]}: {{{entry}}}`"
+    message = f"{f'`{format_path(section)}`' if section else 'the file'} needs `{name}`"
+    return Diagnostic("missing-key", Severity.ERROR, message, naming(tree, section), path, help)
 
 
 def _fields(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, FieldInfo]:
@@ -236,10 +221,6 @@ def _fields(model: type[BaseModel], tree: MappingNode, path: Path) -> dict[str, 
         except PydanticCustomError:
             return {}  # its package cannot be loaded, which is reported separately
     return fields_at(model, path, tree)
-
-
-def _holder(path: Path) -> str:
-    return f"`{format_path(path)}`" if path else "the file"
 
 
 def _where(place: str) -> str:

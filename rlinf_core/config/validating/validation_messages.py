@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rlinf_core.config.secrets import MASK
 from rlinf_core.config.tree import Node, ScalarNode
-from rlinf_core.scalars import Written, YamlBool, kind_of
+from rlinf_core.scalars import WrittenScalar, YamlBool, kind_of
 from rlinf_core.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ def words_for(error: ErrorDetails, subject: str, field: FieldInfo | None = None,
         zero = _ZERO.search(field.description) if field is not None and field.description else None
         if kind == "finite_number" and zero:
             return words._replace(help=f"write 0 for none ({zero[1]})")
-        is_single = isinstance(value, str | int | float) and len(holds) == 1 and not words.help
-        if is_single and _EXPECTED[kind] == "a mapping":
+        of_one_key = _EXPECTED[kind] == "a mapping" and len(holds) == 1 and not words.help
+        if of_one_key and isinstance(value, str | int | float):
             return words._replace(help=f"write `{{{holds[0]}: {_written(value)}}}`")
         return words
     if kind in ("literal_error", "enum"):
@@ -218,7 +218,7 @@ def _found_kind(value: object) -> str:
 
 
 def _written(value: str | int | float) -> str:
-    return value.raw if isinstance(value, Written) else str(value)
+    return value.raw if isinstance(value, WrittenScalar) else str(value)
 
 
 def shown(value: object) -> str:

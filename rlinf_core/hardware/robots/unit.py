@@ -232,17 +232,11 @@ def _load_plugin(name: str) -> None:
         model = point.load()
     except Exception as error:
         # A user's package may fail in any way; the finding holds the error.
-        raise problem(
-            "unknown-hardware-type",
-            f"hardware type `{name}` cannot be loaded from `{point.value}`: {type(error).__name__}: {error}",
-            help="fix or remove the package that provides it",
-        ) from error
+        message = f"hardware type `{name}` cannot be loaded from `{point.value}`: {type(error).__name__}: {error}"
+        raise problem("unknown-hardware-type", message, help="fix or remove the package that provides it") from error
     if not (isinstance(model, type) and issubclass(model, RobotUnit)):
-        raise problem(
-            "unknown-hardware-type",
-            f"hardware type `{name}`: `{point.value}` is not a subclass of RobotUnit",
-            help="fix or remove the package that provides it",
-        )
+        message = f"hardware type `{name}`: `{point.value}` is not a subclass of RobotUnit"
+        raise problem("unknown-hardware-type", message, help="fix or remove the package that provides it")
     _registered.setdefault(name, model)
 
 

@@ -139,7 +139,7 @@ class TestNodeRanks:
         assert NodeRanks.parse(listed).resolve(num_nodes) == expected
         assert all(
             text[place.start : place.end] == str(rank)
-            for place, rank in zip(NodeRanks.parse(text).places, listed, strict=True)
+            for place, rank in zip(NodeRanks.parse(text).parts, listed, strict=True)
         )
 
 
