@@ -165,7 +165,7 @@ class Operation:
         target: its peer or object: an address, a channel's name, the name of a method or call, or for an idle process
         how its last call ended (empty without one).
         key: the key of the channel's queue, else None.
-        since: its start, by its process's monotonic clock.
+        age: its duration in seconds, since clocks differ between hosts.
         serial: its number among all operations of that process, ascending.
         detached: whether it runs in the background while its process continues (`async_op=True`).
         peers: its peers' addresses, if `target` does not name all, as for a call on a group.
@@ -175,7 +175,7 @@ class Operation:
     kind: OperationKind
     target: str
     key: str | None
-    since: float
+    age: float
     serial: int
     detached: bool = False
     peers: tuple[str, ...] = ()
@@ -207,15 +207,15 @@ class Operation:
         words = _WORDS.get(self.kind)
         return words.format(channel=self._channel, target=self.target) if words else f"waits in {self.title}"
 
-    def waits(self, seconds: float, state: str = "") -> str:
+    def waits(self, state: str = "") -> str:
         """Return the activity of its process, with duration, as in `waits in recv from actor:0 for 12 s`.
 
         `state` is the awaited object's state, as in `empty`; omitted if empty.
         """
         if self.kind is OperationKind.IDLE and self.target:
-            return f"{self.doing}, {spell_seconds(seconds)} ago"
+            return f"{self.doing}, {spell_seconds(self.age)} ago"
         state_text = f", {state}," if state else ""
-        return f"{self.doing}{state_text} for {spell_seconds(seconds)}"
+        return f"{self.doing}{state_text} for {spell_seconds(self.age)}"
 
 
 def spell_seconds(seconds: float) -> str:
@@ -230,14 +230,6 @@ def spell_seconds(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedOperation:
-    """An operation as published: with its `age` in seconds instead of its start, since clocks differ between hosts."""
-
-    operation: Operation
-    age: float
-
-
-@dataclass(frozen=True, slots=True)
 class Publication:
     """A published snapshot of one process's operations.
 
@@ -249,7 +241,7 @@ class Publication:
         last_call: how the last call of a method ended, as in "its `run` raised ValueError: no camera"; empty before.
     """
 
-    operations: tuple[PublishedOperation, ...]
+    operations: tuple[Operation, ...]
     progress: int
     running: bool
     quiet: float = 0.0

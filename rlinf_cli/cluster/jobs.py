@@ -13,11 +13,11 @@ from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError, RunError, RuntimeFailure
 from rlinf_core.node import attach
-from rlinf_core.node.stacks import ProcessStacks
+from rlinf_core.node.stacks import ProcessStacks, StackRequest
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.suggest import did_you_mean, quoted
 from rlinf_core.supervision.client import ManagerClient
-from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
+from rlinf_core.supervision.job_view import JobSnapshot
 from rlinf_core.supervision.lives import INSPECTOR, MANAGER
 
 _SECONDS = 10.0
@@ -111,9 +111,6 @@ class Inspector:
     def snapshot(self, *, stacks: bool) -> JobSnapshot:
         """Return the current activity of each process of the job.
 
-        Args:
-            stacks: whether to include the stacks of their threads.
-
         Raises:
             ClusterError: the job does not answer.
         """
@@ -126,10 +123,10 @@ class Inspector:
                 why=error.message,
             ) from error
 
-    def read_stacks(self, question: ReadStacks) -> list[ProcessStacks]:
+    def read_stacks(self, helper: str, request: StackRequest) -> list[ProcessStacks]:
         """Return the stacks that another process of the job reads.
 
         Raises:
             RuntimeFailure: the manager or that process does not answer, or cannot read them.
         """
-        return self._client.read_stacks(question)
+        return self._client.read_stacks(helper, request)

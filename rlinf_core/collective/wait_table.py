@@ -37,7 +37,7 @@ class AwaitedOperation(ABC):
     @property
     def title(self) -> str:
         """The operation in words, as in `recv from actor:0`."""
-        return Operation(self.kind, self.target, self.key, self.since, 0).title
+        return Operation(self.kind, self.target, self.key, 0.0, 0).title
 
     @property
     @abstractmethod

@@ -195,7 +195,6 @@ def locate(module: str, *, named: bool = False) -> ModuleSpec | None:
     """Return where a module is, or None; `importlib.util.find_spec` would import the packages around it.
 
     Args:
-        module: its full name.
         named: whether to search only folders that somebody has named, not the working folder of a command.
     """
     package, _, _ = module.rpartition(".")

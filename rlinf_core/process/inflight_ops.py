@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TypeAlias, cast
 
 from rlinf_core.process import tracing
-from rlinf_core.waiting import RUNNING, Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.waiting import RUNNING, Operation, OperationKind, Publication
 
 # For how long a process whose bytes have moved counts as moving: networks stand still for seconds, and continue.
 _STILL_MOVING = 5.0
@@ -123,17 +123,10 @@ class InflightOps:
 
     @contextmanager
     def during(
-        self,
-        kind: OperationKind,
-        target: str,
-        key: str | None = None,
-        *,
-        peers: tuple[str, ...] = (),
-        task_key: Hashable = None,
-        bounded: bool = False,
+        self, kind: OperationKind, target: str, *, peers: tuple[str, ...] = (), task_key: Hashable = None
     ) -> Generator[None, None, None]:
         """Publish an operation for as long as the block lasts."""
-        serial = self.begin(kind, target, key, peers=peers, task_key=task_key, bounded=bounded)
+        serial = self.begin(kind, target, peers=peers, task_key=task_key)
         try:
             yield
         finally:
@@ -143,7 +136,7 @@ class InflightOps:
         """Return the operations of the last 30 s that are over, one line each, the last one at the end."""
         now = time.monotonic()
         return "\n".join(
-            f"{now - ended:7.3f} s ago, after {ended - since:.3f} s: {Operation(kind, target, key, since, 0).title}"
+            f"{now - ended:7.3f} s ago, after {ended - since:.3f} s: {Operation(kind, target, key, 0.0, 0).title}"
             for (kind, target, key, since, *_), ended in self._recent.copy()
             if now - ended <= _RECENT_SECONDS
         )
@@ -156,14 +149,13 @@ class InflightOps:
         # dict.copy is one step for the interpreter, so no writer comes between.
         current = sorted(self._current.copy().items())
         attached = self._attached.copy()
-        operations: list[PublishedOperation] = []
+        operations: list[Operation] = []
         held_up: set[Hashable] = set()
         for serial, (kind, target, key, since, detached, peers, task_key, bounded) in current:
             in_background = detached and serial not in attached
             if serial in attached:
                 task_key, bounded = attached[serial]
-            operation = Operation(kind, target, key, since, serial, in_background, peers, bounded)
-            operations.append(PublishedOperation(operation, now - since))
+            operations.append(Operation(kind, target, key, now - since, serial, in_background, peers, bounded))
             if not in_background and kind not in RUNNING:
                 held_up.add(task_key)
         for serial in attached:
@@ -199,7 +191,7 @@ def _record(recorder: tracing.SpanRecorder, entry: _Entry) -> None:
     if kind is OperationKind.METHOD:
         recorder.add(tracing.METHOD, target, since, ended, task_key)
     else:
-        recorder.add(tracing.WAIT, Operation(kind, target, key, since, 0).title, since, ended, task_key)
+        recorder.add(tracing.WAIT, Operation(kind, target, key, 0.0, 0).title, since, ended, task_key)
 
 
 def _held_up_threads(held_up: set[Hashable]) -> set[Hashable]:

@@ -33,7 +33,6 @@ class TraceSpan(NamedTuple):
         kind: one of the kinds above.
         name: its label, as in `send to actor:0`.
         began: the beginning in seconds since 1970 by the clock of its host.
-        seconds: the duration, in seconds.
         task_key: its thread or task; spans of one task_key are nested or disjoint, except transfers.
     """
 
@@ -65,8 +64,6 @@ class SpanRecorder:
         """Record a finished span.
 
         Args:
-            kind: one of the kinds above.
-            name: what it was.
             began, ended: the times by `time.monotonic` or `time.perf_counter`, which are one clock where we run.
             task_key: the thread, by its number, or the task that it held up; by default the one that calls.
         """

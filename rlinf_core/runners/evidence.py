@@ -260,14 +260,14 @@ def waits(scene: FailureScene) -> Parts:
             if answer is None
             else [
                 {
-                    "kind": str(published.operation.kind),
-                    "target": published.operation.target,
-                    "key": published.operation.key,
-                    "peers": list(published.operation.peers),
-                    "seconds": round(published.age, 3),
-                    "detached": published.operation.detached,
+                    "kind": str(operation.kind),
+                    "target": operation.target,
+                    "key": operation.key,
+                    "peers": list(operation.peers),
+                    "seconds": round(operation.age, 3),
+                    "detached": operation.detached,
                 }
-                for published in answer.publication.operations
+                for operation in answer.publication.operations
             ],
         }
         for name, hello in job.peers.items()

@@ -35,7 +35,7 @@ from rlinf_core.node.stacks import SECONDS, ProcessStacks, StackRequest, describ
 from rlinf_core.process.holdings import holdings
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.supervision.deaths import CAUSE_SECONDS, DeathNews, Died, exit_reason, own_log
-from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
+from rlinf_core.supervision.job_view import JobSnapshot
 from rlinf_core.supervision.lives import MANAGER, GroupLife, Hello, NotYet
 from rlinf_core.supervision.rpc import LATER, Caller, Reply, Rpc
 from rlinf_core.supervision.wait_reports import WaitReports
@@ -54,10 +54,8 @@ class ManagerClient(Resolver):
 
     Attributes:
         me: the address of this process: of its worker, or a name without ranks, as `driver`.
-        endpoint: the endpoint in use.
         in_flight: returns the workers with unanswered calls of this process.
         channels: returns the channels hosted by this process.
-        deaths: the deaths that it has heard of.
         wait_reports: describes waits of this process, and reports those that last.
         on_cancel: called with the calls cancelled by their callers, or None for all.
     """
@@ -76,7 +74,6 @@ class ManagerClient(Resolver):
         """
         Args:
             info: the endpoint of the job's manager.
-            me: the address of this process.
             ip: the address at which other nodes reach it.
             has_main: whether it runs code outside of methods, as a driver does.
             fallback: pickles what plain pickle cannot.
@@ -196,9 +193,9 @@ class ManagerClient(Resolver):
         """Return what the processes of the job do, with the stacks of their threads if wanted."""
         return self._call("snapshot", stacks, seconds=seconds)
 
-    def read_stacks(self, question: ReadStacks, seconds: float = SECONDS + _SNAPSHOT_SECONDS) -> list[ProcessStacks]:
+    def read_stacks(self, helper: str, request: StackRequest) -> list[ProcessStacks]:
         """Return the stacks of a process of the job, which another one of its machine reads."""
-        return self._call("read_stacks", question, seconds=seconds)
+        return self._call("read_stacks", helper, request, seconds=SECONDS + _SNAPSHOT_SECONDS)
 
     def read_store(self, keys: Sequence[str], seconds: float, *, wait: bool) -> tuple[bytes | None, ...]:
         """Return the value of each key in the store of this worker's group, or None where it has none.
@@ -289,7 +286,7 @@ class ManagerClient(Resolver):
 
     def stuck(self, caller: Caller, serials: Sequence[int], members: tuple[str, ...], picture: str) -> None:
         """Fail operations of this process that are part of a deadlock."""
-        current = {operation.operation.serial for operation in self.operations.publication().operations}
+        current = {operation.serial for operation in self.operations.publication().operations}
         for serial in serials:
             error = DeadlockError(members, picture, where=self._name)
             if not self.endpoint.waits.fail(serial, error) and serial in current:

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from itertools import dropwhile, takewhile
+from typing import Final, NamedTuple
 
 from rlinf_core.collective.connections.connection import NO_ANSWER
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.errors import ProcessEnd, WorkerDiedError
 from rlinf_core.node.process_end import EndWatch
+from rlinf_core.node.stacks import threads_of
 from rlinf_core.process.proc import tail
 from rlinf_core.supervision.lives import Hello
 from rlinf_core.supervision.rpc import Reply
@@ -27,9 +29,7 @@ CAUSE_SECONDS = 1.0
 _TAIL_BYTES = 64 << 10
 _LAST_LINES = 8
 _FRAMES = 6
-_FATAL = re.compile(r"^Fatal Python error: (.*)$")
-_CURRENT_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*most recent call first")
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+_FATAL = "Fatal Python error: "
 # Frames that call user code: outer frames belong to rlinf and the engine.
 _OUTERMOST = "/rlinf_core/worker/process.py"
 # Lines of the engine, irrelevant for user code: Ray's markers, and its crash report.
@@ -41,7 +41,6 @@ class Died:
     """The death of a worker.
 
     Attributes:
-        incarnation: the incarnation of the worker.
         endpoint: the incarnation of its endpoint.
         node: where it ran, in words.
         vanished: whether its host is gone or unreachable, so that Ray will report it late.
@@ -90,7 +89,6 @@ class DeathNews:
         """Return how a worker died, as `of`; waits briefly for the manager's report.
 
         Args:
-            peer: its address.
             incarnation: the incarnation of its group.
             endpoints: the incarnations of its endpoint that count; none: all.
         """
@@ -147,23 +145,17 @@ def own_log() -> str | None:
 
 def _crash(lines: list[str]) -> str | None:
     """Return faulthandler's report of a crash: the fault and the stack of its thread."""
-    starts = [index for index, line in enumerate(lines) if _FATAL.match(line)]
+    starts = [index for index, line in enumerate(lines) if line.startswith(_FATAL)]
     if not starts:
         return None
     rest = lines[starts[-1] :]
-    frames: list[str] = []
-    inside = False
-    for line in rest:
-        if _CURRENT_THREAD.match(line):
-            inside = line.startswith("Current")
-        elif inside and (frame := _FRAME.match(line)):
-            if frame[1].endswith(_OUTERMOST):
-                break
-            frames.append(f"{frame[1]}:{frame[2]} in {frame[3]}")
-        elif not line.strip() and frames:
-            break
-    fault = rest[0].partition(": ")[2]
-    return _block(f"it crashed: {fault}; its stack, innermost call first", frames[:_FRAMES]) if frames else fault
+    fault = rest[0].removeprefix(_FATAL)
+    # Its thread, up to an empty line.
+    of_thread = takewhile(str.strip, dropwhile(lambda line: not line.startswith("Current thread"), rest))
+    frames = [frame for thread in threads_of("\n".join(of_thread)) for frame in reversed(thread.frames)]
+    inner = takewhile(lambda frame: not frame.filename.endswith(_OUTERMOST), frames)
+    stack = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in inner][:_FRAMES]
+    return _block(f"it crashed: {fault}; its stack, innermost call first", stack) if stack else fault
 
 
 def _block(title: str, lines: list[str]) -> str:
@@ -239,16 +231,10 @@ class Peer:
     # Processes that it has looked up, and that have looked it up.
     acquaintances: set[str] = field(default_factory=set[str])
 
-
-class Conclude(Protocol):
-    """Takes the cause of a death, None where there is none.
-
-    `vanished` says that its host no longer answers, `end` how the process ended, where its kernel reports that.
-    """
-
-    def __call__(
-        self, peer: Peer, cause: str | None, *, vanished: bool = False, end: ProcessEnd | None = None
-    ) -> None: ...
+    def died(self, cause: str | None, *, vanished: bool = False, end: ProcessEnd | None = None) -> Died:
+        """Return its death."""
+        hello = self.hello
+        return Died(self.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished, end)
 
 
 class _Death(NamedTuple):
@@ -262,15 +248,14 @@ class DeathCauses:
     Args:
         place: the place of this process, whose kernel reports how processes there end.
         read_log: has a process at the place of a dead one read the end of its log, and hands the reply on.
-        conclude: is called once for each death that is searched.
-        clock: seconds, monotonic.
+        conclude: is called once for each death that is searched, whose cause may be None.
     """
 
     def __init__(
         self,
         place: tuple[str, int],
         read_log: Callable[[Peer, Callable[[Reply], object]], object],
-        conclude: Conclude,
+        conclude: Callable[[Peer, Died], object],
         clock: Callable[[], float],
     ) -> None:
         self._place, self._read_log, self._conclude, self._clock = place, read_log, conclude, clock
@@ -293,11 +278,7 @@ class DeathCauses:
         self._ends.drop(name)
 
     def search(self, peer: Peer, reason: str) -> None:
-        """Find out why a process died.
-
-        Args:
-            reason: why its connection ended.
-        """
+        """Find out why a process died."""
         if reason.startswith(NO_ANSWER):
             self._end_search(peer, reason, vanished=True)
         elif peer.exit_reason is not None:
@@ -345,4 +326,4 @@ class DeathCauses:
         self._ends.drop(peer.name)
         if end is not None:
             cause = f"{end.words}; {cause}" if cause else end.words
-        self._conclude(peer, cause, vanished=vanished, end=end)
+        self._conclude(peer, peer.died(cause, vanished=vanished, end=end))

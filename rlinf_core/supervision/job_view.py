@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from rlinf_core.config.secrets import mask_text
 from rlinf_core.errors import RLinfError
@@ -15,6 +15,9 @@ from rlinf_core.supervision.lives import Hello, WorkerRecord
 from rlinf_core.supervision.wait_graph import Process, Wait
 from rlinf_core.supervision.waits import ProcessAnswer, processes_of
 from rlinf_core.waiting import RUNNING, OperationKind
+
+ReadStacks: TypeAlias = Callable[[str, StackRequest], list[ProcessStacks]]
+"""Has a process of the job, which is named, read stacks on its machine, and raises RLinfError where it does not."""
 
 _AT_ONCE: Final = 16
 # How the stacks of a process that answers come.
@@ -26,7 +29,6 @@ class JobSnapshot:
     """A snapshot of the manager's data, for inspection from outside.
 
     Attributes:
-        job: its name.
         peers: the registered processes, by address; the driver is `driver`.
         workers: those of groups and channels, by address, in order of launch and rank.
         dead: the dead, each with the seconds since.
@@ -41,30 +43,12 @@ class JobSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadStacks:
-    """A question for the stacks of a process, and of those that it started, read from outside by another one of its
-    node.
-
-    Attributes:
-        name: the process.
-        helper: the process that reads them; `name` itself may read those of the processes that it started.
-        own, native: the names and native, as in `StackRequest`.
-    """
-
-    name: str
-    helper: str
-    own: bool
-    native: bool
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerView:
     """One process of a job, for people.
 
     Attributes:
         name: its address, or `driver`.
         node: where it runs, in words.
-        pid: its process id, or None before it has started.
         state: `launching`, `ready`, `dead`, or `silent` if it did not answer.
         doing: its current activity, in words; `since`: its duration in seconds, or None.
         waits_for: the addresses or channels that it waits for.
@@ -92,11 +76,10 @@ def views(job: JobSnapshot) -> Iterator[WorkerView]:
         hello, record = job.peers.get(name), job.workers.get(name)
         if hello is None:
             yield _absent(name, record, job.dead.get(name))
-        elif name not in job.answers:
-            yield _view(name, hello, "silent", "does not answer; native code may hold the GIL")
-        else:
-            answer = job.answers[name]
-            yield replace(_answered(name, hello, processes[name], answer), holds=answer.holds)
+            continue
+        doing = "does not answer; native code may hold the GIL"
+        view = WorkerView(name, hello.node, hello.node_rank, hello.info.pid, hello.device, "silent", doing)
+        yield _answered(view, processes[name], job.answers[name]) if name in job.answers else view
 
 
 def _absent(name: str, record: WorkerRecord | None, died: float | None) -> WorkerView:
@@ -108,17 +91,16 @@ def _absent(name: str, record: WorkerRecord | None, died: float | None) -> Worke
     return WorkerView(name, node, None, None, "", "dead", doing, died)
 
 
-def _answered(name: str, hello: Hello, process: Process, answer: ProcessAnswer) -> WorkerView:
+def _answered(view: WorkerView, process: Process, answer: ProcessAnswer) -> WorkerView:
+    view = replace(view, state="ready", doing="runs", stacks=answer.stacks, holds=answer.holds)
     attached = [wait for wait in process.waits if not wait.operation.detached]
     if attached:
         # The innermost operation is the current one.
         wait = attached[-1]
         words = f"{wait.operation.doing}, {wait.state}" if wait.state else wait.operation.doing
-        return _view(name, hello, "ready", words, wait.age, _awaited(wait), answer.stacks)
-    running = [operation for operation in answer.publication.operations if operation.operation.kind in RUNNING]
-    if running:
-        return _view(name, hello, "ready", running[-1].operation.doing, running[-1].age, stacks=answer.stacks)
-    return _view(name, hello, "ready", "runs", stacks=answer.stacks)
+        return replace(view, doing=words, since=wait.operation.age, waits_for=_awaited(wait))
+    running = [operation for operation in answer.publication.operations if operation.kind in RUNNING]
+    return replace(view, doing=running[-1].doing, since=running[-1].age) if running else view
 
 
 def _awaited(wait: Wait) -> tuple[str, ...]:
@@ -129,28 +111,12 @@ def _awaited(wait: Wait) -> tuple[str, ...]:
     return wait.waits_for
 
 
-def _view(
-    name: str,
-    hello: Hello,
-    state: str,
-    doing: str,
-    since: float | None = None,
-    waits_for: tuple[str, ...] = (),
-    stacks: str = "",
-) -> WorkerView:
-    return WorkerView(
-        name, hello.node, hello.node_rank, hello.info.pid, hello.device, state, doing, since, waits_for, stacks
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class JobProcess:
     """One process of a job with its stacks.
 
     Attributes:
-        view: what it does.
         source: who read its stacks: `itself`, `py-spy`, `signal`, or empty without any.
-        stacks: the stacks of its threads.
         reason: why there are none, or no native ones; else empty.
         children: the processes that it started, directly or not.
     """
@@ -177,7 +143,7 @@ def waits_at_breakpoint(job: JobSnapshot, name: str) -> str | None:
     """Return the place of the breakpoint at which a process waits, or None."""
     answer = job.answers.get(name)
     operations = answer.publication.operations if answer is not None else ()
-    return next((one.operation.target for one in operations if one.operation.kind is OperationKind.BREAKPOINT), None)
+    return next((one.target for one in operations if one.kind is OperationKind.BREAKPOINT), None)
 
 
 def job_processes(
@@ -185,15 +151,14 @@ def job_processes(
     names: Sequence[str],
     *,
     native: bool,
-    remotely: Callable[[ReadStacks], list[ProcessStacks]],
+    remotely: ReadStacks,
 ) -> list[JobProcess]:
     """Return the named processes with their stacks, all read at once.
 
     Args:
         job: the job, with the stacks of the processes that answered.
-        names: the processes.
         native: whether native frames are wanted too.
-        remotely: has a process of another machine read stacks; raises RLinfError.
+        remotely: reads stacks on other machines.
     """
     shown = {view.name: view for view in views(job)}
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -201,9 +166,7 @@ def job_processes(
         return [read.result() for read in reading]
 
 
-def _process(
-    job: JobSnapshot, view: WorkerView, native: bool, remotely: Callable[[ReadStacks], list[ProcessStacks]]
-) -> JobProcess:
+def _process(job: JobSnapshot, view: WorkerView, native: bool, remotely: ReadStacks) -> JobProcess:
     hello = job.peers.get(view.name)
     if hello is None:
         return JobProcess(view, "", "", "it has not started" if view.state == "launching" else view.doing)
@@ -233,20 +196,17 @@ def _process(
 
 
 def _read(
-    job: JobSnapshot,
-    name: str,
-    hello: Hello,
-    own: bool,
-    native: bool,
-    remotely: Callable[[ReadStacks], list[ProcessStacks]],
+    job: JobSnapshot, name: str, hello: Hello, own: bool, native: bool, remotely: ReadStacks
 ) -> list[ProcessStacks]:
-    if hello.process is not None and look(hello.process) is Presence.ALIVE:
-        others = tuple(peer.info.pid for peer in job.peers.values() if peer is not hello)
-        return read_stacks(StackRequest(hello.process, own, native, others))
     helper = helper_for(name, job.peers, set(job.answers))
-    if helper is None:
-        raise UnprovenProcessError("no process of its machine answers, which could read its stacks")
-    return remotely(ReadStacks(name, helper, own, native))
+    if hello.process is not None:
+        others = tuple(peer.info.pid for peer in job.peers.values() if peer is not hello)
+        request = StackRequest(hello.process, own, native, others)
+        if look(hello.process) is Presence.ALIVE:
+            return read_stacks(request)
+        if helper is not None:
+            return remotely(helper, request)
+    raise UnprovenProcessError("no process of its machine answers, which could read its stacks")
 
 
 def helper_for(name: str, peers: Mapping[str, Hello], answered: set[str]) -> str | None:

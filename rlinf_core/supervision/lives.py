@@ -36,7 +36,6 @@ class WorkerRecord:
     Attributes:
         incarnation: the number of the launch, from 1; incremented by each launch of its group, and of a worker in its
             place.
-        info: its endpoint, once it is ready.
         node: where it runs, in words, once known.
         died_at: when it died, by the recorder's monotonic clock.
     """

@@ -17,11 +17,11 @@ from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo
-from rlinf_core.errors import ProcessEnd, RLinfError, RuntimeFailure, UnknownGroupError
+from rlinf_core.errors import RLinfError, RuntimeFailure, UnknownGroupError
 from rlinf_core.failures import PackedError
 from rlinf_core.node.stacks import StackRequest
 from rlinf_core.supervision.deaths import DeathCauses, Died, Peer
-from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
+from rlinf_core.supervision.job_view import JobSnapshot
 from rlinf_core.supervision.lives import (
     DRIVER,
     INSPECTOR,
@@ -61,12 +61,7 @@ class _Pending:
 
 
 class Manager:
-    """The registry of one job, and the watch over its waits. Methods without an underscore are called by processes.
-
-    Args:
-        rpc: the calls of this process.
-        clock: seconds, monotonic.
-    """
+    """The registry of one job, and the watch over its waits. Methods without an underscore are called by processes."""
 
     def __init__(
         self, endpoint: Endpoint, job: str, rpc: type[Rpc] = Rpc, clock: Callable[[], float] = time.monotonic
@@ -81,6 +76,7 @@ class Manager:
         self._pauses = Pauses(clock)
         self._stores = RankStores(lambda caller, value: self._rpc.answer(caller, value))
         methods = {name: getattr(self, name) for name in vars(Manager) if not name.startswith("_")}
+        methods |= {"read_store": self._stores.read, "write_store": self._stores.write}
         self._rpc = rpc(endpoint, methods, self._tick, self._seconds_to_tick)
         endpoint.on_peer_lost(lambda peer, reason: self._rpc.soon(partial(self._lost, peer, reason)))
 
@@ -135,7 +131,7 @@ class Manager:
             peer = self._peers.pop(address, None)
             self._causes.drop(address)
             if peer is not None:
-                self._announce_death(peer, "its group was shut down")
+                self._announce_death(peer, peer.died("its group was shut down"))
         self._stores.drop(name)
         self._ownership.release(name)
 
@@ -250,31 +246,16 @@ class Manager:
     def _in_thread(self, function: Callable[[Reply], object], reply: Reply) -> None:
         self._rpc.soon(partial(function, reply))
 
-    def _conclude(
-        self, peer: Peer, cause: str | None, *, vanished: bool = False, end: ProcessEnd | None = None
-    ) -> None:
-        self._registry.died(WorkerAddress.from_name(peer.name), peer.hello.incarnation, self._clock(), cause=cause)
-        self._announce_death(peer, cause, vanished=vanished, end=end)
+    def _conclude(self, peer: Peer, died: Died) -> None:
+        address = WorkerAddress.from_name(peer.name)
+        self._registry.died(address, died.incarnation, self._clock(), cause=died.cause)
+        self._announce_death(peer, died)
         # Pending lookups of it now fail.
         self._retry_pending()
 
-    def _announce_death(
-        self, peer: Peer, cause: str | None, *, vanished: bool = False, end: ProcessEnd | None = None
-    ) -> None:
-        hello = peer.hello
-        died = Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause, vanished, end)
+    def _announce_death(self, peer: Peer, died: Died) -> None:
         for name in sorted({*peer.acquaintances, DRIVER}):
             self._tell(name, "died", died)
-
-    # The stores of ranks
-
-    def read_store(self, caller: Caller, keys: tuple[str, ...], wait: bool) -> object:
-        """Return values of the store of the caller's group, see `RankStores.read`."""
-        return self._stores.read(caller, keys, wait)
-
-    def write_store(self, caller: Caller, key: str, value: bytes | int | None) -> bytes | None:
-        """Change the store of the caller's group, see `RankStores.write`."""
-        return self._stores.write(caller, key, value)
 
     # Waits
 
@@ -360,15 +341,13 @@ class Manager:
         self._watch.begin(answer, stacks=stacks)
         return LATER
 
-    def read_stacks(self, caller: Caller, question: ReadStacks) -> object:
+    def read_stacks(self, caller: Caller, helper: str, request: StackRequest) -> object:
         """Have a helper read the stacks of a process: of one that this manager knows, and no other."""
         peers = dict(self._inside())
-        peer, helper = peers.get(question.name), peers.get(question.helper)
-        if peer is None or peer.hello.process is None or helper is None:
-            raise RuntimeFailure(f"`{question.name}` or `{question.helper}` has ended")
-        others = tuple(other.hello.info.pid for other in peers.values() if other is not peer)
-        call = self._rpc.call("answer_stacks", StackRequest(peer.hello.process, question.own, question.native, others))
-        self._rpc.ask(helper.stream, call, lambda reply: self._rpc.answer(caller, reply.value, reply.error))
+        if helper not in peers or all(peer.hello.process != request.process for peer in peers.values()):
+            raise RuntimeFailure(f"process {request.process.pid} or `{helper}` has ended")
+        call = self._rpc.call("answer_stacks", request)
+        self._rpc.ask(peers[helper].stream, call, lambda reply: self._rpc.answer(caller, reply.value, reply.error))
         return LATER
 
     def stops_at(self, caller: Caller, place: str | None, attached: bool) -> None:

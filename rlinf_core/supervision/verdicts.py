@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from rlinf_core.node.process_identity import Presence, look
-from rlinf_core.node.stacks import ProcessStacks, children_of
+from rlinf_core.node.stacks import ProcessStacks, StackRequest, children_of
 from rlinf_core.process.proc import Stat, stat
 from rlinf_core.supervision.job_view import (
     JobProcess,
     JobSnapshot,
-    ReadStacks,
     answers_of_both,
     job_processes,
     waits_at_breakpoint,
@@ -41,17 +40,15 @@ class JobSource(Protocol):
     """The source of what the processes of a job do."""
 
     def snapshot(self, *, stacks: bool) -> JobSnapshot: ...
-    def read_stacks(self, question: ReadStacks) -> list[ProcessStacks]: ...
+    def read_stacks(self, helper: str, request: StackRequest, /) -> list[ProcessStacks]: ...
 
 
 class Standing(NamedTuple):
     """A process that waits for no other one.
 
     Attributes:
-        name: its address.
         how: what it does, in words.
         in_collective: whether it waits for other ranks, which may be those that hold it up.
-        is_debugged: whether it waits at a breakpoint.
     """
 
     name: str
@@ -68,7 +65,6 @@ def held_up(source: JobSource, *, certain_only: bool = False) -> list[Standing]:
     whose main thread has ended, is named at the first look.
 
     Args:
-        source: the job.
         certain_only: look once.
 
     Raises:
@@ -119,7 +115,7 @@ def suspected(job: JobSnapshot) -> Iterator[str]:
 
 
 def _current(answer: ProcessAnswer) -> OperationKind | None:
-    attached = [one.operation for one in answer.publication.operations if not one.operation.detached]
+    attached = [operation for operation in answer.publication.operations if not operation.detached]
     return attached[-1].kind if attached else None
 
 

@@ -34,7 +34,6 @@ class Wait:
     """A waiting operation, and what could end it.
 
     Attributes:
-        age: its duration in seconds.
         waits_for: the processes whose code could end it.
         every: whether all of them are needed, as for a call on a whole group; otherwise one suffices.
         anyone: whether processes beyond `waits_for` could end it too, as on a channel that any process may connect to.
@@ -47,7 +46,6 @@ class Wait:
     """
 
     operation: Operation
-    age: float
     waits_for: tuple[str, ...] = ()
     every: bool = False
     anyone: bool = False
@@ -230,7 +228,7 @@ class WaitGraph:
             if node in self._waits:
                 wait = self._waits[node]
                 held = "" if process is None else _held(process)
-                sentences.append(f"{role}{node[0]} {wait.operation.waits(wait.age, wait.state)}{held}")
+                sentences.append(f"{role}{node[0]} {wait.operation.waits(wait.state)}{held}")
                 if wait.role and not wait.waits_for:
                     sentences.append(f"it has had no {wait.role} so far")
                 only = "only " if len(wait.waits_for) == 1 else ""
@@ -309,61 +307,40 @@ def _natural(name: str) -> tuple[str, tuple[int, ...]]:
 def knots(edges: Mapping[N, Sequence[N]]) -> list[set[N]]:
     """Return the strongly connected components that no edge leaves, a single node without edges included.
 
-    Every node reaches at least one of them. Tarjan's algorithm (Depth-first search and linear graph algorithms, 1972)
-    without recursion, as chains may be longer than Python's stack; time and space are linear.
+    Every node reaches at least one of them.
 
     Args:
         edges: the successors of each node, all of which are keys.
     """
-    number: dict[N, int] = {}
-    low: dict[N, int] = {}
-    component: dict[N, int] = {}
-    stack: list[N] = []
-    components: list[set[N]] = []
-    for root in edges:
-        if root in number:
-            continue
-        path: list[tuple[N, Iterator[N]]] = []
-        _visit(root, edges, number, low, stack, path)
-        while path:
-            node, successors = path[-1]
-            for successor in successors:
-                if successor not in number:
-                    _visit(successor, edges, number, low, stack, path)
-                    break
-                if successor not in component:
-                    low[node] = min(low[node], number[successor])
+    reversed_edges: dict[N, list[N]] = {node: [] for node in edges}
+    for node, successors in edges.items():
+        for successor in successors:
+            reversed_edges[successor].append(node)
+    closed: list[set[N]] = []
+    # Nodes that reach one of these.
+    settled: set[N] = set()
+    for start in edges:
+        node = start
+        while node not in settled:
+            after, before = _reached(node, edges), set(_reached(node, reversed_edges))
+            beyond = [other for other in after if other not in before]
+            if beyond:
+                # A node from which no edge leads back: what it reaches is a part of what this one does. The farthest
+                # one is the likeliest in a component that no edge leaves.
+                node = beyond[-1]
             else:
-                path.pop()
-                if path:
-                    parent = path[-1][0]
-                    low[parent] = min(low[parent], low[node])
-                if low[node] == number[node]:
-                    members = _pop_to(node, stack)
-                    component.update(dict.fromkeys(members, len(components)))
-                    components.append(members)
-    return [
-        members
-        for index, members in enumerate(components)
-        if all(component[successor] == index for node in members for successor in edges[node])
-    ]
+                closed.append(set(after))
+                settled |= before
+    return closed
 
 
-def _visit(
-    node: N,
-    edges: Mapping[N, Sequence[N]],
-    number: dict[N, int],
-    low: dict[N, int],
-    stack: list[N],
-    path: list[tuple[N, Iterator[N]]],
-) -> None:
-    number[node] = low[node] = len(number)
-    stack.append(node)
-    path.append((node, iter(edges[node])))
-
-
-def _pop_to(node: N, stack: list[N]) -> set[N]:
-    members: set[N] = set()
-    while node not in members:
-        members.add(stack.pop())
-    return members
+def _reached(start: N, edges: Mapping[N, Sequence[N]]) -> list[N]:
+    """Return a node and all that it reaches, the nearest ones first."""
+    reached = {start: None}
+    todo = deque(reached)
+    while todo:
+        for node in edges[todo.popleft()]:
+            if node not in reached:
+                reached[node] = None
+                todo.append(node)
+    return list(reached)

@@ -15,7 +15,7 @@ from rlinf_core.errors import RuntimeFailure
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.supervision.lives import MANAGER
 from rlinf_core.supervision.waits import LongWaits, is_long_wait
-from rlinf_core.waiting import Operation, Publication, PublishedOperation
+from rlinf_core.waiting import Operation, Publication
 
 _log = logging.getLogger("rlinf.job")
 _REPORT_EVERY: Final = 1.0
@@ -85,8 +85,7 @@ class WaitReports:
         if work.target == MANAGER:
             return None
         # It may have ended already, and is described as it was.
-        operation = Operation(work.kind, work.target, work.key, work.since, _EXPIRED)
-        shown = PublishedOperation(operation, time.monotonic() - work.since)
+        shown = Operation(work.kind, work.target, work.key, time.monotonic() - work.since, _EXPIRED)
         now = self._operations.publication()
         return self._explained(_EXPIRED, replace(now, operations=(*now.operations, shown), running=False))
 
@@ -97,7 +96,7 @@ class WaitReports:
     def _log(self, operation: Operation, publication: Publication) -> None:
         picture = self._explained(operation.serial, publication)
         if picture is None:
-            picture = f"{self._name} {operation.waits(time.monotonic() - operation.since)}"
+            picture = f"{self._name} {operation.waits()}"
         if not self._closed:
             _log.warning("%s", picture)
 

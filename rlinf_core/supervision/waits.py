@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from rlinf_core.supervision.wait_graph import Deadlock, DeadlockDetector, Process, Wait, WaitGraph
-from rlinf_core.waiting import FIRST_WORD_AFTER, RUNNING, Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.waiting import FIRST_WORD_AFTER, RUNNING, Operation, OperationKind, Publication
 
 # Seconds between rounds while any process waits; slightly more than the detector's patience, so that two rounds
 # suffice.
@@ -91,43 +91,38 @@ class JobView:
     unknown: frozenset[str] = frozenset()
 
     def process(self, name: str, publication: Publication) -> Process:
-        methods = [operation for operation in publication.operations if operation.operation.kind in RUNNING]
-        waits = tuple(
-            self._wait(operation.operation, operation.age)
-            for operation in publication.operations
-            if operation.operation.kind not in RUNNING
-        )
+        methods = [operation for operation in publication.operations if operation.kind in RUNNING]
+        waits = tuple(self._wait(operation) for operation in publication.operations if operation.kind not in RUNNING)
         held_up = any(not wait.operation.detached for wait in waits)
         if not publication.running and not held_up:
             # No operation has this serial.
-            idle = Operation(OperationKind.IDLE, publication.last_call, None, since=0, serial=-1)
-            waits = (*waits, Wait(idle, publication.quiet, anyone=True))
-        doing = methods[-1].operation.waits(methods[-1].age) if methods else "runs"
+            idle = Operation(OperationKind.IDLE, publication.last_call, None, publication.quiet, serial=-1)
+            waits = (*waits, Wait(idle, anyone=True))
+        doing = methods[-1].waits() if methods else "runs"
         return Process(name, waits, publication.progress, publication.running, doing)
 
-    def _wait(self, operation: Operation, age: float) -> Wait:
+    def _wait(self, operation: Operation) -> Wait:
         if operation.kind in _GETS or operation.kind in _PUTS:
-            return self._wait_on_channel(operation, age)
+            return self._wait_on_channel(operation)
         if operation.kind in (OperationKind.CALL, OperationKind.LAUNCH, OperationKind.BROADCAST):
             peers = operation.peers
-            return Wait(operation, age, peers, every=bool(peers), anyone=not peers, failing=operation.bounded)
+            return Wait(operation, peers, every=bool(peers), anyone=not peers, failing=operation.bounded)
         if operation.target in self.unknown:
             # Any running process may still launch it.
             state = "which has not been launched"
-            return Wait(operation, age, anyone=True, state=state)
+            return Wait(operation, anyone=True, state=state)
         # A query of a channel is answered by its process alone.
         target = f"{operation.target}:0" if operation.kind in _ANSWERED_BY_CHANNELS else operation.target
         peers = operation.peers or (target,)
         wakes = frozenset(peers) if operation.detached else frozenset[str]()
-        return Wait(operation, age, peers, wakes=wakes, failing=operation.bounded)
+        return Wait(operation, peers, wakes=wakes, failing=operation.bounded)
 
-    def _wait_on_channel(self, operation: Operation, age: float) -> Wait:
+    def _wait_on_channel(self, operation: Operation) -> Wait:
         channel = self.channels.get(operation.target, ChannelView())
         getting = operation.kind in _GETS
         wakes = channel.consumers if not getting else ()
         return Wait(
             operation,
-            age,
             channel.producers if getting else channel.consumers,
             # Any running process, such as the driver, may connect to a channel and wake its waiters.
             anyone=True,
@@ -194,7 +189,6 @@ class Watch:
         ask: asks all processes for a round.
         end: called with a round that has ended.
         dead: returns the dead workers, each with the seconds since.
-        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -259,12 +253,11 @@ def _waits(named: tuple[str, ProcessAnswer]) -> bool:
     return any(is_long_wait(operation, is_worker=":" in name) for operation in answer.publication.operations)
 
 
-def is_long_wait(published: PublishedOperation, *, is_worker: bool) -> bool:
+def is_long_wait(operation: Operation, *, is_worker: bool) -> bool:
     """Return whether an operation is a suspicious wait: a driver that waits for its workers is normal."""
-    kind = published.operation.kind
-    if kind in RUNNING or published.age < _LONG_WAIT:
+    if operation.kind in RUNNING or operation.age < _LONG_WAIT:
         return False
-    return is_worker or kind not in _CALLS
+    return is_worker or operation.kind not in _CALLS
 
 
 # Group calls and peer lookups have their own messages.
@@ -288,18 +281,12 @@ class LongWaits:
     def due(self, publication: Publication) -> list[Operation]:
         """Return the operations to log now; called about every second with the current operations of the process."""
         waited_for = [
-            operation
-            for operation in publication.operations
-            if not (operation.operation.detached or operation.operation.kind in _SILENT)
+            operation for operation in publication.operations if not (operation.detached or operation.kind in _SILENT)
         ]
-        self._since = {
-            operation.operation.serial: self._since.get(operation.operation.serial, operation.age)
-            for operation in waited_for
-        }
+        self._since = {operation.serial: self._since.get(operation.serial, operation.age) for operation in waited_for}
         due: list[Operation] = []
-        for wait in waited_for:
-            operation = wait.operation
-            waited, like_it = wait.age - self._since[operation.serial], (operation.kind, operation.target)
+        for operation in waited_for:
+            waited, like_it = operation.age - self._since[operation.serial], (operation.kind, operation.target)
             if waited >= self._silence.get(like_it, self._first_word_after):
                 self._silence[like_it] = 2 * waited
                 due.append(operation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,10 @@ from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.config.sections.runner import LoggerConfig, RunnerConfig
 from rlinf_core.errors import RunError, RuntimeFailure
 from rlinf_core.node.process_identity import ProcessIdentity
-from rlinf_core.node.stacks import NOT_PYTHON, ProcessStacks
+from rlinf_core.node.stacks import NOT_PYTHON, ProcessStacks, StackRequest
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.supervision.job_view import (
     JobSnapshot,
-    ReadStacks,
     answers_of_both,
     helper_for,
     job_processes,
@@ -37,10 +36,9 @@ from rlinf_core.supervision.job_view import (
 )
 from rlinf_core.supervision.lives import Hello, Life, WorkerRecord
 from rlinf_core.supervision.waits import ProcessAnswer
-from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.waiting import Operation, OperationKind, Publication
 
 CONTRACT = Path(__file__).parent / "contracts" / "debug.json"
-Read = Callable[[ReadStacks], list[ProcessStacks]]
 
 
 def hello(pid: int, boot: str = "elsewhere") -> Hello:
@@ -49,7 +47,7 @@ def hello(pid: int, boot: str = "elsewhere") -> Hello:
 
 
 def answer(stacks: str, kind: OperationKind = OperationKind.METHOD, target: str = "run") -> ProcessAnswer:
-    operation = PublishedOperation(Operation(kind, target, None, 0.0, 1), 12.0)
+    operation = Operation(kind, target, None, 12.0, 1)
     return ProcessAnswer(Publication((operation,), 1, True), stacks=stacks)
 
 
@@ -65,12 +63,12 @@ def job() -> JobSnapshot:
     return JobSnapshot("job", peers, workers, {"env:2": 3.0}, {"env:0": answer("thread MainThread:\n  File a")})
 
 
-def read(question: ReadStacks) -> list[ProcessStacks]:
-    assert question.helper == "env:0"
+def read(helper: str, request: StackRequest) -> list[ProcessStacks]:
+    assert helper == "env:0"
     child = ProcessStacks(20, 10, "python child", "signal", "thread x:\n  File b", "")
     other = ProcessStacks(21, 10, "ffmpeg", "", "", NOT_PYTHON)
     own = ProcessStacks(11, 0, "ray::env", "py-spy", "thread MainThread:\n  File c", "")
-    return [own] if question.own else [child, other]
+    return [own] if request.own else [child, other]
 
 
 def names(job: JobSnapshot) -> list[str]:
@@ -119,7 +117,7 @@ def test_program_that_is_not_python_leaves_it_complete(job: JobSnapshot) -> None
 
 
 def test_silent_process_that_nobody_reads_has_a_reason(job: JobSnapshot) -> None:
-    def fail(question: ReadStacks) -> list[ProcessStacks]:
+    def fail(helper: str, request: StackRequest) -> list[ProcessStacks]:
         raise RuntimeFailure("py-spy: Permission denied")
 
     (process,) = job_processes(job, ["env:1"], native=False, remotely=fail)
@@ -130,7 +128,7 @@ def test_silent_process_that_nobody_reads_has_a_reason(job: JobSnapshot) -> None
 
 
 def test_python_stacks_stay_where_native_ones_are_missing(job: JobSnapshot) -> None:
-    def without(question: ReadStacks) -> list[ProcessStacks]:
+    def without(helper: str, request: StackRequest) -> list[ProcessStacks]:
         return [ProcessStacks(10, 0, "ray::env", "", "", "py-spy is not installed")]
 
     (process,) = job_processes(job, ["env:0"], native=True, remotely=without)

@@ -199,7 +199,7 @@ def test_who_waits_is_on_the_board_while_it_waits() -> None:
     thread = threading.Thread(target=work.wait)
     thread.start()
     until(lambda: board.waiting() == [work], "the thread's wait")
-    assert [one.operation.title for one in board.operations.publication().operations] == ["recv from actor:0"]
+    assert [one.title for one in board.operations.publication().operations] == ["recv from actor:0"]
     work.finish(0)
     thread.join(5)
     assert board.waiting() == []
@@ -210,7 +210,7 @@ def test_background_operation_is_listed_until_it_ends() -> None:
     board = WaitTable()
     work = new_work(board=board, detached=True)
     (published,) = board.operations.publication().operations
-    assert published.operation.detached
+    assert published.detached
     work.finish(0)
     assert board.operations.publication().operations == ()
 

@@ -18,7 +18,7 @@ def test_a_board_shows_what_has_begun_and_not_ended(clock: Clock) -> None:
         put = board.begin(OperationKind.PUT, "data", "k", detached=True)
         clock.now += 1
         shown = board.publication().operations
-        assert [(one.operation.kind, one.operation.detached, one.age) for one in shown] == [
+        assert [(one.kind, one.detached, one.age) for one in shown] == [
             (OperationKind.METHOD, False, 3.0),
             (OperationKind.PUT, True, 1.0),
         ]
@@ -35,7 +35,7 @@ def test_a_board_knows_how_long_nothing_was_on_it(clock: Clock) -> None:
         clock.now += 2
         shown = board.publication()
         assert shown.quiet == 0
-        assert shown.operations[0].operation.peers == ("actor:0",)
+        assert shown.operations[0].peers == ("actor:0",)
     clock.now += 1
     assert board.publication().quiet == 1
 
@@ -125,7 +125,7 @@ def test_detached_operation_blocks_nothing_until_awaited() -> None:
         assert not board.publication().running
         board.detach(put)
         assert board.publication().running
-        assert board.publication().operations[1].operation.detached
+        assert board.publication().operations[1].detached
         board.attach(put)
         board.end(put)
         board.attach(put)

@@ -399,14 +399,14 @@ def test_a_step_of_a_wait_ends_with_it(clock: Clock) -> None:
 def test_an_operation_says_what_it_is(
     kind: OperationKind, target: str, key: str | None, title: str, words: str
 ) -> None:
-    operation = Operation(kind, target, key, since=0, serial=1)
+    operation = Operation(kind, target, key, 12.3, serial=1)
     assert operation.title == title
-    assert operation.waits(12.3) == words
+    assert operation.waits() == words
 
 
 def test_an_operation_says_what_it_finds() -> None:
-    operation = Operation(OperationKind.GET, "action", None, since=0, serial=1)
-    assert operation.waits(3, "empty") == "waits on channel `action`, empty, for 3.0 s"
+    operation = Operation(OperationKind.GET, "action", None, 3, serial=1)
+    assert operation.waits("empty") == "waits on channel `action`, empty, for 3.0 s"
 
 
 @pytest.mark.parametrize(

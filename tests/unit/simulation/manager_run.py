@@ -16,7 +16,7 @@ from rlinf_core.supervision.manager import Manager
 from rlinf_core.supervision.rpc import ManagerCall, Reply, Rpc
 from rlinf_core.supervision.wait_graph import knots
 from rlinf_core.supervision.waits import ProcessAnswer
-from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.waiting import Operation, OperationKind, Publication
 from tests.unit.simulation.world import Wire, World
 
 _PLACE = EndpointInfo("manager", "here", 0, None, "", 0, 1, "", "", None)
@@ -113,8 +113,9 @@ class Member:
     def publication(self) -> Publication:
         if self.waits_for is None:
             return Publication((), int(self.progress), True)
-        operation = Operation(OperationKind.RECV, self.waits_for.name, None, self.since, int(self.progress))
-        return Publication((PublishedOperation(operation, self.run.world.now - self.since),), int(self.progress), False)
+        age = self.run.world.now - self.since
+        operation = Operation(OperationKind.RECV, self.waits_for.name, None, age, int(self.progress))
+        return Publication((operation,), int(self.progress), False)
 
     def die(self) -> None:
         self.alive = False

@@ -17,7 +17,6 @@ from rlinf_core.channel.keyed_queue import KeyedQueue
 from rlinf_core.channel.queue_state import Announced, Delivery, Put, Reason, Refused
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
 from rlinf_core.runners.recovery import Restart, Restarts, SnapshotSchedule
-from rlinf_core.supervision.deaths import Died
 from rlinf_core.supervision.lives import WorkerRegistry
 from rlinf_core.supervision.manager import Manager
 from rlinf_core.supervision.wait_graph import WaitGraph
@@ -148,10 +147,8 @@ def _reopen_before_the_news(self: Any, caller: Any, name: str) -> Any:
 _address: Any = WorkerAddress.from_name
 
 
-def _tell_acquaintances_alone(self: Any, peer: Any, cause: Any, **_: Any) -> None:
-    hello = peer.hello
+def _tell_acquaintances_alone(self: Any, peer: Any, died: Any) -> None:
     for name in peer.acquaintances:
-        died = Died(peer.name, hello.incarnation, hello.info.incarnation, hello.node, cause)
         self._tell(name, "died", died)
 
 

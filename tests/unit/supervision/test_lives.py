@@ -19,8 +19,10 @@ from rlinf_core.errors import (
     UnknownGroupError,
     WorkerDiedError,
 )
+from rlinf_core.node.process_identity import identity_here, own_identity
+from rlinf_core.node.stacks import StackRequest
 from rlinf_core.supervision.deaths import describe_death, exit_reason
-from rlinf_core.supervision.job_view import ReadStacks, views
+from rlinf_core.supervision.job_view import views
 from rlinf_core.supervision.waits import Pauses
 from rlinf_core.waiting import OperationKind
 from tests.unit.supervision.rig import Job, cause_of_death, die
@@ -439,10 +441,13 @@ def test_end_of_a_process_ends_its_pause(job: Job) -> None:
 def test_helper_reads_a_known_process_alone(job: Job) -> None:
     job.worker(job.join("driver"), "actor:0")
     asking = job.join("inspect-1")
-    stacks = asking.read_stacks(ReadStacks("actor:0", "actor:0", own=True, native=False), 20)
+    stacks = asking.read_stacks("actor:0", StackRequest(own_identity(), own=True, native=False))
     assert next(iter(stacks)).pid == os.getpid()
+    unknown = identity_here(os.getppid())
+    with pytest.raises(RuntimeFailure, match=f"process {unknown.pid}"):
+        asking.read_stacks("actor:0", StackRequest(unknown, own=True, native=False))
     with pytest.raises(RuntimeFailure, match="`env:0`"):
-        asking.read_stacks(ReadStacks("env:0", "actor:0", own=True, native=False), 20)
+        asking.read_stacks("env:0", StackRequest(own_identity(), own=True, native=False))
 
 
 def test_driver_is_told_the_command(job: Job, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,14 +13,14 @@ import pytest
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.node.process_identity import identity_here
-from rlinf_core.node.stacks import ProcessStacks
+from rlinf_core.node.stacks import ProcessStacks, StackRequest
 from rlinf_core.process.proc import stat
 from rlinf_core.supervision import verdicts
-from rlinf_core.supervision.job_view import JobSnapshot, ReadStacks
+from rlinf_core.supervision.job_view import JobSnapshot
 from rlinf_core.supervision.lives import Life, WorkerRecord
 from rlinf_core.supervision.verdicts import Standing, held_up
 from rlinf_core.supervision.waits import ProcessAnswer
-from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.waiting import Operation, OperationKind, Publication
 from tests.unit.cli.test_job_processes import hello
 from tests.waiting import until
 
@@ -31,7 +31,7 @@ WAITS_IN_PYTHON = f'{OWN}\n  File "/usr/lib/python3.11/threading.py", line 320, 
 
 
 def answer(stacks: str, kind: OperationKind | None, in_flight: tuple[str, ...] = ()) -> ProcessAnswer:
-    operations = () if kind is None else (PublishedOperation(Operation(kind, "interact", None, 0.0, 1), 12.0),)
+    operations = () if kind is None else (Operation(kind, "interact", None, 12.0, 1),)
     return ProcessAnswer(Publication(operations, 1, running=True, quiet=15.0), in_flight, stacks=stacks)
 
 
@@ -49,8 +49,8 @@ class Job:
     def snapshot(self, *, stacks: bool) -> JobSnapshot:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
-    def read_stacks(self, question: ReadStacks) -> list[ProcessStacks]:
-        return [ProcessStacks(11, 0, "ray::env", "py-spy", OWN, "")] if question.own else []
+    def read_stacks(self, helper: str, request: StackRequest) -> list[ProcessStacks]:
+        return [ProcessStacks(11, 0, "ray::env", "py-spy", OWN, "")] if request.own else []
 
     def run_by(self, pid: int) -> None:
         """Have a process of this machine be that of `env:0`."""

@@ -12,28 +12,28 @@ from hypothesis import strategies as st
 
 from rlinf_core.supervision.wait_graph import Deadlock, DeadlockDetector, Process, Wait, WaitGraph, knots
 from rlinf_core.supervision.waits import ProcessAnswer, processes_of
-from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.waiting import Operation, OperationKind, Publication
 
 
-def operation(kind: str, target: str, *, serial: int = 1, detached: bool = False) -> Operation:
-    return Operation(OperationKind(kind), target, None, since=0, serial=serial, detached=detached)
+def operation(kind: str, target: str, *, age: float = 3, serial: int = 1, detached: bool = False) -> Operation:
+    return Operation(OperationKind(kind), target, None, age, serial=serial, detached=detached)
 
 
 def recv(source: str, *, age: float = 14, serial: int = 1) -> Wait:
-    return Wait(operation("recv", source, serial=serial), age, (source,))
+    return Wait(operation("recv", source, age=age, serial=serial), (source,))
 
 
 def get(channel: str, *producers: str, anyone: bool = False, age: float = 12, serial: int = 1) -> Wait:
-    wait = operation("get", channel, serial=serial)
-    return Wait(wait, age, producers, anyone=anyone, role="producer", state="empty")
+    wait = operation("get", channel, age=age, serial=serial)
+    return Wait(wait, producers, anyone=anyone, role="producer", state="empty")
 
 
 def idle() -> Wait:
-    return Wait(operation("idle", ""), 3)
+    return Wait(operation("idle", ""))
 
 
 def call(*workers: str) -> Wait:
-    return Wait(operation("call", "actor.train"), 20, workers, every=True)
+    return Wait(operation("call", "actor.train", age=20), workers, every=True)
 
 
 def deadlocks(*processes: Process) -> list[tuple[str, ...]]:
@@ -162,17 +162,17 @@ def test_anyone_may_connect_to_a_channel() -> None:
 
 
 def test_operations_in_flight_are_possible_producers() -> None:
-    put = Wait(operation("put", "x", serial=2, detached=True), 3, ("c",), wakes=frozenset({"a"}), role="consumer")
+    put = Wait(operation("put", "x", serial=2, detached=True), ("c",), wakes=frozenset({"a"}), role="consumer")
     waits = Process("a", (get("x", "b"),))
     producer = Process("b", (recv("a"), put))
     assert deadlocks(waits, producer, Process("c", running=True)) == []
     assert deadlocks(waits, producer, Process("c", (recv("a"),))) == [("a", "b", "c")]
-    elsewhere = Wait(put.operation, 3, ("c",), wakes=frozenset({"d"}))
+    elsewhere = Wait(put.operation, ("c",), wakes=frozenset({"d"}))
     assert deadlocks(waits, Process("b", (recv("a"), elsewhere)), Process("c", running=True)) == [("a", "b")]
 
 
 def test_what_is_in_flight_does_not_hold_its_process_up() -> None:
-    send = Wait(operation("send", "b", detached=True), 3, ("b",))
+    send = Wait(operation("send", "b", detached=True), ("b",))
     assert deadlocks(Process("a", (send,)), Process("b", (recv("a"),))) == []
 
 
@@ -197,7 +197,7 @@ def test_the_dead_cannot_act_but_their_peers_will_be_told() -> None:
 
 
 def test_an_operation_that_is_about_to_fail_is_not_stuck() -> None:
-    failing = Wait(operation("get", "x"), 3, ("b",), failing=True)
+    failing = Wait(operation("get", "x"), ("b",), failing=True)
     assert deadlocks(Process("a", (failing,)), Process("b", (recv("a"),))) == []
 
 
@@ -279,11 +279,11 @@ def test_long_chains_need_no_recursion() -> None:
 @pytest.mark.parametrize("kind", [OperationKind.SEND, OperationKind.RECV, OperationKind.SEND_TENSOR])
 def test_waits_for_a_name_that_nobody_has_are_hopeless(kind: OperationKind) -> None:
     def running(*waits: Operation) -> ProcessAnswer:
-        return ProcessAnswer(Publication(tuple(PublishedOperation(wait, 5.0) for wait in waits), 1, running=False))
+        return ProcessAnswer(Publication(waits, 1, running=False))
 
-    method = Operation(OperationKind.METHOD, "work", None, 0.0, 1)
-    both = [Operation(part, "nobody:0", None, 0.0, 2 + n) for n, part in enumerate((kind, OperationKind.CONNECT))]
-    call = Operation(OperationKind.CALL, "work", None, 0.0, 1, peers=("env:0",))
+    method = Operation(OperationKind.METHOD, "work", None, 5.0, 1)
+    both = [Operation(part, "nobody:0", None, 5.0, 2 + n) for n, part in enumerate((kind, OperationKind.CONNECT))]
+    call = Operation(OperationKind.CALL, "work", None, 5.0, 1, peers=("env:0",))
     answers = {"env:0": running(method, *both), "driver": running(call)}
     assert {name for name, _ in WaitGraph(processes_of(answers, {}, frozenset({"nobody:0"}))).stuck} == {*answers}
     assert not WaitGraph(processes_of(answers, {})).stuck
@@ -362,13 +362,13 @@ class Job:
 
     def wait(self, name: str, step: Step, serial: int, *, anyone: bool, detached: bool = False) -> Wait:
         kind, target = step
-        operation = Operation(OperationKind(kind), target, None, 0, serial, detached)
+        operation = Operation(OperationKind(kind), target, None, 1, serial, detached)
         if kind == "recv":
-            return Wait(operation, 1, (target,))
+            return Wait(operation, (target,))
         if kind == "get":
-            return Wait(operation, 1, self.users(target, "put", "push"), anyone=anyone, role="producer")
+            return Wait(operation, self.users(target, "put", "push"), anyone=anyone, role="producer")
         wakes = frozenset(self.users(target, "get")) if detached else frozenset[str]()
-        return Wait(operation, 1, self.users(target, "get"), anyone=anyone, wakes=wakes, role="consumer")
+        return Wait(operation, self.users(target, "get"), anyone=anyone, wakes=wakes, role="consumer")
 
     def processes(self, *, anyone: bool) -> list[Process]:
         result: list[Process] = []
@@ -381,7 +381,7 @@ class Job:
             ]
             running = step is not None and self.can_move(name)
             if step is None:
-                waits.append(Wait(Operation(OperationKind.IDLE, "", None, 0, 1), 1))
+                waits.append(Wait(Operation(OperationKind.IDLE, "", None, 1, 1)))
             elif not running:
                 waits.append(self.wait(name, step, self.at[name] + 1, anyone=anyone))
             result.append(Process(name, tuple(waits), progress=self.at[name] + len(self.pushes), running=running))

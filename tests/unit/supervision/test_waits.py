@@ -22,7 +22,7 @@ from rlinf_core.supervision.client import ManagerClient
 from rlinf_core.supervision.lives import CLOSED, Life, NotYet, Ownership, WorkerRecord, WorkerRegistry
 from rlinf_core.supervision.wait_graph import Process, WaitGraph
 from rlinf_core.supervision.waits import ChannelView, JobView, LongWaits, ProcessAnswer, processes_of
-from rlinf_core.waiting import Operation, OperationKind, Publication, PublishedOperation
+from rlinf_core.waiting import Operation, OperationKind, Publication
 from tests.clock import Clock
 from tests.unit.supervision.rig import Job
 
@@ -175,8 +175,7 @@ def in_(
     target: str = "actor:0",
     detached: bool = False,
 ) -> Publication:
-    operation = Operation(kind, target, None, 0.0, serial, detached)
-    return Publication((PublishedOperation(operation, age),), 0, False)
+    return Publication((Operation(kind, target, None, age, serial, detached),), 0, False)
 
 
 def test_first_wait_notice_comes_late_and_others_grow_rarer() -> None:
@@ -211,7 +210,7 @@ def test_what_is_told_is_the_operation() -> None:
     waits = LongWaits(1.0)
     assert waits.due(in_(7, 0)) == []
     (output,) = waits.due(in_(7, 2))
-    assert output.waits(2) == "waits in recv from actor:0 for 2.0 s"
+    assert output.waits() == "waits in recv from actor:0 for 2.0 s"
 
 
 ACTOR_0 = WorkerAddress("actor", 0)

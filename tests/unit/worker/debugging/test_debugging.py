@@ -106,7 +106,7 @@ class Terminal:
 
 def waits(client: ManagerClient) -> list[str]:
     operations = client.operations.publication().operations
-    return [one.operation.target for one in operations if one.operation.kind is OperationKind.BREAKPOINT]
+    return [one.target for one in operations if one.kind is OperationKind.BREAKPOINT]
 
 
 def test_code_waits_until_the_terminal_continues(client: ManagerClient) -> None:
