@@ -104,7 +104,7 @@ def choose_cluster(job: SoundJob, file: str, *, already_shown: bool) -> None:
     may_start = attach.may_be_embedded(num_nodes, job.cluster)
     others: dict[str, str] = {}
     if env_vars.ADDRESS.get() is None and env_vars.CLUSTER.get() is None:
-        running = attach.running_here()
+        running = list(attach.running_here())
         others = {cluster.name: reason for cluster in running if (reason := _unlike(job, cluster))}
         own = [cluster.name for cluster in running if cluster.name not in others]
         if len(own) > 1:

@@ -17,6 +17,8 @@ from rlinf_core.config.machines.cluster_values import FEWEST_PORTS
 from rlinf_core.errors import ClusterError, ConfigError, RLinfError
 from rlinf_core.node import cluster_records, node_facts
 
+# Those with a single listener are the first fields of `NodePorts`; a few more are left free after them.
+_SINGLE_PORTS: Final = 9
 _FIXED_PORTS: Final = 16
 
 
@@ -57,24 +59,10 @@ class NodePorts(NamedTuple):
                 why="every worker process of Ray listens on one",
                 help=f"write a longer range, as in `{ports.start}-{ports.start + 999}`",
             )
-        first = ports.start
         # Every process of rlinf is one of Ray's, too, which has others besides.
-        first_data = ports.stop - (len(ports) - _FIXED_PORTS) // 3
-        return cls(
-            gcs=first,
-            node_manager=first + 1,
-            object_manager=first + 2,
-            agent_listen=first + 3,
-            agent_grpc=first + 4,
-            runtime_env_agent=first + 5,
-            metrics_export=first + 6,
-            dashboard=first + 7,
-            client_server=first + 8,
-            first_worker=first + _FIXED_PORTS,
-            last_worker=first_data - 1,
-            first_data=first_data,
-            last_data=ports.stop - 1,
-        )
+        first, first_data = ports.start, ports.stop - (len(ports) - _FIXED_PORTS) // 3
+        single = range(first, first + _SINGLE_PORTS)
+        return cls(*single, first + _FIXED_PORTS, first_data - 1, first_data, ports.stop - 1)
 
     @property
     def full_range(self) -> str:
@@ -89,7 +77,7 @@ class NodePorts(NamedTuple):
     def fixed(self, *, head: bool) -> dict[str, int]:
         """Return the ports with a single listener on a node, by the name of that listener."""
         only_head = {"gcs", "dashboard", "client_server"}
-        names = self._fields[:9]
+        names = self._fields[:_SINGLE_PORTS]
         return {name: getattr(self, name) for name in names if head or name not in only_head}
 
 
@@ -133,7 +121,7 @@ def known() -> Known | None:
         ClusterError: there are several, or this machine is a node of none of those in the records.
     """
     name = env_vars.CLUSTER.get()
-    here = _only_one(cluster for cluster in _running_here() if name in (None, cluster.name))
+    here = _only_one(cluster for cluster in running_here() if name in (None, cluster.name))
     if here is not None:
         return here
     try:
@@ -176,16 +164,11 @@ def destination(address: str | None, num_nodes: int | None, *, may_start: bool) 
         return _at(address) or address
     name = env_vars.CLUSTER.get()
     if name is None and may_start:
-        return _only_one(cluster for cluster in _running_here() if num_nodes in (None, cluster.num_nodes))
+        return _only_one(cluster for cluster in running_here() if num_nodes in (None, cluster.num_nodes))
     own_cluster = known()
     if own_cluster is None:
         raise _nothing_to_join(name)
     return own_cluster
-
-
-def running_here() -> list[Known]:
-    """Return the clusters of this user whose Ray runs on this machine."""
-    return list(_running_here())
 
 
 def may_be_embedded(num_nodes: int | None, config: ClusterConfig | None) -> bool:
@@ -197,7 +180,7 @@ def may_be_embedded(num_nodes: int | None, config: ClusterConfig | None) -> bool
 def _at(address: str) -> Known | None:
     """Return the cluster of `rlinf up` whose head is at `HOST:PORT`, as far as this machine knows it."""
     host, _, port = address.rpartition(":")
-    on_port = [cluster for cluster in (*_running_here(), *_recorded()) if cluster.address.rpartition(":")[2] == port]
+    on_port = [cluster for cluster in (*running_here(), *_recorded()) if cluster.address.rpartition(":")[2] == port]
     for candidate in on_port:
         if candidate.address.rpartition(":")[0] in (host, _resolved(host)):
             return candidate
@@ -234,7 +217,7 @@ def _nothing_to_join(name: str | None) -> ClusterError:
             help='`rlinf up FILE` brings one up; one that was started by hand is given as `address="HOST:PORT"` or'
             f" `{env_vars.ADDRESS.name}`",
         )
-    names = sorted({*(cluster.name for cluster in _running_here()), *cluster_records.names()})
+    names = sorted({*(cluster.name for cluster in running_here()), *cluster_records.names()})
     return ClusterError(
         f"no cluster `{name}` is known here",
         where=f"`{env_vars.CLUSTER.name}`",
@@ -245,7 +228,7 @@ def _nothing_to_join(name: str | None) -> ClusterError:
     )
 
 
-def _running_here() -> Iterator[Known]:
+def running_here() -> Iterator[Known]:
     """Return the clusters of this user whose Ray runs on this machine."""
     base = Path(node_facts.private_base())
     if not base.is_dir():

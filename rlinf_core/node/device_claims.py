@@ -72,7 +72,6 @@ class ClaimResult(NamedTuple):
 
     Attributes:
         names: the name of the socket of each device; empty where one of them was not to be had.
-        others: who else holds them.
     """
 
     names: Mapping[str, str]

@@ -72,9 +72,7 @@ def held_words(rank: int, devices: Mapping[str, str], others: Sequence[HolderInf
     """Return `accelerators 0-1 of node 0: runs/a, step 12 of 30, about 2 min`, for each holder.
 
     Args:
-        rank: the node.
         devices: the words for each device, by its name.
-        others: who holds them.
     """
     by_holder: dict[int, list[HolderInfo]] = {}
     for one in others:

@@ -112,7 +112,6 @@ def kernel_lines(pids: Collection[int], since: float = 0.0, path: str = _LOG) ->
     Args:
         pids: pids of this process's name space.
         since: the time in seconds since boot; earlier lines may be about other processes with these pids.
-        path: the path of the kernel's log.
     """
     if not pids or namespace("pid") != _FIRST_NAMESPACE:
         return []
@@ -160,7 +159,6 @@ class GroupMemory(NamedTuple):
     """The memory of a control group.
 
     Attributes:
-        path: its folder.
         used, limit, most: bytes now, allowed, and held at most; None where the kernel does not report it.
         kills: how many of its own processes, without groups below it, were killed for memory; None likewise.
     """
@@ -178,30 +176,25 @@ def own_group(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) 
         lines = [line.split(":", 2) for line in membership.read_text(encoding="utf-8").splitlines()]
     except OSError:
         return None
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if _CONTROLLER in controllers.split(","):
-            # Version 1. In its root group the machine's own processes count.
-            folder = root / _CONTROLLER / path.lstrip("/")
-            if path != "/" and folder.is_dir():
-                return GroupMemory(
-                    str(folder),
-                    _number(folder / "memory.usage_in_bytes"),
-                    _number(folder / "memory.limit_in_bytes"),
-                    _number(folder / "memory.max_usage_in_bytes"),
-                    kills_in(folder),
-                )
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        folder = root / path.lstrip("/")
-        # Version 2. The root group of the machine lacks this file; that of a container has it.
-        if not controllers and (folder / "memory.events").is_file():
-            return GroupMemory(
-                str(folder),
-                _number(folder / "memory.current"),
-                _number(folder / "memory.max"),
-                _number(folder / "memory.peak"),
-                kills_in(folder),
-            )
+    groups = [(controllers, path) for _, controllers, path in (line for line in lines if len(line) == 3)]
+    # In the root group of version 1 the machine's own processes count.
+    first = [
+        root / _CONTROLLER / path.lstrip("/")
+        for names, path in groups
+        if _CONTROLLER in names.split(",") and path != "/"
+    ]
+    if folder := next(filter(Path.is_dir, first), None):
+        return _memory_of(folder, "memory.usage_in_bytes", "memory.limit_in_bytes", "memory.max_usage_in_bytes")
+    second = [root / path.lstrip("/") for names, path in groups if not names]
+    # The root group of the machine lacks this file in version 2; that of a container has it.
+    if folder := next((folder for folder in second if (folder / "memory.events").is_file()), None):
+        return _memory_of(folder, "memory.current", "memory.max", "memory.peak")
     return None
+
+
+def _memory_of(folder: Path, used: str, limit: str, most: str) -> GroupMemory:
+    used_now, allowed, peak = (_number(folder / name) for name in (used, limit, most))
+    return GroupMemory(str(folder), used_now, allowed, peak, kills_in(folder))
 
 
 def kills_in(folder: Path) -> int | None:

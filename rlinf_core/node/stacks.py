@@ -245,11 +245,9 @@ class ProcessStacks(NamedTuple):
     """The stacks of one process, or why there are none.
 
     Attributes:
-        pid: its process id.
         parent: the pid of the process that started it; 0 for one that was named.
         command: how it was started, shortened.
         source: `py-spy`, `signal`, or empty without stacks.
-        stacks: the stacks of its threads, as text.
         reason: why there are no stacks, or no native ones; else empty.
     """
 

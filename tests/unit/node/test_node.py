@@ -104,7 +104,7 @@ LAB = Known("lab", "10.0.0.1:20000", "/t/lab", 5)
 def running(monkeypatch: pytest.MonkeyPatch) -> list[Known]:
     """The clusters that run on this machine."""
     result: list[Known] = []
-    monkeypatch.setattr(attach, "_running_here", lambda: iter(result))
+    monkeypatch.setattr(attach, "running_here", lambda: iter(result))
     for name in ("RLINF_ADDRESS", "RLINF_CLUSTER", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, "")
     return result

@@ -51,7 +51,7 @@ def head(fake_recipe: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     monkeypatch.setattr("rlinf_cli.cluster.transports.head_driver.run_on_head", made)
     monkeypatch.setattr(attach, "known", lambda: None)
     monkeypatch.setenv("XDG_STATE_HOME", str(fake_recipe / "state"))
-    monkeypatch.setattr(attach, "_running_here", lambda: iter(()))
+    monkeypatch.setattr(attach, "running_here", lambda: iter(()))
     for name in ("RLINF_ADDRESS", "RLINF_CLUSTER"):
         monkeypatch.setenv(name, "")
     (fake_recipe / "farm.yaml").write_text(FILE)
@@ -118,7 +118,7 @@ def test_what_the_file_says_is_told_once(cli: Cli, head: Head, rlinf: Cli) -> No
 def test_a_node_of_the_cluster_runs_its_driver_itself(cli: Cli, head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     record("farm", machine=node_facts.machine())
     here = attach.Known("farm", "10.0.0.1:6379", None, 1, interpreter=sys.executable, section=section_of("farm.yaml"))
-    monkeypatch.setattr(attach, "_running_here", lambda: iter((here,)))
+    monkeypatch.setattr(attach, "running_here", lambda: iter((here,)))
     monkeypatch.setattr(attach, "known", lambda: here)
     ended = cli("train", "farm.yaml", "runner.max_steps=2")
     assert ended.code == 0
@@ -143,7 +143,7 @@ def laptop(head: Head, monkeypatch: pytest.MonkeyPatch) -> list[attach.Known]:
     running = [
         attach.Known("laptop", "127.0.0.1:20000", None, 1, interpreter=sys.executable, path="/x.yaml", section=section)
     ]
-    monkeypatch.setattr(attach, "_running_here", lambda: iter(running))
+    monkeypatch.setattr(attach, "running_here", lambda: iter(running))
     monkeypatch.setattr(attach, "known", lambda: next(iter(running), None))
     return running
 
