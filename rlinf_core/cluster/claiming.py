@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from rlinf_core.cluster import engine
-from rlinf_core.cluster.job_claims import LOGGER, ClaimsOn, JobClaims
-from rlinf_core.cluster.node_holder import devices_of
+from rlinf_core.cluster.job_claims import LOGGER, JobClaims
+from rlinf_core.cluster.node_holder import ClaimsOn, devices_of
 from rlinf_core.context import current_session
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.hardware.accelerators import Found, find_accelerators
@@ -36,7 +36,6 @@ def claim(cluster: ClaimsOn, placements: Iterable[Placement], use: object = _THE
     A rehearsal has none either: its processes use no device, see `pacing`.
 
     Args:
-        cluster: the cluster.
         placements: where the processes will be.
         use: the use that `give_back` ends. By default the claims last as long as the cluster.
 

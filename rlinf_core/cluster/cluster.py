@@ -15,8 +15,8 @@ from typing import Any, Self, TypeVar
 
 from rlinf_core import env_vars
 from rlinf_core.cluster import claiming, engine, job
-from rlinf_core.cluster.joining import Prepared, ProcessCommand, answer, has_returned, join, prepare, runtime_env
-from rlinf_core.cluster.membership import NodeChange, NodeMember, check_hardware, node_info, stand_in
+from rlinf_core.cluster.joining import ProcessCommand, answer, has_returned, join, prepare
+from rlinf_core.cluster.membership import NodeChange, NodeMember, check_hardware, stand_in
 from rlinf_core.cluster.ray_api import no_cluster, ray_api
 from rlinf_core.collective.endpoint_info import advertised_address
 from rlinf_core.config.machines.cluster import CLUSTER_LABEL, ClusterConfig
@@ -81,7 +81,7 @@ class Cluster:
             self.session = replace(self.session, folder=str(self._engine.folder))
         seats = join(self._engine, self.session, self.config, wanted, self.run_on)
         self._seats, self._members = seats, seats.members
-        nodes = [node_info(rank, member) for rank, member in enumerate(self._members)]
+        nodes = [member.info(rank) for rank, member in enumerate(self._members)]
         if self.config is not None:
             for rank in seats.absent:
                 nodes[rank] = stand_in(self.config, rank, nodes, seats.absent)
@@ -89,7 +89,8 @@ class Cluster:
         if self.config is not None and self.config.survives_losses:
             check_hardware(self.config, seats, nodes)
             self.session = replace(self.session, nodes=tuple(member.ray_id for member in self._members))
-        self._prepared: dict[tuple[int, ProcessCommand], Prepared] = {}
+        # What Ray runs in place of its own Python, by node and command.
+        self._prepared: dict[tuple[int, ProcessCommand], str] = {}
         self._on_launch: Callable[[str, int, int], None] | None = None
         self._on_wait: Callable[[str, bool, str], None] | None = None
         enter_session(self.session)
@@ -205,10 +206,7 @@ class Cluster:
         """Run `function(*args)` on a node, in the environment of its Ray; return a reference to its result."""
         ray = ray_api()
         options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": _on(member)}
-        environment = runtime_env(None, in_worker=self.session.member is not None)
-        if environment is not None:
-            options["runtime_env"] = environment
-        return ray.remote(function).options(**options).remote(*args)
+        return ray.remote(function).options(**options, **self._environment("")).remote(*args)
 
     def ask_nodes(self, function: Callable[[], T]) -> list[T]:
         """Return the result of `function` on each node, by rank.
@@ -315,14 +313,19 @@ class Cluster:
             options |= {"name": name, "namespace": self.session.job, "lifetime": "detached"}
         if max_concurrency is not None:
             options["max_concurrency"] = max_concurrency
+        self.prepare([(node_rank, node_group)])
         command = self._command(node_rank, node_group)
-        environment = runtime_env(
-            self._prepared_command(node_rank, command) if command is not None else None,
-            in_worker=self.session.member is not None,
-        )
-        if environment is not None:
-            options["runtime_env"] = environment
-        return ray.remote(actor_class).options(**options).remote(*args)
+        executable = self._prepared[node_rank, command] if command is not None else ""
+        return ray.remote(actor_class).options(**options, **self._environment(executable)).remote(*args)
+
+    def _environment(self, executable: str) -> dict[str, Any]:
+        """Return Ray's options for the environment of a process; without a command that of Ray's own Python there.
+
+        Otherwise Ray would inherit the environment of a launching worker.
+        """
+        # Ray inserts it unquoted into a shell command.
+        options: dict[str, Any] = {"runtime_env": {"py_executable": executable}}
+        return options if executable or self.session.member is not None else {}
 
     def prepare(self, places: Iterable[tuple[int, str]]) -> None:
         """Write the environments of processes to their nodes and check their interpreters, on all nodes in parallel.
@@ -334,14 +337,11 @@ class Cluster:
             ClusterError: an interpreter cannot run workers, or a node does not answer.
             ConfigError: a variable that `cluster.forward_env` names is not set.
         """
-        wanted = ((rank, self._command(rank, label)) for rank, label in dict.fromkeys(places))
-        self._prepare((rank, command) for rank, command in wanted if command is not None)
-
-    def _prepare(self, commands: Iterable[tuple[int, ProcessCommand]]) -> None:
         asked_at = time.time()
         waiting: dict[tuple[int, ProcessCommand], Any] = {}
-        for rank, command in commands:
-            if (rank, command) not in self._prepared:
+        for rank, label in dict.fromkeys(places):
+            command = self._command(rank, label)
+            if command is not None and (rank, command) not in self._prepared:
                 here = self._engine.embedded
                 waiting[rank, command] = None if here else self.run_on(self._members[rank], prepare, command)
         for (rank, command), reference in waiting.items():
@@ -354,17 +354,12 @@ class Cluster:
                     why=prepared.fault,
                     help="`python_interpreter_path` must be a Python with the cluster's ray and this rlinf installed",
                 )
-            self._prepared[rank, command] = prepared
+            self._prepared[rank, command] = prepared.executable
 
     def given_variables(self, node_rank: int, node_group: str) -> frozenset[str]:
         """Return the names of the variables that the file sets for the processes of a group on a node."""
         command = self._command(node_rank, node_group)
         return frozenset(name for name, _ in command.variables) if command is not None else frozenset()
-
-    def _prepared_command(self, node_rank: int, command: ProcessCommand) -> Prepared:
-        if (node_rank, command) not in self._prepared:
-            self._prepare({(node_rank, command)})
-        return self._prepared[node_rank, command]
 
     def _command(self, node_rank: int, node_group: str) -> ProcessCommand | None:
         if self.config is None:

@@ -18,10 +18,10 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rlinf_core import env_vars
-from rlinf_core.cluster.node_holder import Devices, LeftClaims, NodeHolder, NodesOf, labels_of, leave_claims
+from rlinf_core.cluster.node_holder import ClaimsOn, Devices, LeftClaims, NodeHolder, labels_of, leave_claims
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import ClusterError, DeviceHeldError, RLinfError
 from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
@@ -38,14 +38,6 @@ _TELL_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 180.0
 # `RLINF_CLAIMS=group:NAME`.
 _GROUP: Final = "group:"
-
-
-class ClaimsOn(NodesOf, Protocol):
-    """The part of a cluster that claims need."""
-
-    @property
-    def own_rank(self) -> int | None: ...
-    def announce_wait(self, what: str, *, again: bool = False, instead: str = "") -> None: ...
 
 
 class JobClaims:
@@ -221,7 +213,7 @@ class JobClaims:
     def _look(self, wanted: Mapping[int, Devices], group: str) -> dict[int, Sequence[HolderInfo]]:
         """Return who else holds devices of each node, which are asked together."""
         pending = {
-            rank: self._actors[rank].look.remote(sorted(devices), group)
+            rank: self._actors[rank].look.remote(sorted(devices), group=group)
             for rank, devices in sorted(wanted.items())
             if rank != self._own_rank
         }
@@ -238,11 +230,12 @@ class JobClaims:
     def _take_on(
         self, rank: int, devices: Sequence[str], group: str, labels: Mapping[str, str], *, share: bool
     ) -> ClaimResult:
-        labels = {device: labels[device] for device in devices if device in labels}
+        options: dict[str, Any] = {"share": share, "group": group}
+        options["labels"] = {device: labels[device] for device in devices if device in labels}
         if rank != self._own_rank:
-            return self._answer(rank, self._actors[rank].take.remote(devices, group, share=share, labels=labels))
+            return self._answer(rank, self._actors[rank].take.remote(devices, **options))
         try:
-            return self._own.take(devices, share=share, group=group, labels=labels)
+            return self._own.take(devices, **options)
         except OSError as error:
             raise ClusterError(
                 "this machine makes no claims on devices",

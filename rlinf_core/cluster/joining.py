@@ -52,11 +52,8 @@ def join(engine: RayEngine, session: Session, config: ClusterConfig | None, want
     """Return the nodes by rank, probed; spares serve as nodes that were lost, or do not come within the time limit.
 
     Args:
-        engine: the cluster.
-        session: the job.
         config: the nodes of the file, if there is one.
         wanted: the number of nodes, with spares; None: whatever is there.
-        run_on: starts the probes.
 
     Raises:
         ClusterError: nodes are missing at `RLINF_CONNECT_TIMEOUT`, there are too many, or one does not answer.
@@ -189,7 +186,8 @@ def _probed(joined: Iterable[NodeMember], here: str | None, run_on: RunOn) -> It
         if member is ABSENT:
             yield member
         else:
-            yield replace(member, facts=probe() if reference is None else answer(reference, member, asked_at))
+            facts, declared_rank = probe() if reference is None else answer(reference, member, asked_at)
+            yield replace(member, facts=facts, declared_rank=declared_rank)
 
 
 def has_returned(absent: frozenset[int]) -> bool:
@@ -295,14 +293,3 @@ def _fault_of(words: list[str]) -> str | None:
     if version != ray.__version__:
         return f"it has ray {version}, the cluster runs {ray.__version__}"
     return None
-
-
-def runtime_env(prepared: Prepared | None, *, in_worker: bool) -> dict[str, Any] | None:
-    """Return Ray's runtime_env of a process; without a command that of Ray's own Python in the node's environment.
-
-    Otherwise Ray would inherit the environment of a launching worker.
-    """
-    if prepared is not None:
-        # Ray inserts it unquoted into a shell command.
-        return {"py_executable": prepared.executable}
-    return {"py_executable": ""} if in_worker else None

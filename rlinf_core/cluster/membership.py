@@ -31,48 +31,26 @@ from rlinf_core.version import __version__
 _BUFFER_BYTES = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """Facts about one node.
+def probe() -> tuple[NodeInfo, int | None]:
+    """Return the facts of this machine, whose rank is not known here, and `RLINF_NODE_RANK` of its Ray's environment.
 
-    Attributes:
-        declared_rank: the `RLINF_NODE_RANK` of the environment that Ray was started in, or None.
-        python: the path of the interpreter that Ray runs there.
-        versions: pairs such as `("python", "3.11.7")`.
-        accelerator_type: the vendor as in `NVIDIA`, or None without accelerators.
-        accelerator_model: the first device's model, or None.
-        accelerator_ids: the devices' names in the visibility variable; empty if they are `0`, `1`, ...
-        accelerator_identities: the devices' names among all of the machine, see `Device.identities`.
+    `python` is the interpreter that Ray runs there.
     """
-
-    declared_rank: int | None
-    hostname: str
-    python: str
-    versions: tuple[tuple[str, str], ...]
-    num_accelerators: int
-    accelerator_type: str | None
-    accelerator_model: str | None
-    accelerator_ids: tuple[str, ...]
-    accelerator_identities: tuple[tuple[str, ...], ...]
-
-
-def probe() -> NodeFacts:
-    """Return the facts of this machine."""
-    ray = ray_api()
     accelerators = find_accelerators()
     devices = accelerators.devices
     ids = tuple(device.visible_id for device in devices)
-    return NodeFacts(
-        declared_rank=env_vars.NODE_RANK.get(),
+    info = NodeInfo(
+        rank=-1,
         hostname=socket.gethostname(),
         python=sys.executable,
-        versions=(("python", platform.python_version()), ("ray", ray.__version__), ("rlinf", __version__)),
+        versions=(("python", platform.python_version()), ("ray", ray_api().__version__), ("rlinf", __version__)),
         num_accelerators=len(devices),
         accelerator_type=accelerators.accelerator.name if devices else None,
         accelerator_model=devices[0].model if devices else None,
         accelerator_ids=() if ids == tuple(map(str, range(len(ids)))) else ids,
         accelerator_identities=tuple(device.identities for device in devices),
     )
+    return info, env_vars.NODE_RANK.get()
 
 
 def free_port() -> int:
@@ -83,12 +61,17 @@ def free_port() -> int:
 
 @dataclass(frozen=True, slots=True)
 class NodeMember:
-    """A node that joined Ray, with its rank from `rlinf up`, and its facts once probed."""
+    """A node that joined Ray, with its rank from `rlinf up`, and once probed its facts and its `RLINF_NODE_RANK`."""
 
     ray_id: str
     ip: str
     label_rank: int | None = None
-    facts: NodeFacts | None = None
+    facts: NodeInfo | None = None
+    declared_rank: int | None = None
+
+    def info(self, rank: int) -> NodeInfo:
+        """Return the facts of the node under a rank."""
+        return (self.facts or NodeInfo(rank))._replace(rank=rank, ip=self.ip)
 
 
 def members(nodes: Sequence[Mapping[str, Any]]) -> list[NodeMember]:
@@ -114,7 +97,7 @@ def rank_members(joined: Sequence[NodeMember], driver_ip: str) -> list[NodeMembe
     """
     for source, ranks in (
         ("the label of `rlinf up`", [member.label_rank for member in joined]),
-        ("`RLINF_NODE_RANK`", [member.facts.declared_rank if member.facts else None for member in joined]),
+        ("`RLINF_NODE_RANK`", [member.declared_rank for member in joined]),
     ):
         if any(rank is not None for rank in ranks):
             return _by_given_rank(joined, ranks, source)
@@ -189,23 +172,6 @@ def _last_line(cause: BaseException) -> str:
     return (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
 
 
-def node_info(rank: int, member: NodeMember) -> NodeInfo:
-    info = NodeInfo(rank, ip=member.ip)
-    facts = member.facts
-    if facts is None:
-        return info
-    return info._replace(
-        num_accelerators=facts.num_accelerators,
-        accelerator_type=facts.accelerator_type,
-        accelerator_model=facts.accelerator_model,
-        accelerator_ids=facts.accelerator_ids,
-        accelerator_identities=facts.accelerator_identities,
-        hostname=facts.hostname,
-        python=facts.python,
-        versions=facts.versions,
-    )
-
-
 ABSENT: Final = NodeMember("", "")
 """Stands for a node that the job does without."""
 
@@ -214,7 +180,6 @@ class NodeChange(NamedTuple):
     """A node of the file that another one serves as, or that the job does without.
 
     Attributes:
-        rank: its rank.
         text: who serves instead, or which components have fewer processes, in one line.
         reason: why, in one line.
     """
@@ -253,7 +218,6 @@ def take_seats(
     job cannot do without.
 
     Args:
-        cluster: the nodes of the file.
         joined: the living nodes; those without a label of their rank cannot be told apart.
         lost: how each node was lost, by rank: these may be replaced.
         late: whether nodes may be replaced that have not joined at all.
@@ -298,8 +262,6 @@ def stand_in(cluster: ClusterConfig, rank: int, nodes: Sequence[NodeInfo], absen
     Ranks of accelerators count those of the nodes before.
 
     Args:
-        cluster: the nodes of the file.
-        rank: the lost node.
         nodes: the nodes that were probed, by rank.
         absent: the nodes that were not.
     """

@@ -15,7 +15,7 @@ from rlinf_core import env_vars
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import RLinfError
 from rlinf_core.hardware.robots.unit import variable_of
-from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
+from rlinf_core.node.device_claims import DeviceHolder
 from rlinf_core.placement.strategy import Placement
 from rlinf_core.topology import ClusterTopology, NodeInfo
 
@@ -76,43 +76,23 @@ _RETURN_SECONDS: Final = 120.0
 _LEAVE_SECONDS: Final = 60.0
 
 
-class NodesOf(Protocol):
-    """The part of a cluster that holders on its nodes need."""
+class ClaimsOn(Protocol):
+    """The part of a cluster that claims need."""
 
     @property
     def topology(self) -> ClusterTopology: ...
+    @property
+    def own_rank(self) -> int | None: ...
     def allocate(self, actor_class: type, *, node_rank: int, outlives: bool = False) -> Any: ...
+    def announce_wait(self, what: str, *, again: bool = False, instead: str = "") -> None: ...
 
 
-class NodeHolder:
+class NodeHolder(DeviceHolder):
     """The holder of claims on a node that the driver is not on: an actor, which ends with the job."""
-
-    def __init__(self) -> None:
-        self._holder = DeviceHolder()
-
-    def look(self, devices: Sequence[str], group: str) -> Sequence[HolderInfo]:
-        """See `DeviceHolder`."""
-        return self._holder.look(devices, group=group)
-
-    def take(self, devices: Sequence[str], group: str, *, share: bool, labels: Mapping[str, str]) -> ClaimResult:
-        """See `DeviceHolder`."""
-        return self._holder.take(devices, share=share, group=group, labels=labels)
-
-    def tell(self, about: Mapping[str, Any]) -> None:
-        """See `DeviceHolder`."""
-        self._holder.tell(about)
-
-    def drop(self, devices: Sequence[str]) -> None:
-        """See `DeviceHolder`."""
-        self._holder.drop(devices)
 
     def pid(self) -> int:
         """Return the process."""
         return os.getpid()
-
-    def adopt(self, names: Mapping[str, str], pid: int, labels: Mapping[str, str]) -> list[str]:
-        """See `DeviceHolder`."""
-        return self._holder.adopt(names, pid, labels)
 
     def keep(
         self, names: Mapping[str, str], pid: int, labels: Mapping[str, str], about: Mapping[str, Any], seconds: float
@@ -122,10 +102,10 @@ class NodeHolder:
         Returns:
             This process, and the devices whose claims it has.
         """
-        self._holder.tell(about)
-        devices = self._holder.adopt(names, pid, labels)
-        self._holder.when_empty(_end_process)
-        end = threading.Timer(seconds, self._holder.drop)
+        self.tell(about)
+        devices = self.adopt(names, pid, labels)
+        self.when_empty(_end_process)
+        end = threading.Timer(seconds, self.drop)
         end.daemon = True
         end.start()
         return os.getpid(), devices
@@ -148,14 +128,13 @@ class LeftClaims(NamedTuple):
 
 
 def leave_claims(
-    cluster: NodesOf, held: Mapping[int, Mapping[str, str]], holders: Mapping[int, Any], about: Mapping[str, Any]
+    cluster: ClaimsOn, held: Mapping[int, Mapping[str, str]], holders: Mapping[int, Any], about: Mapping[str, Any]
 ) -> dict[str, LeftClaims]:
     """Leave claims to processes that continue after this one has left the cluster, until the next attempt has joined.
 
     A node that does not answer keeps nothing.
 
     Args:
-        cluster: the cluster.
         held: the names of claims by device, by node.
         holders: the actors that have them, by node.
         about: what askers are told.

@@ -205,11 +205,7 @@ def _log(source: str, lines: list[str], *, from_file: bool) -> None:
 
 
 def show_the_rest(folder: Path) -> None:
-    """Wait up to a second until the output of an embedded Ray's workers has been shown.
-
-    Args:
-        folder: the folder of that Ray.
-    """
+    """Wait up to a second until the output of an embedded Ray's workers has been shown."""
     until = time.monotonic() + _LATEST_SECONDS
     for file in (folder / "session_latest" / "logs").glob("worker-*-*-*.*"):
         try:

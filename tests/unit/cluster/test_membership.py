@@ -14,10 +14,11 @@ from rlinf_core.cluster import joining, ray_process
 from rlinf_core.cluster import joining as module
 from rlinf_core.cluster.engine import RayEngine
 from rlinf_core.cluster.joining import answer, join
-from rlinf_core.cluster.membership import NodeMember, Seats, check_hardware, departed, node_info, stand_in, take_seats
+from rlinf_core.cluster.membership import NodeMember, Seats, check_hardware, departed, stand_in, take_seats
 from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.context import Session
 from rlinf_core.errors import ClusterError
+from rlinf_core.topology import NodeInfo
 
 NODE = NodeMember("id", "10.0.0.3", 2)
 
@@ -112,7 +113,7 @@ def joined(monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, Any]], starts:
     monkeypatch.setattr(
         joining, "gcs_client", lambda address: SimpleNamespace(get_all_node_info=lambda timeout: infos), raising=False
     )
-    monkeypatch.setattr(joining, "answer", lambda *_: None)
+    monkeypatch.setattr(joining, "answer", lambda *_: (NodeInfo(0), None))
     seats = join(RayEngine("head:6379", embedded=False), Session("job", bytes(32)), None, 2, lambda *_: "asked")
     return [bytes.fromhex(member.ray_id).decode() for member in seats.members]
 
@@ -263,7 +264,7 @@ def test_change_names_both_nodes_and_the_reason() -> None:
 
 def test_spare_with_other_accelerators_is_refused() -> None:
     seats = Seats(tuple(living(0, 1, 4, 3)), {2: 4})
-    nodes = [node_info(rank, member)._replace(num_accelerators=8) for rank, member in enumerate(seats.members)]
+    nodes = [member.info(rank)._replace(num_accelerators=8) for rank, member in enumerate(seats.members)]
     check_hardware(CLUSTER, seats, nodes)
     nodes[2] = nodes[2]._replace(num_accelerators=4)
     with pytest.raises(ClusterError, match="node 4 cannot serve as node 2") as caught:
@@ -309,7 +310,7 @@ def test_a_node_that_an_inelastic_component_needs_is_waited_for() -> None:
 
 
 def test_stand_in_has_what_the_file_declares_or_a_peer_has() -> None:
-    nodes = [node_info(rank, member)._replace(num_accelerators=4) for rank, member in enumerate(living(0, 1, 2, 3))]
+    nodes = [member.info(rank)._replace(num_accelerators=4) for rank, member in enumerate(living(0, 1, 2, 3))]
     assert stand_in(ELASTIC, 2, nodes, [2]).num_accelerators == 2
     assert stand_in(CLUSTER, 2, nodes, [2]).num_accelerators == 4
     assert stand_in(CLUSTER, 3, nodes, [3]).num_accelerators == 0
