@@ -1,17 +1,15 @@
-"""The current call of a worker's code, and this process's unanswered calls."""
+"""The current call of a worker's code, what carries failures and results, and durations of timed calls."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from rlinf_core.address import WorkerAddress
 from rlinf_core.errors import PayloadError
-from rlinf_core.failures import PackedError, WorkerGroupError, followed, set_cause
+from rlinf_core.failures import PackedError
 
 
 @dataclass(slots=True)
@@ -31,21 +29,13 @@ class MethodCall:
     given_up: Exception | None = None
 
 
-_current: ContextVar[MethodCall | None] = ContextVar("rlinf_call", default=None)
-
-
-def enter_call(call: MethodCall) -> Any:
-    """Enter `call` in this context; return the token for `leave_call`."""
-    return _current.set(call)
-
-
-def leave_call(token: Any) -> None:
-    _current.reset(token)
+current_call: ContextVar[MethodCall | None] = ContextVar("rlinf_call", default=None)
+"""The call that runs in this context."""
 
 
 def check_call() -> None:
     """Raise the error of a cancelled call, so that it does not begin another wait."""
-    call = _current.get()
+    call = current_call.get()
     if call is not None and call.given_up is not None:
         raise call.given_up
 
@@ -81,77 +71,6 @@ class Timed:
     durations: dict[str, float]
 
 
-class CallHandle(Protocol):
-    """The interface of a group call's handle, implemented by `WorkerGroupHandle`."""
-
-    observed: bool
-
-    @property
-    def group(self) -> str: ...
-
-    @property
-    def matters(self) -> bool: ...
-
-    def pending(self) -> list[WorkerAddress]: ...
-
-    @property
-    def failed(self) -> bool: ...
-
-    def failure(self, grace: float = 0) -> WorkerGroupError | None: ...
-
-
-class UnansweredCalls:
-    """The handles of possibly unanswered calls."""
-
-    # They are pruned whenever this many have accumulated.
-    _FIRST_LIMIT = 64
-
-    def __init__(self) -> None:
-        # In the order in which they were made.
-        self._handles: dict[CallHandle, None] = {}
-        self._limit = self._FIRST_LIMIT
-        self._lock = threading.Lock()
-
-    def add(self, handle: CallHandle) -> None:
-        with self._lock:
-            if len(self._handles) >= self._limit:
-                self._handles = {handle: None for handle in self._handles if handle.matters}
-                self._limit = max(self._FIRST_LIMIT, 2 * len(self._handles))
-            self._handles[handle] = None
-
-    def forget(self, handle: CallHandle) -> None:
-        """Forget a call whose results were read, so that they do not outlive its handle."""
-        with self._lock:
-            self._handles.pop(handle, None)
-
-    def in_flight(self) -> tuple[str, ...]:
-        with self._lock:
-            handles = list(self._handles)
-        return tuple({str(address) for handle in handles for address in handle.pending()})
-
-    def tell_cause(self, error: BaseException) -> None:
-        """Set the cause of a consequential error, if that is a failed call whose result was never read."""
-        if error.__cause__ is not None or not followed(error):
-            return
-        with self._lock:
-            handles = [handle for handle in self._handles if not handle.observed]
-        for handle in handles:
-            failure = handle.failure()
-            if failure is not None and not followed(failure) and set_cause(error, failure):
-                # It is reported with the error that it caused.
-                handle.observed = True
-                return
-
-    def take(self, group: str) -> list[CallHandle]:
-        with self._lock:
-            own = [handle for handle in self._handles if handle.group == group]
-            self._handles = {handle: None for handle in self._handles if handle.group != group}
-        return own
-
-
-unanswered = UnansweredCalls()
-
-
 # Durations of the timed calls of this process, by tag and rows: what `profile.json` of a run is made of.
 
 
@@ -167,9 +86,7 @@ class CallRecord(NamedTuple):
     """Calls of one tag with about as many rows.
 
     Attributes:
-        tag: the name of the timer.
         rows: rows of a call on average; 0: it has none.
-        calls: how many there were.
         seconds: their sum.
         newest: seconds of the newest of them.
     """

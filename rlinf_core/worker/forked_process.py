@@ -29,7 +29,6 @@ class HostedCall(NamedTuple):
     """A call.
 
     Attributes:
-        number: its number on this connection.
         serial: its id in Ray.
         method: the method of `WorkerProcess`.
         task: the worker's method, for `WorkerProcess.call`.
@@ -37,7 +36,6 @@ class HostedCall(NamedTuple):
         values: those positional ones that Ray has resolved, by position.
     """
 
-    number: int
     serial: str
     method: str
     task: str
@@ -48,7 +46,7 @@ class HostedCall(NamedTuple):
 class HostedAnswer(NamedTuple):
     """The answer to a call: its pickled result, or the pickled `RemoteFailure`."""
 
-    number: int
+    serial: str
     failed: bool
     content: bytes
 
@@ -115,7 +113,7 @@ class _ForkedProcess:
             content = pickle.dumps(error)
         except Exception as error:  # noqa: BLE001 - raised in the caller
             content = pickle.dumps(RemoteFailure(PackedError.of(error, self._name)))
-        frame = pickle.dumps(HostedAnswer(ask.number, failed, content))
+        frame = pickle.dumps(HostedAnswer(ask.serial, failed, content))
         with self._sending:
             self._connection.sendall(LENGTH.pack(len(frame)) + frame)
 
@@ -140,7 +138,6 @@ def main(connection: int, name: str, address: str, namespace: str, concurrency: 
 
     Args:
         connection: the descriptor of the socket to the host.
-        name: the worker's address.
         address: the address of the Ray that the host is in.
         namespace: the job's in it.
         concurrency: the number of calls that it answers at once; None: one after another, on the main thread.

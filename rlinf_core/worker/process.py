@@ -16,7 +16,7 @@ import os
 import pickle
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol, TypeVar
@@ -43,9 +43,7 @@ from rlinf_core.worker.calls import (
     Timed,
     call_records,
     check_call,
-    enter_call,
-    leave_call,
-    unanswered,
+    current_call,
 )
 from rlinf_core.worker.debugging.breakpoints import enter_breakpoints
 from rlinf_core.worker.debugging.profiles import Profile, start_profile
@@ -68,16 +66,6 @@ class CurrentTask(Protocol):
     def get_task_id(self) -> str:
         """Return Ray's id of the call."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Birth:
-    """The facts that a worker's process reports once it is constructed."""
-
-    pid: int
-    world_size: int
-    node_rank: int
-    node_ip: str
 
 
 class WorkerProcess:
@@ -109,8 +97,8 @@ class WorkerProcess:
     def find_port(self) -> int:
         return free_port()
 
-    def construct(self, context: WorkerContext, manager: EndpointInfo, pickled: bytes, master_port: int) -> Birth:
-        """Construct the worker; `pickled` is its class and the arguments of its constructor.
+    def construct(self, context: WorkerContext, manager: EndpointInfo, pickled: bytes, master_port: int) -> int:
+        """Construct the worker; return the pid. `pickled` is its class and the arguments of its constructor.
 
         `master_port` is that of the group's `torch.distributed` rendezvous, on `context.master_addr`.
 
@@ -136,7 +124,7 @@ class WorkerProcess:
             tracing.start()
         self._join(context, manager)
         self._worker = self._published("__init__", lambda _: _make(context, pickled))
-        return self.birth()
+        return os.getpid()
 
     def _join(self, context: WorkerContext, manager: EndpointInfo) -> None:
         """Make this process reachable for its peers, before user code that may look for them."""
@@ -145,7 +133,6 @@ class WorkerProcess:
             context.session, manager, context.address, ip=advertised_on(context.node_ip), fallback=pickle_by_value
         )
         client.on_cancel = self._give_up
-        client.in_flight = unanswered.in_flight
         client.endpoint.waits.check = check_call
         self._client = client
         enter_job(client)
@@ -155,13 +142,6 @@ class WorkerProcess:
             device = f"{kind}:{placement.local_accelerator_rank}"
         node = f"node {placement.cluster_node_rank} ({context.node_ip})"
         client.announce(context.incarnation, node, placement.cluster_node_rank, device, context.host)
-
-    def birth(self) -> Birth:
-        context = self._context
-        if context is None:
-            raise RuntimeError("birth() was called before construct()")
-        placement = context.placement
-        return Birth(os.getpid(), placement.world_size, placement.cluster_node_rank, context.node_ip)
 
     def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the worker's method that the task is named after; return its result, as a `Timed` if timers ran in it.
@@ -194,17 +174,21 @@ class WorkerProcess:
                 return None
         return Timed(result, durations) if durations else result
 
+    @property
+    def _connected(self) -> ManagerClient:
+        if self._client is None:
+            raise RuntimeError("called before construct()")
+        return self._client
+
     def _published(self, method: str, run: Callable[[MethodCall], T]) -> T:
         """Run `run` and return its result; publish the running method, and pack its exception."""
-        client = self._client
-        if client is None:
-            raise RuntimeError("called before construct()")
+        client = self._connected
         call = MethodCall(self._task.get_task_id(), threading.get_ident())
         if not self._calls:
             # Mismatches of earlier calls' messages do not count for this call, even if reported during it.
             client.endpoint.disregard_mismatches()
         self._calls[call.serial] = call
-        token = enter_call(call)
+        token = current_call.set(call)
         call.operation = client.operations.begin(OperationKind.METHOD, method)
         failure: str | None = "SystemExit"
         try:
@@ -227,14 +211,12 @@ class WorkerProcess:
             if method != "__init__":
                 client.operations.returned(method, failure)
             client.operations.end(call.operation)
-            leave_call(token)
+            current_call.reset(token)
             del self._calls[call.serial]
 
     def _await(self, method: str, result: Awaitable[Any], call: MethodCall) -> Any:
         """Return the result of an asynchronous method, which runs as a task and can be published as waiting."""
-        client = self._client
-        if client is None:
-            raise RuntimeError("called before construct()")
+        client = self._connected
 
         async def run() -> Any:
             call.task_key = asyncio.current_task()
@@ -268,14 +250,16 @@ class WorkerProcess:
         self._dismissed = CancelledOperationError("the call was cancelled", where=str(context.address), why=why)
         return self._dismissed
 
-    def info(self) -> Any:
+    def worker_info(self) -> Any:
         return self._worker.worker_info
 
     def take_spans(self) -> tracing.Taken:
         return tracing.take()
 
-    def start_profile(self, kind: str, file: str) -> None:
-        self._profile = start_profile(kind, file)
+    def start_profile(self, kind: str, path: str) -> None:
+        """Begin to profile this process into `PATH-RANK.json`."""
+        rank = self._context.placement.rank if self._context is not None else 0
+        self._profile = start_profile(kind, f"{path}-{rank}.json")
 
     def stop_profile(self) -> None:
         profile, self._profile = self._profile, None
@@ -290,11 +274,9 @@ class WorkerProcess:
 
     def fail_exchange(self, peers: tuple[str, ...]) -> None:
         """Fail the operations with these workers that failed or cancelled calls left behind."""
-        if self._client is None:
-            raise RuntimeError("called before construct()")
         for name in peers:
             error = CancelledOperationError("the exchange is started over")
-            self._client.endpoint.fail(error, WorkerAddress.from_name(name))
+            self._connected.endpoint.fail(error, WorkerAddress.from_name(name))
 
     def drop_messages(self, peers: tuple[str, ...], mark: str) -> None:
         """Receive what these workers have sent up to `mark`, which each of them is called to send, and drop it.
@@ -307,9 +289,7 @@ class WorkerProcess:
         self._published("drop_messages", lambda _: self._drop_messages(peers, mark))
 
     def _drop_messages(self, peers: tuple[str, ...], mark: str) -> None:
-        client = self._client
-        if client is None:
-            raise RuntimeError("called before construct()")
+        client = self._connected
         addresses = [WorkerAddress.from_name(name) for name in peers]
         groups = [(address, CollectiveGroup(client.endpoint, client.me, (address,), client)) for address in addresses]
         sent = [group.send(mark, address, async_op=True) for address, group in groups]

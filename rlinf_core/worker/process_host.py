@@ -13,7 +13,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rlinf_core.cluster.ray_api import ray_api, session_folder
 from rlinf_core.node.fork_server import ForkClient, ForkSettings
@@ -27,18 +27,6 @@ _LAST_ANSWERS_SECONDS: Final = 1.0
 CONCURRENCY: Final = 1 << 16
 
 
-class CallTurn(NamedTuple):
-    """The place of a call among those that one caller makes on one process: Ray does not keep the order.
-
-    Attributes:
-        caller: a name that no other caller has.
-        number: its number, from 0.
-    """
-
-    caller: str
-    number: int
-
-
 class Pickled:
     """A result that unpickles as the value itself: the host passes it on unread."""
 
@@ -50,7 +38,7 @@ class Pickled:
 
 
 class _Line:
-    """Calls of one caller that wait for their turn."""
+    """Calls of one caller on one process that wait for their turn: Ray does not keep the order."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -76,33 +64,31 @@ class _Process:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ended: asyncio.Future[int | str]
     ) -> None:
         self._writer = writer
-        self._answers: dict[int, asyncio.Future[HostedAnswer]] = {}
+        # By Ray's id of the call.
+        self._answers: dict[str, asyncio.Future[HostedAnswer]] = {}
         self._lines: dict[str, _Line] = {}
-        self._count = 0
         self._reading = asyncio.create_task(self._read(reader))
         self.ended = ended
         self._ending: asyncio.Task[None] | None = None
         ended.add_done_callback(self._begin_to_end)
 
-    def call(self, order: CallTurn, ask: Callable[[int], HostedCall]) -> asyncio.Future[HostedAnswer]:
-        """Send a call in its turn; return its future answer."""
+    def call(self, caller: str, number: int, ask: HostedCall) -> asyncio.Future[HostedAnswer]:
+        """Send a call in its turn, which is the caller's of that number; return its future answer."""
         answer: asyncio.Future[HostedAnswer] = asyncio.get_running_loop().create_future()
 
         def send() -> None:
-            number = self._count
-            self._count += 1
             if self.ended.done():
                 answer.set_exception(_gone(self.ended.result()))
                 return
             try:
-                frame = pickle.dumps(ask(number))
+                frame = pickle.dumps(ask)
             except Exception as error:  # noqa: BLE001 - a value of this call; it may be another one's turn
                 answer.set_exception(error)
                 return
-            self._answers[number] = answer
+            self._answers[ask.serial] = answer
             self._writer.write(LENGTH.pack(len(frame)) + frame)
 
-        self._lines.setdefault(order.caller, _Line()).take(order.number, send)
+        self._lines.setdefault(caller, _Line()).take(number, send)
         return answer
 
     def _begin_to_end(self, ended: asyncio.Future[int | str]) -> None:
@@ -123,7 +109,7 @@ class _Process:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 # From a process that this one has made; what it holds of the worker stays pickled.
                 answer: HostedAnswer = pickle.loads(await reader.readexactly(length))  # noqa: S301
-                future = self._answers.pop(answer.number, None)
+                future = self._answers.pop(answer.serial, None)
                 if future is not None and not future.done():
                     future.set_result(answer)
         except (asyncio.IncompleteReadError, OSError):
@@ -134,7 +120,6 @@ class ProcessHost:
     """The host of a group's processes on one node.
 
     Args:
-        name: the name, for lines that it prints.
         modules: imported once for all processes.
         concurrency: the number of calls that each of them answers at once; None: one after another, on the main thread.
         folders, working_folder: the folders and working folder to import from, as in `Session`.
@@ -204,13 +189,20 @@ class ProcessHost:
             self._ends[message["name"]].set_result(message["end"])
 
     async def call(
-        self, name: str, order: CallTurn, method: str, arguments: bytes, positions: tuple[int, ...], *values: Any
+        self,
+        name: str,
+        caller: str,
+        number: int,
+        method: str,
+        arguments: bytes,
+        positions: tuple[int, ...],
+        *values: Any,
     ) -> Pickled:
         """Have a process call a method of its `WorkerProcess`; return its result.
 
         Args:
-            name: the process's worker.
-            order: the call's turn.
+            caller: a name that no other caller has.
+            number: the place of the call among those that it makes on the process, from 0.
             method: a method of `WorkerProcess`; `call` calls that of the worker which this task is named after.
             arguments: the positional and the named ones, pickled.
             positions: the positions of the arguments that `values` takes the place of.
@@ -223,7 +215,7 @@ class ProcessHost:
         serial, task = self._context.get_task_id(), self._context.get_task_name()
         resolved = dict(zip(positions, values, strict=True))
         process = await self._process(name)
-        answer = await process.call(order, lambda number: HostedCall(number, serial, method, task, arguments, resolved))
+        answer = await process.call(caller, number, HostedCall(serial, method, task, arguments, resolved))
         if answer.failed:
             raise pickle.loads(answer.content)  # noqa: S301 - as Ray would
         return Pickled(answer.content)
@@ -283,10 +275,10 @@ class HostedActor:
         values = {position: value for position, value in enumerate(args) if isinstance(value, ray.ObjectRef)}
         positional = [None if position in values else value for position, value in enumerate(args)]
         pickled = ray.cloudpickle.dumps((positional, kwargs))
-        # Numbered last: one that is never sent would be waited for.
-        order = CallTurn(self._caller, next(self._numbers))
         carried = self._host.actor.call.options(name=task)
-        return carried.remote(self._name, order, method, pickled, tuple(values), *values.values())
+        # Numbered last: one that is never sent would be waited for.
+        number = next(self._numbers)
+        return carried.remote(self._name, self._caller, number, method, pickled, tuple(values), *values.values())
 
 
 class HostedMethod:

@@ -8,10 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from rlinf_core.foreign.files import write_fault
 from rlinf_core.node.stacks import install_spy, py_spy
@@ -23,16 +22,11 @@ _END_SECONDS: Final = 20.0
 _SET_TRACER: Final = 0x59616D61
 
 
-class Profile(ABC):
-    """A profile that continues."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Stop the profile and write its file. A failure is logged and does not end the run."""
-
-
 def start_profile(kind: str, file: str) -> Profile | None:
-    """Begin a profile of this process into a file; None, with a line in the log, where that cannot be done."""
+    """Begin a profile of this process into a file; None, with a line in the log, where that cannot be done.
+
+    `stop` writes the file. A failure of it is logged and does not end the run.
+    """
     path = Path(file)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +38,7 @@ def start_profile(kind: str, file: str) -> Profile | None:
         return None
 
 
-class _Operators(Profile):
+class _Operators:
     """torch's profile of the operators and kernels that are begun on the calling thread."""
 
     def __init__(self, path: Path) -> None:
@@ -62,7 +56,7 @@ class _Operators(Profile):
             LOGGER.warning("the profile of this worker cannot be written: %s", write_fault(self._path, error))
 
 
-class _Sampled(Profile):
+class _Sampled:
     """py-spy's samples of this process and of those that it started."""
 
     def __init__(self, path: Path) -> None:
@@ -96,3 +90,6 @@ class _Sampled(Profile):
             printed = self._process.communicate()[1]
         if not self._path.exists():
             LOGGER.warning("py-spy wrote no profile of this worker: %s", " ".join(printed.split()) or "it said nothing")
+
+
+Profile: TypeAlias = _Operators | _Sampled

@@ -8,8 +8,9 @@ from typing import Any, Final, Protocol
 
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.suggest import short_repr
-from rlinf_core.worker.calls import unanswered, unpicklable
-from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle
+from rlinf_core.supervision.client import current_client
+from rlinf_core.worker.calls import unpicklable
+from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, unanswered
 
 # What pickling raises.
 NO_PICKLE: Final = (TypeError, pickle.PicklingError)
@@ -105,7 +106,7 @@ class GroupView:
         made = WorkerGroupHandle[Any](
             self.group.worker_group_name, method, self.group.world_size, self.members, references
         )
-        unanswered.add(made)
+        unanswered.add(made, current_client())
         return made
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError
-from rlinf_core.failures import WorkerGroupError, followed
+from rlinf_core.failures import WorkerGroupError, followed, set_cause
 from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.supervision.client import ManagerClient, current_client
 from rlinf_core.supervision.deaths import ProcessGone, describe_death
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
-from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unanswered, unpicklable
+from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unpicklable
 from rlinf_core.worker.group.watchers import WaitWatch
 from rlinf_core.worker.timer import Reduction, reduce_durations
 
@@ -35,6 +36,61 @@ _SLICE_SECONDS = 0.25
 _FEW_RESULTS = 8
 # A wait is logged first after this many seconds, then at every doubling.
 _FIRST_WORD_SECONDS = 60.0
+
+
+class UnansweredCalls:
+    """The handles of possibly unanswered calls."""
+
+    # They are pruned whenever this many have accumulated.
+    _FIRST_LIMIT = 64
+
+    def __init__(self) -> None:
+        # In the order in which they were made.
+        self._handles: dict[WorkerGroupHandle[Any], None] = {}
+        self._limit = self._FIRST_LIMIT
+        self._lock = threading.Lock()
+
+    def add(self, handle: WorkerGroupHandle[Any], client: ManagerClient | None) -> None:
+        """Keep a call that has been made; `client` reports those in flight."""
+        if client is not None:
+            client.in_flight = self.in_flight
+        with self._lock:
+            if len(self._handles) >= self._limit:
+                self._handles = {handle: None for handle in self._handles if handle.matters}
+                self._limit = max(self._FIRST_LIMIT, 2 * len(self._handles))
+            self._handles[handle] = None
+
+    def forget(self, handle: WorkerGroupHandle[Any]) -> None:
+        """Forget a call whose results were read, so that they do not outlive its handle."""
+        with self._lock:
+            self._handles.pop(handle, None)
+
+    def in_flight(self) -> tuple[str, ...]:
+        with self._lock:
+            handles = list(self._handles)
+        return tuple({str(address) for handle in handles for address in handle.pending()})
+
+    def tell_cause(self, error: BaseException) -> None:
+        """Set the cause of a consequential error, if that is a failed call whose result was never read."""
+        if error.__cause__ is not None or not followed(error):
+            return
+        with self._lock:
+            handles = [handle for handle in self._handles if not handle.observed]
+        for handle in handles:
+            failure = handle.failure()
+            if failure is not None and not followed(failure) and set_cause(error, failure):
+                # It is reported with the error that it caused.
+                handle.observed = True
+                return
+
+    def take(self, group: str) -> list[WorkerGroupHandle[Any]]:
+        with self._lock:
+            own = [handle for handle in self._handles if handle.group == group]
+            self._handles = {handle: None for handle in self._handles if handle.group != group}
+        return own
+
+
+unanswered = UnansweredCalls()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ from rlinf_core.suggest import as_index, short_repr
 from rlinf_core.supervision.client import current_client
 from rlinf_core.supervision.lives import GroupLife
 from rlinf_core.waiting import Deadline
-from rlinf_core.worker.calls import unanswered, unpicklable
+from rlinf_core.worker.calls import unpicklable
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import NO_PICKLE
 from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle
-from rlinf_core.worker.process import Birth, WorkerProcess
+from rlinf_core.worker.process import WorkerProcess
 from rlinf_core.worker.process_host import CONCURRENCY, HostedActor, HostHandle, ProcessHost
 
 # Positional and keyword arguments of a constructor.
@@ -39,212 +39,14 @@ WAVE = 16
 _NAME_SECONDS = 0.005
 
 
-class Launch:
-    """The launch of a group's workers, in steps that several groups can take together.
-
-    Their addresses start with `base`; `pickled` is the class and the arguments of its constructor. With modules, the
-    processes are forked (see `Worker.forked`). Starts per node are limited while processes import. Its devices are
-    claimed for `use`, which ends with it unless it succeeds.
-
-    Raises:
-        RuntimeFailure: a group of this name is already running.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        base: WorkerAddress,
-        placements: list[Placement],
-        pickled: bytes,
-        max_concurrency: int | None = None,
-        modules: tuple[str, ...] = (),
-        *,
-        use: object,
-    ) -> None:
-        self._use = use
-        self._cluster, self._base, self._placements, self._pickled = cluster, base, placements, pickled
-        self._incarnation: int | None = None
-        # Ray's names of the actors that pass on the calls of forked workers, by rank.
-        self._hosts: dict[int, str] = {}
-        try:
-            claim(cluster, placements, use)
-            self._actors = self._allocate(max_concurrency, modules)
-        except BaseException:
-            self._give_back()
-            raise
-
-    def construct(self) -> WorkerGroupHandle[Birth]:
-        """Construct the worker in every process; return the handle.
-
-        Raises:
-            RuntimeFailure: a group of this name is already running.
-        """
-        self._incarnation = self._register(env_vars.CONNECT_TIMEOUT.get())
-        return self._construct(self._incarnation)
-
-    def members(self, births: Sequence[Birth]) -> tuple[GroupMember, ...]:
-        """Return the workers, by rank, from the results of `construct`."""
-        incarnation = self._incarnation
-        if incarnation is None:
-            raise RuntimeError("members() was called before construct()")
-        return tuple(
-            GroupMember(
-                self._base.get_child_address(placement.rank),
-                actor,
-                f"node {birth.node_rank} ({birth.node_ip})",
-                incarnation,
-                birth.pid,
-            )
-            for placement, actor, birth in zip(self._placements, self._actors, births, strict=True)
-        )
-
-    def abandon(self) -> None:
-        if self._incarnation is not None:
-            # Not before it was opened: another group may have the name.
-            close_group(str(self._base), self._incarnation)
-        kill(self._actors)
-        self._give_back()
-
-    def _give_back(self) -> None:
-        give_back(self._use)
-
-    def _register(self, seconds: float) -> int:
-        """Register the launch with the job's manager; return its incarnation."""
-        return self._cluster.client.open_group(str(self._base), len(self._actors), seconds)
-
-    def _allocate(self, max_concurrency: int | None, modules: tuple[str, ...]) -> list[Any]:
-        places = [(placement.cluster_node_rank, placement.node_group_label) for placement in self._placements]
-        self._cluster.prepare(places)
-        actors: dict[int, Any] = {}
-        try:
-            if modules:
-                actors |= self._host(max_concurrency, modules)
-            started = 0
-            for wave in waves([node for node, _ in places]):
-                self._cluster.announce_launch(str(self._base), len(places), started)
-                started += len(wave)
-                placements = [self._placements[index] for index in wave]
-                if not modules:
-                    actors |= {placement.rank: self._actor(placement, max_concurrency) for placement in placements}
-                if started < len(places):
-                    # A host forks a process at its first call. The death of a process is reported at its construction.
-                    ready = [actors[placement.rank].find_port.remote() for placement in placements]
-                    ray_api().wait(ready, num_returns=len(ready), timeout=env_vars.CONNECT_TIMEOUT.get())
-        except ValueError as error:
-            kill(actors.values())
-            if isinstance(error, RLinfError):
-                raise
-            raise RuntimeFailure(
-                f"a group named `{self._base}` is running in this job",
-                help="choose another `name`, or shut that group down",
-            ) from None
-        except BaseException:
-            kill(actors.values())
-            raise
-        return [actors[placement.rank] for placement in self._placements]
-
-    def _actor(self, placement: Placement, max_concurrency: int | None) -> Any:
-        name = self._name(placement)
-        return self._cluster.allocate(
-            WorkerProcess,
-            node_rank=placement.cluster_node_rank,
-            node_group=placement.node_group_label,
-            name=name,
-            max_concurrency=max_concurrency,
-            args=(name,),
-        )
-
-    def _host(self, max_concurrency: int | None, modules: tuple[str, ...]) -> dict[int, HostedActor]:
-        """Start an actor in each place, from which the workers there are forked; return the workers by rank."""
-        by_place = defaultdict[tuple[int, str], list[Placement]](list)
-        for placement in self._placements:
-            by_place[placement.cluster_node_rank, placement.node_group_label].append(placement)
-        hosted: dict[int, HostedActor] = {}
-        for (node, label), placements in by_place.items():
-            name = self._host_name(placements[0])
-            actor = self._cluster.allocate(
-                ProcessHost,
-                node_rank=node,
-                node_group=label,
-                name=name,
-                max_concurrency=CONCURRENCY,
-                args=(name, modules, max_concurrency, user_folders(), working_folder()),
-            )
-            host = HostHandle(actor, map(self._name, placements))
-            for placement in placements:
-                hosted[placement.rank] = HostedActor(host, self._name(placement))
-                self._hosts[placement.rank] = name
-        return hosted
-
-    def _name(self, placement: Placement) -> str:
-        return str(self._base.get_child_address(placement.rank))
-
-    def _host_name(self, first: Placement) -> str:
-        """Return Ray's name of a host, by its first worker: two groups of one name are refused by Ray."""
-        return self._name(first)
-
-    def _construct(self, incarnation: int) -> WorkerGroupHandle[Birth]:
-        cluster, client = self._cluster, self._cluster.client
-        client.in_flight = unanswered.in_flight
-        # Taken now rather than at the start: scripts and test runners extend their path while running.
-        session = replace(cluster.session, import_path=user_folders(), working_folder=working_folder())
-        master_addr = cluster.get_node_ip(self._placements[0].cluster_node_rank)
-        # A reference: Ray passes the port to the others once rank 0 has found it, without waiting here.
-        master_port = self._actors[0].find_port.remote()
-        references: list[Any] = []
-        members: list[GroupMember] = []
-        for placement, actor in zip(self._placements, self._actors, strict=True):
-            address = self._base.get_child_address(placement.rank)
-            node = cluster.get_node_info(placement.cluster_node_rank)
-            context = WorkerContext(
-                address=address,
-                group_name=str(self._base),
-                placement=placement,
-                node_ip=cluster.get_node_ip(placement.cluster_node_rank),
-                master_addr=master_addr,
-                hardware=tuple(
-                    robot.config
-                    for index, robot in enumerate(r for r in node.robots if r.type == placement.hardware_type)
-                    if index in placement.local_hardware_ranks
-                ),
-                session=session,
-                incarnation=incarnation,
-                given=cluster.given_variables(placement.cluster_node_rank, placement.node_group_label),
-                host=self._hosts.get(placement.rank, ""),
-                claims=claim_names(cluster.topology, placement),
-            )
-            references.append(actor.construct.remote(context, client.info, self._pickled, master_port))
-            members.append(
-                GroupMember(address, actor, f"node {placement.cluster_node_rank} ({context.node_ip})", incarnation)
-            )
-        return WorkerGroupHandle[Birth](str(self._base), "__init__", len(self._actors), members, references)
-
-
-class Relaunch(Launch):
-    """The launch of one worker in place of one that has died, whose handle Ray was asked to end."""
-
-    def abandon(self) -> None:
-        """End the process."""
-        kill(self._actors)
-
-    def _give_back(self) -> None:
-        """Leave the devices to the other ranks."""
-
-    def _host_name(self, first: Placement) -> str:
-        # The host of the one before may have others.
-        return f"{self._name(first)}-{secrets.token_hex(4)}"
-
-    def _register(self, seconds: float) -> int:
-        (placement,) = self._placements
-        return self._cluster.client.reopen_worker(str(self._base.get_child_address(placement.rank)), seconds)
-
-
 class LaunchPlan:
     """The checked arguments of `WorkerGroup.launch`. It stays: single ranks are launched again by it.
 
     Attributes:
         base: the prefix of the workers' addresses.
         placements: the places of the workers, by rank.
+        pickled: the class and the arguments of its constructor.
+        modules: those that forked processes share (see `Worker.forked`); none where each process is an actor.
         use: the use of the group's devices, as for `claiming.claim`.
 
     Raises:
@@ -259,40 +61,181 @@ class LaunchPlan:
         worker_class: type[Communication],
         arguments: Arguments,
         strategy: PlacementStrategy | str | Mapping[str, Any] | None,
-        name: str | None,
-        isolate_accelerator: bool,
-        max_concurrency: int | None,
+        name: str | None = None,
+        isolate_accelerator: bool = True,
+        max_concurrency: int | None = None,
     ) -> None:
         if max_concurrency is not None and (as_index(max_concurrency) or 0) < 1:
             raise ValueError(f"`max_concurrency` is {short_repr(max_concurrency)}, expected an integer >= 1")
         self.base = base_address(worker_class, arguments, name)
         self.use = object()
-        self._cluster, self._max_concurrency = cluster, max_concurrency
+        self.cluster, self.max_concurrency = cluster, max_concurrency
         if strategy is None:
             strategy = default_strategy(topology_of(cluster))
         elif isinstance(strategy, str | Mapping):
             strategy = mapped_strategy(str(self.base), strategy)
         self.placements = strategy.get_placement(cluster, isolate_accelerator)
         try:
-            self._pickled: bytes = ray_api().cloudpickle.dumps((worker_class, *arguments))
+            self.pickled: bytes = ray_api().cloudpickle.dumps((worker_class, *arguments))
         except NO_PICKLE as error:
             raise unpicklable(f"`{worker_class.__name__}` or an argument of its constructor", error) from None
         # Those of its bases as well: of a class in the driver's script they are all that can be imported once.
         kinds = getattr(worker_class, "__mro__", (worker_class,)) if worker_class.forked else ()
-        self._modules = tuple(dict.fromkeys(kind.__module__ for kind in kinds))
+        self.modules = tuple(dict.fromkeys(kind.__module__ for kind in kinds))
 
-    def begin(self) -> Launch:
-        """Begin the launch of all ranks."""
-        return self._launch(Launch, self.placements)
 
-    def begin_again(self, rank: int) -> Launch:
-        """Begin the launch of one rank in place of an earlier process."""
-        (placement,) = (placement for placement in self.placements if placement.rank == rank)
-        return self._launch(Relaunch, [placement])
+class Launch:
+    """The launch of a group's workers, in steps that several groups can take together.
 
-    def _launch(self, kind: type[Launch], placements: list[Placement]) -> Launch:
-        concurrency, modules = self._max_concurrency, self._modules
-        return kind(self._cluster, self.base, placements, self._pickled, concurrency, modules, use=self.use)
+    Starts per node are limited while processes import. The group's devices are claimed for the use of the plan, which
+    ends with a launch that fails.
+
+    Args:
+        again: the rank of the only worker to launch, in place of one that has died or was killed; None for all.
+
+    Raises:
+        RuntimeFailure: a group of this name is already running.
+    """
+
+    def __init__(self, plan: LaunchPlan, again: int | None = None) -> None:
+        self._plan, self._again = plan, again
+        self._placements = [placement for placement in plan.placements if again in (None, placement.rank)]
+        self._incarnation: int | None = None
+        self._members: list[GroupMember] = []
+        # Ray's names of the actors that pass on the calls of forked workers, by rank.
+        self._hosts: dict[int, str] = {}
+        try:
+            claim(plan.cluster, self._placements, plan.use)
+            self._actors = self._allocate()
+        except BaseException:
+            self._give_back()
+            raise
+
+    def construct(self) -> WorkerGroupHandle[int]:
+        """Construct the worker in every process; return the handle, whose results are the pids.
+
+        Raises:
+            RuntimeFailure: a group of this name is already running.
+        """
+        plan, cluster, client = self._plan, self._plan.cluster, self._plan.cluster.client
+        base, seconds = str(plan.base), env_vars.CONNECT_TIMEOUT.get()
+        if self._again is None:
+            incarnation = self._incarnation = client.open_group(base, len(self._actors), seconds)
+        else:
+            incarnation = client.reopen_worker(self._name(self._placements[0]), seconds)
+        # Taken now rather than at the start: scripts and test runners extend their path while running.
+        session = replace(cluster.session, import_path=user_folders(), working_folder=working_folder())
+        master_addr = cluster.get_node_ip(self._placements[0].cluster_node_rank)
+        # A reference: Ray passes the port to the others once rank 0 has found it, without waiting here.
+        master_port = self._actors[0].find_port.remote()
+        references: list[Any] = []
+        for placement, actor in zip(self._placements, self._actors, strict=True):
+            node = cluster.get_node_info(placement.cluster_node_rank)
+            context = WorkerContext(
+                address=plan.base.get_child_address(placement.rank),
+                group_name=base,
+                placement=placement,
+                node_ip=cluster.get_node_ip(node.rank),
+                master_addr=master_addr,
+                hardware=tuple(
+                    robot.config
+                    for index, robot in enumerate(r for r in node.robots if r.type == placement.hardware_type)
+                    if index in placement.local_hardware_ranks
+                ),
+                session=session,
+                incarnation=incarnation,
+                given=cluster.given_variables(node.rank, placement.node_group_label),
+                host=self._hosts.get(placement.rank, ""),
+                claims=claim_names(cluster.topology, placement),
+            )
+            references.append(actor.construct.remote(context, client.info, plan.pickled, master_port))
+            place = f"node {node.rank} ({context.node_ip})"
+            self._members.append(GroupMember(context.address, actor, place, incarnation))
+        return WorkerGroupHandle[int](base, "__init__", len(self._actors), self._members, references)
+
+    def members(self, pids: Sequence[int]) -> tuple[GroupMember, ...]:
+        """Return the workers, by rank, from the results of `construct`."""
+        return tuple(replace(member, pid=pid) for member, pid in zip(self._members, pids, strict=True))
+
+    def abandon(self) -> None:
+        """End the processes."""
+        if self._incarnation is not None:
+            # Not before it was opened: another group may have the name.
+            close_group(str(self._plan.base), self._incarnation)
+        kill(self._actors)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        # The devices of one that is launched again are also the other ranks'.
+        if self._again is None:
+            give_back(self._plan.use)
+
+    def _allocate(self) -> list[Any]:
+        plan = self._plan
+        places = [(placement.cluster_node_rank, placement.node_group_label) for placement in self._placements]
+        plan.cluster.prepare(places)
+        actors: dict[int, Any] = {}
+        try:
+            if plan.modules:
+                actors |= self._host()
+            started = 0
+            for wave in waves([node for node, _ in places]):
+                plan.cluster.announce_launch(str(plan.base), len(places), started)
+                started += len(wave)
+                placements = [self._placements[index] for index in wave]
+                if not plan.modules:
+                    actors |= {placement.rank: self._actor(placement) for placement in placements}
+                if started < len(places):
+                    # A host forks a process at its first call. The death of a process is reported at its construction.
+                    ready = [actors[placement.rank].find_port.remote() for placement in placements]
+                    ray_api().wait(ready, num_returns=len(ready), timeout=env_vars.CONNECT_TIMEOUT.get())
+        except BaseException as error:
+            kill(actors.values())
+            if not isinstance(error, ValueError) or isinstance(error, RLinfError):
+                raise
+            raise RuntimeFailure(
+                f"a group named `{plan.base}` is running in this job",
+                help="choose another `name`, or shut that group down",
+            ) from None
+        return [actors[placement.rank] for placement in self._placements]
+
+    def _actor(self, placement: Placement) -> Any:
+        name = self._name(placement)
+        return self._plan.cluster.allocate(
+            WorkerProcess,
+            node_rank=placement.cluster_node_rank,
+            node_group=placement.node_group_label,
+            name=name,
+            max_concurrency=self._plan.max_concurrency,
+            args=(name,),
+        )
+
+    def _host(self) -> dict[int, HostedActor]:
+        """Start an actor in each place, from which the workers there are forked; return the workers by rank."""
+        by_place = defaultdict[tuple[int, str], list[Placement]](list)
+        for placement in self._placements:
+            by_place[placement.cluster_node_rank, placement.node_group_label].append(placement)
+        plan, hosted = self._plan, dict[int, HostedActor]()
+        for (node, label), placements in by_place.items():
+            # The name of its first worker: two groups of one name are refused by Ray. That of a host before may be
+            # in use: it may have other workers.
+            name = self._name(placements[0]) + (f"-{secrets.token_hex(4)}" if self._again is not None else "")
+            actor = plan.cluster.allocate(
+                ProcessHost,
+                node_rank=node,
+                node_group=label,
+                name=name,
+                max_concurrency=CONCURRENCY,
+                args=(name, plan.modules, plan.max_concurrency, user_folders(), working_folder()),
+            )
+            host = HostHandle(actor, map(self._name, placements))
+            for placement in placements:
+                hosted[placement.rank] = HostedActor(host, self._name(placement))
+                self._hosts[placement.rank] = name
+        return hosted
+
+    def _name(self, placement: Placement) -> str:
+        return str(self._plan.base.get_child_address(placement.rank))
 
 
 def base_address(worker_class: type[Communication], arguments: Arguments, name: str | None) -> WorkerAddress:

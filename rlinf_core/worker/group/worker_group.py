@@ -31,10 +31,10 @@ from rlinf_core.process.proc import Peak
 from rlinf_core.process.tracing import Taken
 from rlinf_core.suggest import as_index, did_you_mean, short_repr
 from rlinf_core.supervision.client import current_client
-from rlinf_core.worker.calls import CallHandle, CallRecord, unanswered
+from rlinf_core.worker.calls import CallRecord
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import GroupMethod, GroupView
-from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, wait_together
+from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, unanswered, wait_together
 from rlinf_core.worker.group.launch import Launch, LaunchPlan, close_group, kill, release_name, running_members
 
 # Covariant, so that a loop can declare the methods it calls by a protocol.
@@ -110,36 +110,19 @@ class WorkerGroup(Generic[W]):
             ValueError: `max_concurrency` is not an integer >= 1.
             PayloadError: the class or an argument does not pickle.
         """
-        _launch_all(
-            [(self, self._prepare(cluster, placement_strategy, name, isolate_accelerator, max_concurrency))], []
-        )
+        self._check_idle()
+        arguments = (placement_strategy, name, isolate_accelerator, max_concurrency)
+        _launch_all([(self, LaunchPlan(cluster, self.worker_class, self._arguments, *arguments))], [])
         return self
 
-    def _prepare(
-        self,
-        cluster: Cluster,
-        placement_strategy: PlacementStrategy | str | Mapping[str, Any] | None = None,
-        name: str | None = None,
-        isolate_accelerator: bool = True,
-        max_concurrency: int | None = None,
-    ) -> LaunchPlan:
-        """Check the arguments of `launch`; return the plan of it."""
+    def _check_idle(self) -> None:
         if self._members:
             raise RuntimeFailure(
                 f"group `{self._name}` is already running", help="shut it down first, or create another"
             )
-        return LaunchPlan(
-            cluster,
-            self.worker_class,
-            self._arguments,
-            placement_strategy,
-            name,
-            isolate_accelerator,
-            max_concurrency,
-        )
 
     def _begin(self, plan: LaunchPlan) -> Launch:
-        launch = plan.begin()
+        launch = Launch(plan)
         self._name, self._plan = str(plan.base), plan
         return launch
 
@@ -163,16 +146,16 @@ class WorkerGroup(Generic[W]):
         try:
             for rank in ranks:
                 release_name(members[rank].actor, str(members[rank].address), session.job)
-                launches.append(plan.begin_again(rank))
-            births = wait_together(*(launch.construct() for launch in launches))
+                launches.append(Launch(plan, again=rank))
+            pids = wait_together(*(launch.construct() for launch in launches))
         except BaseException:
             for launch in launches:
                 launch.abandon()
             raise
         members |= {
             member.address.rank: member
-            for launch, born in zip(launches, births, strict=True)
-            for member in launch.members(born)
+            for launch, own in zip(launches, pids, strict=True)
+            for member in launch.members(own)
         }
         self._members = tuple(members[rank] for rank in sorted(members))
 
@@ -224,10 +207,7 @@ class WorkerGroup(Generic[W]):
     @property
     def worker_info_list(self) -> list[WorkerInfo]:
         """The node and the devices of each worker, by rank. Workers answer between two calls."""
-        members = self._running
-        references = [member.actor.info.remote() for member in members]
-        name = self.worker_group_name
-        return WorkerGroupHandle[WorkerInfo](name, "worker_info", len(members), members, references).wait()
+        return self._asked("worker_info").wait()
 
     @property
     def _running(self) -> tuple[GroupMember, ...]:
@@ -284,12 +264,7 @@ class WorkerGroup(Generic[W]):
 
     def start_profile(self, kind: str, folder: str, name: str) -> WorkerGroupHandle[None]:
         """Begin to profile each worker, once it runs no method, into `FOLDER/NAME-RANK.json` on its node."""
-        members = self._running
-        references = [
-            member.actor.start_profile.remote(kind, f"{folder}/{name}-{rank}.json")
-            for rank, member in enumerate(members)
-        ]
-        return WorkerGroupHandle(self.worker_group_name, "start_profile", len(members), members, references)
+        return self._asked("start_profile", kind, f"{folder}/{name}")
 
     def stop_profile(self) -> WorkerGroupHandle[None]:
         """Write the profile of each worker, once it is in no method."""
@@ -337,7 +312,7 @@ class WorkerGroup(Generic[W]):
         name = self.worker_group_name
         calls = [call for call in unanswered.take(name) if not call.observed]
         unseen: list[WorkerGroupError] = []
-        late: list[CallHandle] = []
+        late: list[WorkerGroupHandle[Any]] = []
         for call in calls:
             # Asked first: an answer that arrives between the two questions is read below.
             pending = call.pending()
@@ -402,7 +377,10 @@ def launch_together(
     Raises:
         Exception: as for `WorkerGroup.launch` and `Channel.create`. None of the groups is running then.
     """
-    plans = [(group, group._prepare(cluster, strategy)) for group, strategy in groups.items()]  # pyright: ignore[reportPrivateUsage] - this module's own
+    plans: list[tuple[WorkerGroup[Any], LaunchPlan]] = []
+    for group, strategy in groups.items():
+        group._check_idle()  # pyright: ignore[reportPrivateUsage] - this module's own
+        plans.append((group, LaunchPlan(cluster, group.worker_class, group._arguments, strategy)))  # pyright: ignore[reportPrivateUsage] - this module's own
     # Of all groups at once: who holds some devices cannot wait for others.
     use = object()
     claim(cluster, [placement for _, plan in plans for placement in plan.placements], use)
@@ -421,7 +399,7 @@ def _launch_all(
     try:
         for group, plan in plans:
             launches.append(group._begin(plan))  # pyright: ignore[reportPrivateUsage] - this module's own
-        births = wait_together(*[launch.construct() for launch in launches])
+        pids = wait_together(*[launch.construct() for launch in launches])
         created = [channel.result() for channel in channels]
     except BaseException:
         for launch in launches:
@@ -430,8 +408,8 @@ def _launch_all(
             with suppress(RLinfError):
                 channel.result().close()
         raise
-    for (group, _), launch, born in zip(plans, launches, births, strict=True):
-        group._take(launch.members(born))  # pyright: ignore[reportPrivateUsage] - this module's own
+    for (group, _), launch, own in zip(plans, launches, pids, strict=True):
+        group._take(launch.members(own))  # pyright: ignore[reportPrivateUsage] - this module's own
     return created
 
 

@@ -21,7 +21,7 @@ from rlinf_core.errors import CancelledOperationError
 from rlinf_core.supervision.client import ManagerClient, enter_job
 from rlinf_core.supervision.manager import ManagerProcess
 from rlinf_core.waiting import OperationKind
-from rlinf_core.worker.calls import MethodCall, enter_call
+from rlinf_core.worker.calls import MethodCall, current_call
 from rlinf_core.worker.debugging import breakpoints, profiles
 from rlinf_core.worker.debugging.breakpoints import GOES_ON, socket_of
 from rlinf_core.worker.debugging.profiles import start_profile
@@ -52,7 +52,7 @@ class Stopped:
 
     def _run(self) -> None:
         if self._call is not None:
-            enter_call(self._call)
+            current_call.set(self._call)
         value = 41
         try:
             breakpoints.wait_here()
