@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -53,7 +53,7 @@ def hold(request: UpRequest, show: Callable[[UpReport], None], *, parallel: int)
     local = len(nodes) == 1 and nodes[0].host is None
     fresh = local and not _runs_here(request.name)
     ours = nodes if fresh else []
-    with guarded(request.name, nodes[0].rank, needed=fresh) as dismiss:
+    with guarded(request.name, nodes[0].rank) if fresh else nullcontext(lambda: None) as dismiss:
         try:
             report = watch(request, parallel=parallel)
             show(report)
@@ -88,17 +88,8 @@ def _runs_here(name: str) -> bool:
 
 
 @contextmanager
-def guarded(name: str, rank: int, *, needed: bool = True) -> Generator[Callable[[], None], None, None]:
-    """Have a guardian watch this process within the block; yield the function that lets it end without doing anything.
-
-    Args:
-        name: the name of the cluster.
-        rank: the rank of this node.
-        needed: whether to start one.
-    """
-    if not needed:
-        yield lambda: None
-        return
+def guarded(name: str, rank: int) -> Generator[Callable[[], None], None, None]:
+    """Have a guardian watch this process within the block; yield the function that dismisses it."""
     paths = os.pathsep.join(path for path in sys.path if path)
     starter = subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, name, str(rank)],

@@ -40,12 +40,9 @@ class DoctorRequest:
     """The file and the nodes to examine.
 
     Attributes:
-        cluster: the section of the file.
-        nodes: the nodes of the file, by rank.
         cluster_id: the mark of this cluster's processes, which may hold its ports.
         here: the software of this machine's interpreter; see `questions.software`.
-        recipe: the recipe of the file, or None.
-        own_recipe: the result of `node_inspect.recipe_of` on this machine.
+        own_recipe: the result of `node_probe.recipe_of` on this machine.
         recorded: the running cluster of this name, or None.
         link_seconds: time limit for measuring links; 0 to skip it.
         links_at_once: the number of links measured concurrently.
@@ -65,14 +62,7 @@ class DoctorRequest:
 
 
 class DoctorReport(NamedTuple):
-    """The findings of all checks.
-
-    Attributes:
-        findings: the findings in the order of the checks.
-        num_nodes: the number of nodes of the file.
-        num_reached: the number of those that answered.
-        seconds: the duration.
-    """
+    """The findings of all checks."""
 
     findings: tuple[Finding, ...]
     num_nodes: int
@@ -99,13 +89,7 @@ class Look(NamedTuple):
 
 
 async def examine(request: DoctorRequest, transport: Transport, notify: Notify) -> DoctorReport:
-    """Run all preflight checks.
-
-    Args:
-        request: the file and the nodes.
-        transport: the transport to the nodes.
-        notify: called with a message before a wait.
-    """
+    """Run all preflight checks."""
     begun = time.monotonic()
     names = tuple(request.here.get("packages") or ())
     look = await look_at(request.nodes, request.cluster_id, transport, notify, recipe=request.recipe, packages=names)

@@ -25,7 +25,7 @@ from rlinf_cli.cluster.checks.finding import (
 from rlinf_cli.cluster.checks.links import figures
 from rlinf_cli.cluster.doctor import DoctorReport
 from rlinf_cli.cluster.inventory import NodeTarget, recorded_targets
-from rlinf_cli.cluster.node import node_inspect, node_probe
+from rlinf_cli.cluster.node import node_probe
 from rlinf_cli.cluster.probing import reachable, recorded_cluster
 from rlinf_cli.cluster.transports.transport import Transport, run
 from rlinf_cli.command import Result
@@ -64,18 +64,14 @@ def examined(file: str, overrides: list[str] | None, name: str | None, *, link_s
         cluster_id=identity.cluster_id(cluster),
         here=node_probe.software(environ, packages=_packages()),
         recipe=recipe,
-        own_recipe=node_inspect.recipe_of(recipe, environ) if recipe else None,
+        own_recipe=node_probe.recipe_of(recipe, environ) if recipe else None,
         recorded=cluster_records.load(cluster),
         link_seconds=link_seconds,
         # A link is measured from both of its ends at once.
         links_at_once=max(1, parallel // 2),
         trials=tuple(trials(job.model)) if trials is not None else (),
     )
-
-    async def work() -> DoctorReport:
-        return await doctor.examine(request, Transport(parallel=max(2, parallel)), console.message)
-
-    report = run(work())
+    report = run(doctor.examine(request, Transport(parallel=max(2, parallel)), console.message))
     return doctor_result(report._replace(findings=(*report.findings, *_first_contact(job, recipe))))
 
 
@@ -122,7 +118,6 @@ def doctor_text(report: DoctorReport, *, every_node: bool = False) -> str:
     """Return the table and a summary.
 
     Args:
-        report: what was found.
         every_node: whether nodes with equal findings have a line each.
     """
     if every_node:
@@ -192,12 +187,8 @@ def hardware_of(file: str | None, overrides: list[str] | None, name: str | None,
     else:
         record = recorded_cluster(name)
         cluster, nodes = record.name, recorded_targets(record)
-
-    async def work() -> doctor.Look:
-        transport = Transport(parallel=parallel)
-        return await doctor.look_at(nodes, identity.cluster_id(cluster), transport, console.message)
-
-    look = run(work())
+    transport = Transport(parallel=parallel)
+    look = run(doctor.look_at(nodes, identity.cluster_id(cluster), transport, console.message))
     findings = [*look.findings, *judged(look.probed)]
     verdicts = {finding.verdict for finding in findings}
     code = ExitCode.FAILED if FAULT in verdicts else ExitCode.OK

@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.progress import Emit, Event, NodeFailure, Phase, Progress
+from rlinf_cli.cluster.progress import ClusterReport, Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.cluster.transports.agent import ask
 from rlinf_cli.cluster.transports.transport import Transport
 from rlinf_core.node import cluster_records
@@ -61,21 +61,7 @@ class NodeEnd(NamedTuple):
     left: tuple[str, ...]
 
 
-class DownReport(NamedTuple):
-    """The result of `down`, node by node.
-
-    Attributes:
-        name: the name of the cluster; empty if none was named and none is up.
-    """
-
-    name: str
-    nodes: tuple[NodeEnd, ...]
-    failures: tuple[NodeFailure, ...]
-    seconds: float
-
-    @property
-    def ok(self) -> bool:
-        return not self.failures
+DownReport: TypeAlias = ClusterReport[NodeEnd]
 
 
 async def running_jobs(cluster: str, node: NodeTarget, transport: Transport) -> list[RunningJob]:
@@ -123,9 +109,8 @@ async def take_down(
         if not alone:
             _record(name, ends)
     ordered = tuple(ends[node.rank] for node in nodes)
-    return DownReport(
-        name, ordered, tuple(sorted(failures, key=lambda failure: failure.rank)), time.monotonic() - begun
-    )
+    failures.sort(key=lambda failure: failure.rank)
+    return ClusterReport(name, ordered, tuple(failures), time.monotonic() - begun)
 
 
 async def _end_jobs(cluster: str, node: NodeTarget, transport: Transport, jobs: Sequence[RunningJob]) -> None:

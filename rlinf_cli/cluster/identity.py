@@ -47,29 +47,24 @@ def cluster_id(name: str) -> str:
 def token_of(name: str, *, fresh: bool = False) -> str:
     """Return the token of a cluster; create it if there is none.
 
-    Args:
-        name: the cluster.
-        fresh: whether to replace an existing one.
-
     Raises:
         RLinfError: the token file is readable by others.
     """
-    path = token_file(name)
     if not fresh:
+        help = f"run `chmod 600` on it if it is certainly unread, else `rlinf down` and `rlinf up` cluster `{name}`"
         try:
-            if path.stat().st_mode & 0o077:
-                raise RLinfError(
-                    "the token of the cluster is readable by others",
-                    where=str(path),
-                    help="run `chmod 600` on it if it is certainly unread, else `rlinf down` and `rlinf up` cluster"
-                    f" `{name}`",
-                )
-            return path.read_text(encoding="ascii").strip()
+            return _read_token(token_file(name), "the token of the cluster is readable by others", help)
         except FileNotFoundError:
             pass
     token = secrets.token_hex(32)
     keep_token(name, token)
     return token
+
+
+def _read_token(path: Path, refusal: str, help: str) -> str:
+    if path.stat().st_mode & 0o077:
+        raise RLinfError(refusal, where=str(path), help=help)
+    return path.read_text(encoding="ascii").strip()
 
 
 def keep_token(name: str, token: str) -> None:
@@ -84,10 +79,8 @@ def shared_token(name: str, file: str | None, alone_rank: int | None, seconds: f
     Node 0 makes it. The others wait for the same file on a shared home.
 
     Args:
-        name: the cluster.
         file: the file of the token, if the user names one.
         alone_rank: the rank of a node that is started on its own machine, else None.
-        seconds: the time to wait for the file.
 
     Raises:
         RLinfError: it does not appear in time, or is readable by others.
@@ -99,9 +92,7 @@ def shared_token(name: str, file: str | None, alone_rank: int | None, seconds: f
     while not path.exists() and file is None and time.monotonic() < end:
         time.sleep(_PAUSE)
     try:
-        if path.stat().st_mode & 0o077:
-            raise RLinfError("the token is readable by others", where=str(path), help="run `chmod 600` on it")
-        token = path.read_text(encoding="ascii").strip()
+        token = _read_token(path, "the token is readable by others", "run `chmod 600` on it")
     except OSError as error:
         raise RLinfError(
             "this node has no token of the cluster",
@@ -119,7 +110,6 @@ def locked(name: str, seconds: float = 0.0) -> Generator[None, None, None]:
     """Hold the lock of a cluster: only one `up` or `down` works at a time.
 
     Args:
-        name: the cluster.
         seconds: the seconds to wait for another command that holds it.
 
     Raises:

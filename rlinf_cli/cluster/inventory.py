@@ -38,7 +38,6 @@ class GroupEnvironment(NamedTuple):
         label: the label of the group; `cluster` for processes without a group's `env_configs`.
         interpreter: the absolute path of their Python.
         variables: the group's variables, without forwarded ones.
-        has_robots: whether the group declares robots.
     """
 
     label: str
@@ -63,7 +62,6 @@ class NodeTarget:
         ssh: its ssh settings; empty for this machine.
         interpreter: absolute path of the Python that runs Ray there.
         declared_interpreter: whether the file names it; else it is the path of this process's interpreter.
-        ports: the ports that Ray listens on.
         accelerators: the accelerators, as its group declares, or None.
         memory_gib: the least that its groups declare, or None.
         robots: the robots, as its groups declare, as (hardware type, unit).
@@ -124,24 +122,17 @@ class NodeTarget:
         }
 
 
-def targets(
-    cluster: ClusterConfig,
-    *,
-    default_interpreter: str | None = None,
-) -> tuple[NodeTarget, ...]:
+def targets(cluster: ClusterConfig) -> tuple[NodeTarget, ...]:
     """Return the machines of a validated `cluster` section, by rank.
 
-    Args:
-        cluster: the section.
-        default_interpreter: the Python of nodes that declare none; by default the path of this process's interpreter.
+    The Python of nodes that declare none has the path of this process's interpreter.
 
     Raises:
         ConfigError: some nodes have a host and others none, or the ports are too few.
     """
-    interpreter = default_interpreter or sys.executable
     ports = NodePorts.of(cluster.ports)
     hosts = _hosts(cluster)
-    return tuple(_target(cluster, rank, hosts.get(rank), interpreter, ports) for rank in range(cluster.num_nodes))
+    return tuple(_target(cluster, rank, hosts.get(rank), ports) for rank in range(cluster.num_nodes))
 
 
 def recorded_targets(record: ClusterRecord) -> tuple[NodeTarget, ...]:
@@ -191,9 +182,7 @@ def place(
     """Return the node of this machine, or None if all nodes are to be started from here.
 
     Args:
-        nodes: the nodes of the file.
         node_rank, head_address: the options; by default from Slurm, if the file has no hosts.
-        environ: the environment with Slurm's variables.
 
     Raises:
         ConfigError: there is no such node, the head's address is missing, or there are no hosts.
@@ -252,24 +241,19 @@ def _hosts(cluster: ClusterConfig) -> dict[int, str]:
     return hosts
 
 
-def _target(
-    cluster: ClusterConfig,
-    rank: int,
-    host: str | None,
-    interpreter: str,
-    ports: NodePorts,
-) -> NodeTarget:
+def _target(cluster: ClusterConfig, rank: int, host: str | None, ports: NodePorts) -> NodeTarget:
     members = [group for group in cluster.node_groups if rank in group.node_ranks]
     ssh = cluster.ssh
     for group in reversed(members):
         ssh = group.ssh.over(ssh) if group.ssh else ssh
     declared = ray_interpreter(cluster, rank)
+    interpreter = declared or sys.executable
     return NodeTarget(
         rank=rank,
         host=host,
         groups=tuple(group.label for group in members),
         ssh=ssh,
-        interpreter=declared or interpreter,
+        interpreter=interpreter,
         declared_interpreter=declared is not None,
         ports=ports,
         accelerators=next((group.accelerators for group in members if group.accelerators), None),
@@ -282,7 +266,7 @@ def _target(
             if unit.node_rank == rank
         ),
         forwarded=cluster.forward_env,
-        environments=_environments(cluster, rank, members, declared or interpreter),
+        environments=_environments(cluster, rank, members, interpreter),
     )
 
 

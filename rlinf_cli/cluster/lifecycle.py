@@ -15,7 +15,7 @@ from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.down import DownReport, RunningJob, running_jobs, take_down
 from rlinf_cli.cluster.inventory import NodeTarget, here, place, recorded_targets, targets
 from rlinf_cli.cluster.node import node_probe
-from rlinf_cli.cluster.progress import NodeFailure, Phase, PhaseTable
+from rlinf_cli.cluster.progress import ClusterReport, NodeFailure, Phase, PhaseTable
 from rlinf_cli.cluster.transports import agent
 from rlinf_cli.cluster.transports.transport import Transport, run
 from rlinf_cli.cluster.up import UpReport, UpRequest, bring_up
@@ -77,12 +77,8 @@ def watch(request: UpRequest, *, parallel: int) -> UpReport:
     """Bring the cluster up and show progress."""
     nodes = [node for node in request.nodes if request.only in (None, node.rank)]
     table = PhaseTable(nodes, Phase.VERIFY)
-
-    async def work() -> UpReport:
-        return await table.beside(bring_up(request, Transport(parallel=parallel), table.update))
-
     with table.shown():
-        return run(work())
+        return run(table.beside(bring_up(request, Transport(parallel=parallel), table.update)))
 
 
 def up_or_back(request: UpRequest, *, parallel: int, rollback: bool) -> UpReport:
@@ -102,12 +98,8 @@ def up_or_back(request: UpRequest, *, parallel: int, rollback: bool) -> UpReport
 def end(name: str, nodes: Sequence[NodeTarget], *, parallel: int, jobs: Sequence[RunningJob] = ()) -> DownReport:
     """End the jobs, take the cluster down, and show progress."""
     table = PhaseTable(nodes, Phase.STOP)
-
-    async def work() -> DownReport:
-        return await table.beside(take_down(name, nodes, Transport(parallel=parallel), table.update, jobs=jobs))
-
     with table.shown():
-        return run(work())
+        return run(table.beside(take_down(name, nodes, Transport(parallel=parallel), table.update, jobs=jobs)))
 
 
 def jobs_of(name: str, node: NodeTarget) -> list[RunningJob]:
@@ -139,7 +131,7 @@ _MOST_FAILURES = 10
 _LONGEST_COMMAND: Final = 100
 
 
-def show_failures(failures: Sequence[NodeFailure]) -> None:
+def _show_failures(failures: Sequence[NodeFailure]) -> None:
     """Print a block for each failed node: phase, cause, exit code, last lines, remedy."""
     shown = failures if console.verbosity.verbose else failures[:_MOST_FAILURES]
     for failure in shown:
@@ -151,14 +143,15 @@ def show_failures(failures: Sequence[NodeFailure]) -> None:
 
 def _spoken(failure: NodeFailure) -> str:
     """Return the exit code and the last lines, unless the cause already holds them."""
-    code = f"exit code {failure.rc}" if failure.rc and f"exit code {failure.rc}" not in failure.why else ""
-    lines = "" if failure.lines.strip() == failure.why.strip() else failure.lines.strip()
+    named = f"exit code {failure.exit_code}"
+    code = named if failure.exit_code and named not in failure.why else ""
+    lines = "" if failure.last_lines.strip() == failure.why.strip() else failure.last_lines.strip()
     return "\n".join(part for part in (code, f"last lines:\n{lines}" if lines else "") if part)
 
 
 def up_result(report: UpReport) -> Result:
     """Print the nodes that failed, and return what `rlinf up` answers."""
-    return _answered(report, up_text(report), up_record(report))
+    return _answered(UP_SCHEMA, report, up_text(report), address=report.address or None)
 
 
 def up_text(report: UpReport) -> str:
@@ -175,47 +168,25 @@ def up_text(report: UpReport) -> str:
     return f"cluster {report.name} {state}{count}{head} ({how}), {report.seconds:.1f} s"
 
 
-def up_record(report: UpReport) -> dict[str, Any]:
-    """Return the report as data."""
-    return _record(UP_SCHEMA, report, address=report.address or None)
+def down_result(report: DownReport) -> Result:
+    """Print the nodes that failed, and return what `rlinf down` answers."""
+    return _answered(DOWN_SCHEMA, report, down_text(report))
 
 
-def _record(schema: str, report: UpReport | DownReport, **place: str | None) -> dict[str, Any]:
-    return {
+def _answered(schema: str, report: UpReport | DownReport, text: str, **place: str | None) -> Result:
+    _show_failures(report.failures)
+    record = {
         "schema": schema,
         "ok": report.ok,
         "cluster": report.name or None,
         **place,
         "seconds": round(report.seconds, 3),
         "nodes": [node._asdict() for node in report.nodes],
-        "failures": failures_record(report.failures),
+        "failures": [
+            {name: None if value == "" else value for name, value in failure._asdict().items()}
+            for failure in report.failures
+        ],
     }
-
-
-def failures_record(failures: Sequence[NodeFailure]) -> list[dict[str, Any]]:
-    """Failures as data."""
-    return [
-        {
-            "rank": failure.rank,
-            "node": failure.node,
-            "phase": str(failure.phase),
-            "message": failure.message,
-            "why": failure.why or None,
-            "help": failure.help or None,
-            "exit_code": failure.rc,
-            "last_lines": failure.lines or None,
-        }
-        for failure in failures
-    ]
-
-
-def down_result(report: DownReport) -> Result:
-    """Print the nodes that failed, and return what `rlinf down` answers."""
-    return _answered(report, down_text(report), down_record(report))
-
-
-def _answered(report: UpReport | DownReport, text: str, record: dict[str, Any]) -> Result:
-    show_failures(report.failures)
     return Result(text, record, ExitCode.OK if report.ok else ExitCode.UNREACHABLE)
 
 
@@ -234,20 +205,18 @@ def down_text(report: DownReport) -> str:
     return f"cluster {report.name} is not fully down: {reached} of {nodes} are clean, {report.seconds:.1f} s"
 
 
-def down_record(report: DownReport) -> dict[str, Any]:
-    """Return the report as data."""
-    return _record(DOWN_SCHEMA, report)
-
-
 def plan_result(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) -> Result:
-    """Return what `rlinf up --dry-run` answers."""
-    return Result(
-        plan_text(name, nodes, authenticated=authenticated), plan_record(name, nodes, authenticated=authenticated)
-    )
+    """Return what `rlinf up --dry-run` answers: the planned actions for each node."""
+    record = {
+        "schema": PLAN_SCHEMA,
+        "cluster": name,
+        "authenticated": authenticated,
+        "nodes": list(map(_planned, nodes)),
+    }
+    return Result(_plan_text(name, nodes, authenticated=authenticated), record)
 
 
-def plan_text(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) -> str:
-    """Return the planned actions for each node."""
+def _plan_text(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) -> str:
     blocks = [f"cluster {name}: {len(nodes)} node{'' if len(nodes) == 1 else 's'}, no connection made"]
     for node in nodes:
         role = "head" if node.is_head else "joins node 0"
@@ -266,27 +235,18 @@ def plan_text(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) ->
     return "\n\n".join(blocks)
 
 
-def plan_record(name: str, nodes: Sequence[NodeTarget], *, authenticated: bool) -> dict[str, Any]:
-    """Return the same as data."""
+def _planned(node: NodeTarget) -> dict[str, Any]:
     return {
-        "schema": PLAN_SCHEMA,
-        "cluster": name,
-        "authenticated": authenticated,
-        "nodes": [
-            {
-                "rank": node.rank,
-                "host": node.host,
-                "groups": list(node.groups),
-                "head": node.is_head,
-                "interpreter": node.interpreter,
-                "labels": node.labels,
-                "ports": node.ports.fixed(head=node.is_head),
-                "worker_ports": [node.ports.first_worker, node.ports.last_worker],
-                "data_ports": [node.ports.first_data, node.ports.last_data],
-                "env": _masked_env(node),
-            }
-            for node in nodes
-        ],
+        "rank": node.rank,
+        "host": node.host,
+        "groups": list(node.groups),
+        "head": node.is_head,
+        "interpreter": node.interpreter,
+        "labels": node.labels,
+        "ports": node.ports.fixed(head=node.is_head),
+        "worker_ports": [node.ports.first_worker, node.ports.last_worker],
+        "data_ports": [node.ports.first_data, node.ports.last_data],
+        "env": _masked_env(node),
     }
 
 
@@ -308,7 +268,7 @@ def nothing_recorded(cluster: str | None) -> Result:
             help="take it down with `rlinf down FILE --node-rank K`",
         )
     text = "no cluster is up" if cluster is None else f"cluster {cluster} is not up"
-    return Result(text, down_record(DownReport(cluster or "", (), (), 0.0)))
+    return _answered(DOWN_SCHEMA, ClusterReport(cluster or "", (), (), 0.0), text)
 
 
 def agreed(cluster: str, jobs: list[str]) -> bool:

@@ -49,8 +49,6 @@ class NodeState:
     """A node on its way up.
 
     Attributes:
-        target: the node.
-        phase: the phase that it has reached.
         facts: what it said of itself, see `node_probe.probe`; None until it has answered.
         action: what is to be done; None until that is decided, or where nothing can be.
         record: the record of its Ray, once that is up.
@@ -109,9 +107,6 @@ def refuse_other_nodes(before: ClusterRecord | None, name: str, nodes: Sequence[
     """Check that no running node would be forgotten because it is no longer in the file.
 
     Args:
-        before: the recorded nodes.
-        name: the name of the cluster.
-        nodes: the nodes of the file.
         alone: whether each node is started by hand, so that none has a host.
 
     Raises:

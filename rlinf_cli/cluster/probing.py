@@ -11,7 +11,6 @@ from rlinf_cli.console import console
 from rlinf_core.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
-    from rlinf_cli.cluster import doctor
     from rlinf_cli.cluster.inventory import NodeTarget
     from rlinf_core.config.machines.cluster import ClusterConfig
     from rlinf_core.job.load import Probe
@@ -56,11 +55,7 @@ def prober(file: str, assume: Sequence[str] | None = None, *, live: bool = True)
         from rlinf_cli.cluster.transports.transport import Transport, run
 
         nodes, cluster_id = reachable(cluster), identity.cluster_id(identity.cluster_name(file, None))
-
-        async def work() -> doctor.Look:
-            return await doctor.look_at(nodes, cluster_id, Transport(), console.message)
-
-        look = run(work())
+        look = run(doctor.look_at(nodes, cluster_id, Transport(), console.message))
         if look.findings:
             lines = [f"{finding.where}: {finding.what}" for finding in look.findings]
             missing = f"{len(lines)} of {len(nodes)} nodes could not be probed"

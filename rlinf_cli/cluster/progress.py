@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.transports.agent import AgentReply
@@ -49,9 +50,6 @@ class Event(NamedTuple):
     """A phase event of one node.
 
     Attributes:
-        rank: the node.
-        phase: its phase.
-        progress: begun, done, failed or skipped.
         detail: details, such as the reason of a failure; may be empty.
         deadline: time limit of a phase that begins, in seconds.
     """
@@ -71,10 +69,9 @@ class NodeFailure(NamedTuple):
 
     Attributes:
         node: its name, as in `node 3 (trainer03)`.
-        phase: the failed phase.
         message, why, help: the error, its cause and the remedy; the last two may be empty.
-        rc: the exit code of the failed command, or None.
-        lines: the last lines of the failed command; may be empty.
+        exit_code: the exit code of the failed command, or None.
+        last_lines: the last lines of its output; may be empty.
     """
 
     rank: int
@@ -83,13 +80,36 @@ class NodeFailure(NamedTuple):
     message: str
     why: str = ""
     help: str = ""
-    rc: int | None = None
-    lines: str = ""
+    exit_code: int | None = None
+    last_lines: str = ""
 
     @classmethod
     def of(cls, node: NodeTarget, phase: Phase, answer: AgentReply) -> NodeFailure:
         """Return the failure that a reply without data tells."""
         return cls(node.rank, node.name, phase, answer.message, answer.why, answer.help, answer.rc, answer.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport(Generic[T]):
+    """The result of `up` or `down`, node by node.
+
+    Attributes:
+        name: the name of the cluster; empty if none was named and none is up.
+        nodes: the outcome of each node.
+        failures: those of the nodes that failed, by rank.
+        seconds: the duration.
+        address: the address of the head's GCS, empty when it is not up.
+    """
+
+    name: str
+    nodes: tuple[T, ...]
+    failures: tuple[NodeFailure, ...]
+    seconds: float
+    address: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
 
 
 _MARKS = {Progress.DONE: ("ok", "green"), Progress.FAILED: ("failed", "red"), Progress.SKIPPED: ("not tried", "yellow")}

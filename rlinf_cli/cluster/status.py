@@ -56,7 +56,6 @@ class NodeStatus(NamedTuple):
         python, ray, rlinf: versions, or None if unknown.
         detail: why it is not up; empty if it is.
         holdings, waiting: who holds accelerators and robots there, and which drivers there wait for some.
-        help: the remedy; may be empty.
     """
 
     rank: int
@@ -78,7 +77,6 @@ class StatusReport(NamedTuple):
 
     Attributes:
         jobs: the connected drivers, or None if the head did not answer.
-        seconds: the duration of the query.
         address: the address of the head's GCS; empty while it is not up.
         name, file: the name and file, as recorded by `rlinf up`; None if Ray was started by other means.
         authenticated: whether a token is required, or None if unknown.
@@ -125,22 +123,13 @@ def _asked(name: str | None, parallel: int) -> StatusReport:
             return StatusReport(
                 (alone._replace(help="`rlinf ps` shows jobs on Rays of their own"),), (), 0.0, address=""
             )
-    record = recorded_cluster(name)
-
-    async def work() -> StatusReport:
-        return await ask_all(record, Transport(parallel=parallel), console.message)
-
-    return run(work())
+    return run(ask_all(recorded_cluster(name), Transport(parallel=parallel), console.message))
 
 
 def cluster_status(address: str, name: str | None = None) -> StatusReport:
     """Return the nodes by rank, and the running jobs, of the Ray at an address.
 
     It is joined in the same way as by a job, so that errors are the same.
-
-    Args:
-        address: the address of its head, `HOST:PORT`.
-        name: its name, if `rlinf up` started it.
 
     Raises:
         ClusterError: it cannot be joined, or the ranks of its nodes are not 0 to N-1 once each.
@@ -186,13 +175,7 @@ def _other_jobs(address: str) -> tuple[RunningJob, ...] | None:
 
 
 async def ask_all(cluster: ClusterRecord, transport: Transport, notify: Notify) -> StatusReport:
-    """Return the status of every node; each has its own deadline.
-
-    Args:
-        cluster: the record of `up`.
-        transport: the transport to its nodes.
-        notify: called with a message before a wait.
-    """
+    """Return the status of every node; each has its own deadline."""
     begun = time.monotonic()
     nodes = recorded_targets(cluster)
     connect = max(node.connect_seconds for node in nodes)
@@ -240,30 +223,20 @@ async def _members(cluster: ClusterRecord, head: NodeTarget | None, transport: T
 
 
 def _status(node: NodeTarget, answer: AgentReply | None, known: Mapping[str, Any] | None) -> NodeStatus:
+    status = NodeStatus(node.rank, node.groups, node.host, State.UNREACHABLE)
     if answer is None:
         member = (known or {}).get(str(node.rank))
         state, detail, help = _state(node, {"alive": True}, known)
         address = str(member["address"]) if member else None
-        return NodeStatus(node.rank, node.groups, node.host, state, address, detail=detail, help=help)
+        return status._replace(state=state, address=address, detail=detail, help=help)
     if answer.data is None:
-        state = State.BROKEN if answer.result.kind is CommandOutcome.DONE else State.UNREACHABLE
         why = f": {answer.why}" if answer.why and answer.why not in answer.message else ""
-        status = NodeStatus(node.rank, node.groups, node.host, state)
-        return status._replace(detail=f"{answer.message}{why}", help=answer.help)
+        state = State.BROKEN if answer.result.kind is CommandOutcome.DONE else State.UNREACHABLE
+        return status._replace(state=state, detail=f"{answer.message}{why}", help=answer.help)
     facts, record = answer.data, answer.data["record"]
     state, detail, help = _state(node, record, known)
-    status = NodeStatus(
-        node.rank,
-        node.groups,
-        node.host,
-        state,
-        record["address"] if record else None,
-        ".".join(map(str, facts["python"])),
-        facts["ray"],
-        facts["rlinf"],
-        detail,
-        help,
-    )
+    status = status._replace(state=state, address=record["address"] if record else None, detail=detail, help=help)
+    status = status._replace(python=".".join(map(str, facts["python"])), ray=facts["ray"], rlinf=facts["rlinf"])
     return _with_holders(status, facts["holders"])
 
 

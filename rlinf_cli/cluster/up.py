@@ -12,13 +12,13 @@ import socket
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.inventory import NodeTarget, address_of
 from rlinf_cli.cluster.node import node_probe
 from rlinf_cli.cluster.plan import Action, Facts, LocalSoftware, NodeState, decide, refuse_other_nodes
-from rlinf_cli.cluster.progress import Emit, Event, NodeFailure, Phase, Progress
+from rlinf_cli.cluster.progress import ClusterReport, Emit, Event, NodeFailure, Phase, Progress
 from rlinf_cli.cluster.transports.agent import ask
 from rlinf_cli.cluster.transports.transport import CommandOutcome, Transport
 from rlinf_core.node import cluster_records, node_facts
@@ -40,12 +40,10 @@ class UpRequest:
     """The nodes to bring up, and the options.
 
     Attributes:
-        name: the name of the cluster.
         file: the configuration file as named on the command line.
         path, section: its absolute path, and the digest of its cluster section; see `ClusterRecord`.
         nodes: all of its nodes, by rank.
         head_address: the address at which the nodes reach the head; None to detect it.
-        authenticated: whether the cluster requires a token.
         only: the single node to start, which is this machine; None for all.
         wait_head: whether the head may come up after the others, as with nodes started by hand.
         token: the cluster's token, if it was given by the user.
@@ -85,23 +83,7 @@ class NodeOutcome(NamedTuple):
     phase: Phase
 
 
-class UpReport(NamedTuple):
-    """The result of `up`, node by node.
-
-    Attributes:
-        address: the address of the head's GCS, empty when it is not up.
-        seconds: the duration, in seconds.
-    """
-
-    name: str
-    address: str
-    nodes: tuple[NodeOutcome, ...]
-    failures: tuple[NodeFailure, ...]
-    seconds: float
-
-    @property
-    def ok(self) -> bool:
-        return not self.failures
+UpReport: TypeAlias = ClusterReport[NodeOutcome]
 
 
 async def bring_up(request: UpRequest, transport: Transport, emit: Emit) -> UpReport:
@@ -374,7 +356,7 @@ class _Run:
         up = [node.record for node in self._nodes if node.record is not None]
         failures = tuple(sorted(self._failures, key=lambda failure: failure.rank))
         address = str(up[0]["gcs"]) if up else ""
-        return UpReport(self.request.name, address, tuple(outcomes), failures, time.monotonic() - self._begun)
+        return ClusterReport(self.request.name, tuple(outcomes), failures, time.monotonic() - self._begun, address)
 
 
 def _recorded(node: NodeTarget, state: NodeState | None, before: RecordedNode | None) -> RecordedNode:

@@ -43,10 +43,7 @@ class Finding(NamedTuple):
 
     Attributes:
         check: the check, as in `clock`.
-        verdict: its result.
-        what: the observation.
         rank: the node, or None for the whole cluster or a pair of nodes.
-        where: the location, in words.
         help: the remedy; may be empty.
         data: figures, for programs.
     """
@@ -64,8 +61,7 @@ class ProbedNode(NamedTuple):
     """A node that answered.
 
     Attributes:
-        node: the node.
-        facts: its facts; see `node_inspect`.
+        facts: its facts; see `node_probe.inspect`.
         asked, heard: times of the request and the reply, by this machine's clock.
     """
 

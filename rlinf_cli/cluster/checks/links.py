@@ -54,10 +54,6 @@ class Measured(NamedTuple):
 def links_of(nodes_of: Mapping[str, Sequence[int]], num_nodes: int) -> list[NodeLink]:
     """Return the links to measure: Ray's between the head and every node, a ring within each component, and between two
     components as many as the larger has nodes, so that every node of both is covered.
-
-    Args:
-        nodes_of: the ranks of the nodes of each component.
-        num_nodes: the number of nodes of the cluster.
     """
     uses: dict[tuple[int, int], list[str]] = {}
 
@@ -91,10 +87,7 @@ async def measure(
 
     Args:
         links: the links, between nodes of `probed` only.
-        probed: the nodes by rank.
-        transport: the transport to each of them.
         seconds: the seconds after which no further link is measured.
-        head_address: the head's address in the file.
         most: how many are measured concurrently; each needs two runs of the transport.
     """
     end = time.monotonic() + seconds

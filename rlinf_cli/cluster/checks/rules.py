@@ -38,7 +38,7 @@ class SoftwareReference(NamedTuple):
         driver, driver_place: the software of the driver, and where it runs: here if this machine is a node, else on the
             head.
         recipe: the name of the recipe; None without one.
-        own_recipe: the result of `node_inspect.recipe_of` here.
+        own_recipe: the result of `node_probe.recipe_of` here.
     """
 
     head: ProbedNode

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rlinf_cli.cluster.node import node_holdings, node_inspect, node_links, node_probe, node_ray
+from rlinf_cli.cluster.node import node_holdings, node_links, node_probe, node_ray
 from rlinf_cli.cluster.node.node_ray import NodeError
 from rlinf_core.node import node_facts as facts
 from rlinf_core.process import proc as processes
@@ -167,8 +167,8 @@ def _unpack(data: io.BytesIO, folder: str) -> int:
 
 VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "probe": node_probe.probe,
-    "inspect": node_inspect.inspect,
-    "try": node_inspect.try_out,
+    "inspect": node_probe.inspect,
+    "try": node_probe.try_out,
     "serve": node_links.serve,
     "measure": node_links.measure,
     "sync": sync,
@@ -192,21 +192,16 @@ def main() -> int:
     say({"event": "hello"})
     try:
         answer = VERBS[request["verb"]](request)
-    except node_ray.NodeError as error:
-        say({"event": "error", **error.answer})
-        return 1
+    except NodeError as error:
+        fault = error
     except Exception as error:  # noqa: BLE001 - reported to the caller, as a traceback here would be lost
         import traceback
 
         where = traceback.extract_tb(error.__traceback__)[-1]
-        say({
-            "event": "error",
-            "message": f"{type(error).__name__}: {error}",
-            "why": f"in {where.name}, line {where.lineno} of the node agent",
-            "help": "",
-            "rc": None,
-            "lines": "",
-        })  # fmt: skip
-        return 1
-    say({"event": "result", **answer})
-    return 0
+        why = f"in {where.name}, line {where.lineno} of the node agent"
+        fault = NodeError(f"{type(error).__name__}: {error}", why=why)
+    else:
+        say({"event": "result", **answer})
+        return 0
+    say({"event": "error", **fault.answer})
+    return 1

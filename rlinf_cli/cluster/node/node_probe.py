@@ -1,4 +1,4 @@
-"""Facts about a node before anything is started there: versions, addresses, free space, running processes.
+"""Facts about a node before anything is started there: versions, addresses, free space, hardware, running processes.
 
 Sent to nodes: standard library only, and no syntax or function later than Python 3.8.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rlinf_cli.cluster.node import questions
@@ -144,3 +146,116 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
         "taken": taken_ports(request.get("ports", {}), set(processes_of(cluster, folder))),
         **software(env, packages=request.get("packages", ())),
     }
+
+
+# What only `doctor` needs: accelerators, robots, cameras, limits.
+
+_ROBOT_SECONDS = 3.0
+
+
+def inspect(request: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of this node.
+
+    Args:
+        request: the request, as of `probe`; `addresses` of robots as host and port, `cameras` the makes to look for and
+            `camera_environment` the interpreter that does, `recipe` as the file names it, or None, `environments` the
+            other interpreters of the node, as `node_env` reads them.
+    """
+    env, name = environment(request), request.get("recipe")
+    cameras_env, cameras_by = _declared(env, request.get("camera_environment"))
+    with ThreadPoolExecutor(8) as pool:
+        accelerators = pool.submit(ask_interpreter, env, "accelerators")
+        cameras = {
+            make: pool.submit(ask_interpreter, cameras_env, "cameras", make, interpreter=cameras_by)
+            for make in request.get("cameras", ())
+        }
+        recipe = pool.submit(recipe_of, name, env) if name else None
+        others = [pool.submit(_software, other, env, request) for other in request.get("environments", ())]
+        addresses = [tuple(address) for address in request.get("addresses", ())]
+        robots = list(pool.map(_reach, addresses, [cameras_env] * len(addresses)))
+        common = probe(request)
+    now = time.time()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        **common,
+        # Taken now: the caller knows when it sent the request and received the reply.
+        "time": now,
+        "accelerators": accelerators.result(),
+        "cameras": {make: future.result() for make, future in cameras.items()},
+        "robots": robots,
+        "recipe": recipe.result() if recipe is not None else None,
+        "environments": [future.result() for future in others],
+        "files_soft": soft,
+        "files_hard": hard,
+        "memory": _memory(),
+        "ephemeral": _ephemeral(),
+        "shm_total": shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
+    }
+
+
+def try_out(request: dict[str, Any]) -> dict[str, Any]:
+    """Run a trial program in the environment of a group's processes.
+
+    Args:
+        request: the request, as of `probe`; `module` and `arguments` of the program, `seconds` that it may take, and
+            `environment`, as `node_env` reads it; None: that of the node.
+
+    Returns:
+        `{"found": ...}`, the record that it printed, or `{"fault": "..."}`.
+    """
+    env, interpreter = _declared(environment(request), request.get("environment"))
+    code = "import runpy; runpy.run_module({!r}, run_name='__main__')\n".format(request["module"])
+    return run_code(code, env, interpreter, float(request["seconds"]), *request["arguments"])
+
+
+def _declared(env: dict[str, str], declared: dict[str, Any] | None) -> tuple[dict[str, str], str]:
+    """Return the environment and the interpreter of a group's processes; None: those of the node."""
+    if declared is None:
+        return env, sys.executable
+    return merged(env, declared["env"], declared["prepended"]), declared["interpreter"]
+
+
+def _software(declared: dict[str, Any], own: dict[str, str], request: dict[str, Any]) -> dict[str, Any]:
+    """Return the versions of another interpreter of the node, in its given environment."""
+    env, interpreter = _declared(own, declared)
+    facts, recipe = software(env, interpreter, request.get("packages", ())), request.get("recipe")
+    return {**facts, "recipe": recipe_of(recipe, env, interpreter) if recipe and "fault" not in facts else None}
+
+
+def recipe_of(name: str, env: dict[str, str], interpreter: str = sys.executable) -> dict[str, Any]:
+    """Return the entry point of a recipe in an interpreter, and a digest of its package: `{"found": ...}` or `{"fault":
+    "..."}`.
+    """
+    return ask_interpreter(env, "recipe", name, interpreter=interpreter)
+
+
+def _reach(address: tuple[str, int], env: Mapping[str, str]) -> list[Any]:
+    """Return [host, port, None or the connection error]; a host `$NAME` is a variable of `env`."""
+    host, port = address
+    meant = env.get(host[1:]) if host.startswith("$") else host
+    if not meant:
+        return [host, port, f"the node's environment has no variable `{host[1:]}`"]
+    try:
+        with socket.create_connection((meant, port), timeout=_ROBOT_SECONDS):
+            return [host, port, None]
+    except socket.timeout:  # noqa: UP041 - one and the same only from 3.10 on
+        return [host, port, f"no answer within {_ROBOT_SECONDS:g} s"]
+    except OSError as error:
+        return [host, port, (error.strerror or str(error)).lower()]
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
+def _ephemeral() -> list[int]:
+    """Return the first and last ephemeral port of the system."""
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            first, last = file.read().split()
+    except (OSError, ValueError):
+        return []
+    return [int(first), int(last)]

@@ -73,10 +73,7 @@ def kuberay(
     """Return a RayCluster for KubeRay 1.5.1 or newer, or a RayJob: each node is a pod with its own rank.
 
     Args:
-        name: the name of the cluster.
         file: the configuration file as named on the command line.
-        nodes: the nodes of the file, by rank.
-        overrides: the command line's overrides.
         options: those of `--with`.
         environ: the source of forwarded variables; the driver runs in the head's pod.
         text: the text of the file, which a RayJob carries with it; None if the image has the file.
@@ -260,14 +257,7 @@ def _toleration(text: str) -> dict[str, str]:
 def _pod(
     resource: str, node: NodeTarget, forwarded: Mapping[str, str], options: Sequence[SchedulerOption]
 ) -> dict[str, Any]:
-    """Return the template of a node's pod.
-
-    Args:
-        resource: the name of the manifest.
-        node: the node.
-        forwarded: variables of the head's container.
-        options: checked ones.
-    """
+    """Return the template of a node's pod."""
     volumes = [value.split(":", 1) for value in _values(options, node, "volume")]
     container: dict[str, Any] = {
         "name": "ray-head" if node.is_head else "ray-worker",

@@ -30,11 +30,7 @@ _OWN: Final = {
 
 
 class NodeBlock(NamedTuple):
-    """Consecutive equal nodes: one request for machines.
-
-    Attributes:
-        nodes: the nodes by rank.
-    """
+    """Consecutive equal nodes: one request for machines."""
 
     nodes: tuple[NodeTarget, ...]
 
@@ -144,8 +140,6 @@ def slurm(
     Args:
         name: the name of the cluster; the job's id is added to it.
         file: the configuration file as named on the command line.
-        nodes: the nodes of the file, by rank.
-        overrides: the command line's overrides.
         options: options of `sbatch`, and `requeue`.
 
     Raises:

@@ -36,7 +36,6 @@ PARTS: Final = (
     QUESTIONS,
     "rlinf_cli.cluster.node.node_holdings",
     "rlinf_cli.cluster.node.node_probe",
-    "rlinf_cli.cluster.node.node_inspect",
     "rlinf_cli.cluster.node.node_links",
     "rlinf_cli.cluster.node.node_ray",
     "rlinf_cli.cluster.node.node_agent",
@@ -85,12 +84,9 @@ class AgentReply(NamedTuple):
     """A node's reply to a request.
 
     Attributes:
-        data: the requested data, or None.
         message: the error, empty on success.
-        why, help: its cause and remedy.
         rc: the exit code of the failed command, if any.
         lines: the last lines of the failed command.
-        result: the result of the run.
     """
 
     data: dict[str, Any] | None
@@ -100,10 +96,6 @@ class AgentReply(NamedTuple):
     rc: int | None
     lines: str
     result: CommandResult
-
-    @property
-    def ok(self) -> bool:
-        return self.data is not None
 
 
 def path_of(part: str) -> Path:
@@ -144,11 +136,8 @@ async def ask(
     """Send `request` to `node` and return the reply; no failure of a node raises.
 
     Args:
-        transport: the transport to it.
-        node: the node.
         request: a verb of the agent and its arguments, as JSON data.
         deadline: seconds after which the node counts as silent, from the start of its turn.
-        interpreter: an interpreter other than the node's own.
         on_hello: called once the agent runs.
     """
 

@@ -36,10 +36,7 @@ def run_on_head(
     ends, so does the driver. It joins the cluster's Ray with the address and the token from the head.
 
     Args:
-        record: the cluster.
         arguments: the arguments, as in `["-P", "-m", "rlinf_cli", "train", "-"]`.
-        stdin: its standard input.
-        env: additional environment variables.
 
     Raises:
         ClusterError: the head cannot be reached, or the connection was lost.

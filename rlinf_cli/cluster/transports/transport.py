@@ -58,7 +58,6 @@ class CommandResult:
     Attributes:
         rc: its exit code; ssh's own if the command did not run; -1 if it was killed at its deadline.
         stdout, stderr: its output, each truncated to 1 MiB.
-        kind: how it ended.
         help: the remedy for a `kind` other than done, or None.
     """
 
@@ -315,7 +314,6 @@ class Transport:
         """Run `argv` on `node` and return the result; no failure of a node or its connection raises.
 
         Args:
-            node: the node.
             argv: the command, always quoted for shells.
             stdin: its standard input; tokens and scripts are passed here, never in `argv`.
             deadline: seconds after which it is killed.

@@ -149,11 +149,12 @@ cluster:
 
 
 @pytest.fixture
-def make_nodes() -> Callable[..., tuple[NodeTarget, ...]]:
+def make_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[NodeTarget, ...]]:
     """`make_nodes(3)`: three nodes with hosts; `make_nodes(text=...)` those of a file."""
 
-    def make(count: int = 3, text: str | None = None, **options: Any) -> tuple[NodeTarget, ...]:
-        source = text or HOSTS.format(count=count, last=count - 1)
-        return inventory.targets(cluster_of(source), default_interpreter="/opt/python", **options)
+    def make(count: int = 3, text: str | None = None) -> tuple[NodeTarget, ...]:
+        with monkeypatch.context() as patched:
+            patched.setattr(inventory.sys, "executable", "/opt/python")
+            return inventory.targets(cluster_of(text or HOSTS.format(count=count, last=count - 1)))
 
     return make

@@ -12,7 +12,7 @@ import pytest
 from rlinf_cli.cluster import doctor
 from rlinf_cli.cluster.checks.finding import CheckVerdict, Finding, ProbedNode, merged
 from rlinf_cli.cluster.inventory import NodeTarget
-from rlinf_cli.cluster.node.node_inspect import recipe_of
+from rlinf_cli.cluster.node.node_probe import recipe_of
 from rlinf_core.node.cluster_records import ClusterRecord, token_file
 from rlinf_core.node.node_facts import machine
 from tests.unit.cli.cluster.conftest import HOSTS, cluster_of

@@ -223,7 +223,7 @@ def test_an_interpreter_with_a_name_that_a_shell_would_run(make_nodes: Nodes, lo
     made = tmp_path / "made"
     node = replace(make_nodes(1)[0], interpreter=f"/nowhere/$(touch {made})/python")
     answer = asyncio.run(agent.ask(Transport(), node, {"verb": "probe"}, deadline=60))
-    assert not answer.ok
+    assert answer.data is None
     assert "does not exist" in answer.message
     assert not made.exists()
 
@@ -234,14 +234,14 @@ def test_values_of_variables_arrive_as_they_are(make_nodes: Nodes, log: Path, tm
     node = replace(make_nodes(1)[0], interpreter=sys.executable)
     request = {"verb": "probe", "cluster": "x", "env": {f"V{index}": text for index, text in enumerate(evil)}}
     answer = asyncio.run(agent.ask(Transport(), node, request, deadline=60))
-    assert answer.ok, answer
+    assert answer.data is not None, answer
     assert not made.exists()
 
 
 def test_neither_script_nor_token_is_an_argument(make_nodes: Nodes, log: Path) -> None:
     node = replace(make_nodes(1)[0], interpreter=sys.executable)
     request = {"verb": "probe", "cluster": "x", "token": "0123456789abcdef"}
-    assert asyncio.run(agent.ask(Transport(), node, request, deadline=60)).ok
+    assert asyncio.run(agent.ask(Transport(), node, request, deadline=60)).data is not None
     assert "0123456789abcdef" not in log.read_text()
     assert len(json.loads(log.read_text())[-1]) < 300
 

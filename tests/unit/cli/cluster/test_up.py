@@ -191,7 +191,7 @@ def test_without_the_head_nobody_is_started(site: Site) -> None:
     site.fake.nodes[0].start_error = {"message": "Ray ended during startup", "rc": 1, "lines": "last words"}
     report = site.up()
     [failure] = report.failures
-    assert (failure.phase, failure.rc, failure.lines) == (Phase.HEAD, 1, "last words")
+    assert (failure.phase, failure.exit_code, failure.last_lines) == (Phase.HEAD, 1, "last words")
     assert site.started() == [0]
     skipped = [event.rank for event in site.events if event.progress is Progress.SKIPPED]
     assert skipped == [1, 2, 3]

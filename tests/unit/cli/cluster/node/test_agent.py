@@ -81,7 +81,7 @@ def ask(make_nodes: Nodes) -> Callable[..., agent.AgentReply]:
 
 def test_the_facts_of_this_machine(ask: Callable[..., agent.AgentReply]) -> None:
     answer = ask({"verb": "probe", "cluster": "test-e1-none", "env": {}, "ports": {}})
-    assert answer.ok, answer
+    assert answer.data is not None, answer
     facts = answer.data or {}
     assert facts["python"] == list(sys.version_info[:3])
     assert facts["interpreter"] == sys.executable
@@ -172,7 +172,7 @@ def test_interpreter_that_hangs_is_named(ask: Callable[..., agent.AgentReply], t
 def test_login_scripts_may_read_lines(ask: Callable[..., agent.AgentReply], tmp_path: Path, login: str) -> None:
     program = text_file(tmp_path / "python", f'#!/bin/sh\n{login}\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
-    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).ok
+    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).data is not None
 
 
 @pytest.mark.parametrize("login", ["cat >/dev/null", "while read -r line; do :; done", "dd bs=100 count=1 2>/dev/null"])
@@ -189,12 +189,12 @@ def test_a_login_script_that_takes_the_input_is_named(
 def test_what_a_login_script_prints_is_skipped(ask: Callable[..., agent.AgentReply], tmp_path: Path) -> None:
     program = text_file(tmp_path / "python", f'#!/bin/sh\necho "Welcome!"\necho 12\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
-    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).ok
+    assert ask({"verb": "probe", "cluster": "test-e1-none"}, interpreter=str(program)).data is not None
 
 
 def test_a_bug_of_the_agent_is_told_and_not_its_request(ask: Callable[..., agent.AgentReply]) -> None:
     answer = ask({"verb": "start", "token": "0123456789abcdef"})
-    assert not answer.ok
+    assert answer.data is None
     assert "KeyError" in answer.message
     assert "0123456789abcdef" not in str(answer)
 
@@ -241,12 +241,12 @@ def test_shipped_code_comes_first_and_replaces_older_code(ask: Callable[..., age
     folder = Path(node_probe.code_folder(cluster))
     try:
         first = ask({"verb": "sync", "cluster": cluster, "archive": packed})
-        assert first.ok, first
+        assert first.data is not None, first
         assert (folder / "own" / "__init__.py").read_text() == "x = 1\n"
         assert (folder / "rlinf_core" / "errors.py").exists()
         assert not (folder / "own" / "__pycache__").exists()
         (folder / "stale.py").write_text("")
-        assert ask({"verb": "sync", "cluster": cluster, "archive": packed}).ok
+        assert ask({"verb": "sync", "cluster": cluster, "archive": packed}).data is not None
         assert not (folder / "stale.py").exists()
         facts = ask({"verb": "probe", "cluster": cluster, "code": True}).data or {}
         assert facts["places"]["rlinf_core"] == str(folder / "rlinf_core")
@@ -264,7 +264,7 @@ def test_an_archive_writes_nowhere_else(ask: Callable[..., agent.AgentReply], tm
         packed.addfile(tarfile.TarInfo(name))
     archive = base64.b64encode(buffer.getvalue()).decode()
     answer = ask({"verb": "sync", "cluster": f"t{tmp_path.stat().st_ino}", "archive": archive})
-    assert not answer.ok
+    assert answer.data is None
     assert "cannot be written" in answer.message
     assert not Path("/tmp/evil").exists()
 
