@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from rlinf_cli.cluster.checks import devices, links, rules
 from rlinf_cli.cluster.checks.finding import FAULT, OK, CheckVerdict, Finding, ProbedNode, Said, distinct
@@ -33,6 +33,8 @@ LOOK_SECONDS: Final = 45.0
 LINK_SECONDS: Final = 60.0
 
 Notify = Callable[[str], None]
+# By component.
+Placed: TypeAlias = Mapping[str, Sequence[Placement]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,11 @@ async def examine(request: DoctorRequest, transport: Transport, notify: Notify) 
     names = tuple(request.here.get("packages") or ())
     look = await look_at(request.nodes, request.cluster_id, transport, notify, recipe=request.recipe, packages=names)
     findings = look.findings + judge(look.probed, request)
-    findings += await _trials(request, look.probed, transport, notify)
-    if request.link_seconds and len(look.probed) > 1:
-        findings += await _links(request, look.probed, transport, notify)
+    by_rank = {machine.node.rank: machine for machine in look.probed}
+    placed = _placed(request.cluster, by_rank)
+    findings += await _trials(request, by_rank, placed, transport, notify)
+    if request.link_seconds and len(by_rank) > 1:
+        findings += await _links(request, by_rank, placed, transport, notify)
     reached = len(request.nodes) - sum(finding.verdict is CheckVerdict.UNREACHABLE for finding in findings)
     return DoctorReport(tuple(findings), len(request.nodes), reached, time.monotonic() - begun)
 
@@ -171,13 +175,9 @@ def judge(probed: Sequence[ProbedNode], request: DoctorRequest) -> list[Finding]
 
 
 async def _trials(
-    request: DoctorRequest, probed: Sequence[ProbedNode], transport: Transport, notify: Notify
+    request: DoctorRequest, by_rank: Mapping[int, ProbedNode], placed: Placed, transport: Transport, notify: Notify
 ) -> list[Finding]:
     """Run the recipe's trial programs, on all nodes in parallel."""
-    if not request.trials:
-        return []
-    by_rank = {machine.node.rank: machine for machine in probed}
-    placed = _placed(request.cluster, by_rank)
     wanted: list[tuple[Trial, ProbedNode]] = []
     for trial in request.trials:
         variables: dict[int, list[dict[str, str]]] = {}
@@ -218,12 +218,10 @@ async def _try(trial: Trial, probed: ProbedNode, request: DoctorRequest, transpo
 
 
 async def _links(
-    request: DoctorRequest, probed: Sequence[ProbedNode], transport: Transport, notify: Notify
+    request: DoctorRequest, by_rank: Mapping[int, ProbedNode], placed: Placed, transport: Transport, notify: Notify
 ) -> list[Finding]:
-    by_rank = {machine.node.rank: machine for machine in probed}
     nodes_of = {
-        name: sorted({placement.cluster_node_rank for placement in placements})
-        for name, placements in _placed(request.cluster, by_rank).items()
+        name: sorted({placement.cluster_node_rank for placement in placements}) for name, placements in placed.items()
     }
     wanted = links.links_of(nodes_of, len(request.nodes))
     usable = [link for link in wanted if link.one in by_rank and link.other in by_rank]
@@ -259,7 +257,7 @@ def _placements(cluster: ClusterConfig, probed: Sequence[ProbedNode]) -> list[Fi
     return findings
 
 
-def _placed(cluster: ClusterConfig, probed: Mapping[int, ProbedNode]) -> dict[str, list[Placement]]:
+def _placed(cluster: ClusterConfig, probed: Mapping[int, ProbedNode]) -> Placed:
     """Return the placement of each component, by declared hardware, else by hardware found."""
     topology = ClusterTopology.from_config(cluster)
     if any(group.unit is None for group in topology.groups.values()):

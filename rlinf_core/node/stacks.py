@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from traceback import FrameSummary, format_list
 from typing import Any, Final, NamedTuple, cast
@@ -337,10 +338,9 @@ def _read(process: ProcessIdentity, parent: int, native: bool, seconds: float) -
     deadline = time.monotonic() + seconds
     shown = spell_command(process.pid)[:_MOST_COMMAND]
     reasons: list[str] = []
-    sources = (("py-spy", _by_spy), ("signal", _signalled))
-    for source, read in sources:
+    for source, read in (("py-spy", partial(_by_spy, native=native)), ("signal", ask)):
         try:
-            threads = read(process, native and source == "py-spy", max(0.1, deadline - time.monotonic()))
+            threads = read(process, seconds=max(0.1, deadline - time.monotonic()))
         except ProcessLookupError:
             return ProcessStacks(process.pid, parent, shown, "", "", "it has ended")
         except (NoAnswerError, UnprovenProcessError, ValueError) as error:
@@ -375,10 +375,6 @@ def _by_spy(process: ProcessIdentity, native: bool, seconds: float) -> list[Thre
     if done.returncode != 0:
         raise NoAnswerError(f"py-spy: {_why(done.stderr)}")
     return threads_of_spy(json.loads(done.stdout))
-
-
-def _signalled(process: ProcessIdentity, native: bool, seconds: float) -> Sequence[ThreadStack]:
-    return ask(process, seconds)
 
 
 def _why(printed: str) -> str:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypeAlias, TypeVar, cast
@@ -34,23 +35,18 @@ Reduction: TypeAlias = Literal["max", "min", "mean", "sum"]
 _recording: ContextVar[dict[str, float] | None] = ContextVar("rlinf_durations", default=None)
 
 
-class recording:  # noqa: N801 - used like a function: `with recording() as durations`
-    """A collector of the durations of one call: seconds by tag, filled within the block.
+@contextmanager
+def recording() -> Generator[dict[str, float], None, None]:
+    """Collect the durations of one call: seconds by tag, filled within the block.
 
     Repeated tags add up. A nested call has its own collector.
     """
-
-    __slots__ = ("_token",)
-
-    def __enter__(self) -> dict[str, float]:
-        durations: dict[str, float] = {}
-        self._token = _recording.set(durations)
-        return durations
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        _recording.reset(self._token)
+    durations: dict[str, float] = {}
+    token = _recording.set(durations)
+    try:
+        yield durations
+    finally:
+        _recording.reset(token)
 
 
 class timer:  # noqa: N801 - used like a function: `with timer(tag)`, `@timer(tag)`

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from rlinf_cli.cluster.inventory import NodeTarget
 from rlinf_cli.cluster.schedulers.scheduler_options import SchedulerOption, one_line
@@ -29,31 +29,21 @@ _OWN: Final = {
 }
 
 
-class NodeBlock(NamedTuple):
-    """Consecutive equal nodes: one request for machines."""
-
-    nodes: tuple[NodeTarget, ...]
-
-    @property
-    def first(self) -> NodeTarget:
-        return self.nodes[0]
-
-    @property
-    def title(self) -> str:
-        """Title, `nodes 0-7: a800`, always on one line."""
-        ranks = format_ranks([node.rank for node in self.nodes])
-        groups = ", ".join(self.first.groups)
-        return one_line(f"node{'' if len(self.nodes) == 1 else 's'} {ranks}" + (f": {groups}" if groups else ""))
-
-
-def pieces_of(nodes: Sequence[NodeTarget]) -> list[NodeBlock]:
-    """Return blocks of nodes, by rank, with equal groups, interpreter and accelerators."""
+def _pieces_of(nodes: Sequence[NodeTarget]) -> list[list[NodeTarget]]:
+    """Return runs of nodes, by rank, with equal groups, interpreter and accelerators: one request for machines each."""
 
     def alike(node: NodeTarget) -> tuple[Any, ...]:
         count = node.accelerators.per_node if node.accelerators else None
         return (node.groups, node.interpreter, node.declared_interpreter, count)
 
-    return [NodeBlock(tuple(group)) for _, group in groupby(nodes, alike)]
+    return [list(group) for _, group in groupby(nodes, alike)]
+
+
+def _title(piece: Sequence[NodeTarget]) -> str:
+    """Return `nodes 0-7: a800`, always on one line."""
+    ranks = format_ranks([node.rank for node in piece])
+    groups = ", ".join(piece[0].groups)
+    return one_line(f"node{'' if len(piece) == 1 else 's'} {ranks}" + (f": {groups}" if groups else ""))
 
 
 _START: Final = r"""
@@ -148,48 +138,35 @@ def slurm(
     options = _checked(options)
     requeue = any(option.key == _REQUEUE for option in options)
     name = name[:_NAME_LENGTH]
-    pieces = pieces_of(nodes)
-    several = len(pieces) > 1
-    lines = ["#!/bin/bash"]
+    pieces = _pieces_of(nodes)
+    heads = ["#!/bin/bash"]
     if not any(option.key == "job-name" for option in options):
-        lines.append(f"#SBATCH --job-name={name}")
+        heads.append(f"#SBATCH --job-name={name}")
     if requeue:
-        lines += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
+        heads += ["#SBATCH --requeue", "#SBATCH --open-mode=append"]
         if not any(option.key == "signal" for option in options):
-            lines.append(f"#SBATCH --signal=USR1@{_WARNING_SECONDS}")
+            heads.append(f"#SBATCH --signal=USR1@{_WARNING_SECONDS}")
+    starts: list[str] = []
     for index, piece in enumerate(pieces):
-        if index:
-            lines.append("#SBATCH hetjob")
-        lines += [f"# {piece.title}", *_requests(piece), *_asked(piece, options)]
-
-    def group(index: int) -> str:
-        return f"--het-group={index} " if several else ""
-
-    script = [
-        "\n".join(lines) + "\n",
-        _START.format(
-            file=shlex.quote(file), overrides=shlex.join(overrides), name=shlex.quote(name), first_group=group(0)
-        ),
-    ]
-    for index, piece in enumerate(pieces):
-        script.append(
-            _PIECE.format(
-                title=piece.title,
-                group=group(index),
-                count=len(piece.nodes),
-                interpreter=_interpreter(piece),
-                first=piece.first.rank,
-            )
+        title, first = _title(piece), piece[0]
+        heads += ["#SBATCH hetjob"] if index else []
+        heads += [f"# {title}", *_requests(piece), *_asked(first, options)]
+        group = f"--het-group={index} " if len(pieces) > 1 else ""
+        interpreter = _interpreter(first)
+        starts.append(
+            _PIECE.format(title=title, group=group, count=len(piece), interpreter=interpreter, first=first.rank)
         )
-    script.append(
-        _END.format(
-            first_group=group(0),
-            interpreter=_interpreter(pieces[0]),
-            resume=_RESUME if requeue else "",
-            requeue=_AGAIN if requeue else "",
-        )
+    first_group = "--het-group=0 " if len(pieces) > 1 else ""
+    start = _START.format(
+        file=shlex.quote(file), overrides=shlex.join(overrides), name=shlex.quote(name), first_group=first_group
     )
-    return "".join(script)
+    end = _END.format(
+        first_group=first_group,
+        interpreter=_interpreter(nodes[0]),
+        resume=_RESUME if requeue else "",
+        requeue=_AGAIN if requeue else "",
+    )
+    return "".join(["\n".join(heads), "\n", start, *starts, end])
 
 
 def _checked(options: Iterable[SchedulerOption]) -> list[SchedulerOption]:
@@ -208,30 +185,29 @@ def _checked(options: Iterable[SchedulerOption]) -> list[SchedulerOption]:
     return checked
 
 
-def _asked(piece: NodeBlock, options: Sequence[SchedulerOption]) -> list[str]:
+def _asked(node: NodeTarget, options: Sequence[SchedulerOption]) -> list[str]:
     return [
         f"#SBATCH --{option.key}" + ("" if option.value is None else f"={shlex.quote(option.value)}")
         for option in options
-        if option.key != _REQUEUE and option.covers(piece.first)
+        if option.key != _REQUEUE and option.covers(node)
     ]
 
 
-def _interpreter(piece: NodeBlock) -> str:
+def _interpreter(node: NodeTarget) -> str:
     """Return the interpreter; by default the first in the job's environment."""
-    return shlex.quote(piece.first.interpreter) if piece.first.declared_interpreter else "python3"
+    return shlex.quote(node.interpreter) if node.declared_interpreter else "python3"
 
 
-def _requests(piece: NodeBlock) -> list[str]:
-    count = len(piece.nodes)
-    lines = [f"#SBATCH --nodes={count}", "#SBATCH --ntasks-per-node=1", "#SBATCH --exclusive"]
-    declared = piece.first.accelerators
+def _requests(piece: Sequence[NodeTarget]) -> list[str]:
+    lines = [f"#SBATCH --nodes={len(piece)}", "#SBATCH --ntasks-per-node=1", "#SBATCH --exclusive"]
+    declared = piece[0].accelerators
     if declared is not None and declared.per_node:
         lines.append(f"#SBATCH --gpus-per-node={declared.per_node}")
-    hosts = [node.host.rpartition("@")[2] for node in piece.nodes if node.host is not None]
+    hosts = [node.host.rpartition("@")[2] for node in piece if node.host is not None]
     if hosts:
         # Slurm allocates machines in the order of their names; ranks follow that.
         lines.append(f"#SBATCH --nodelist={','.join(hosts)}")
-    elif any(node.robots for node in piece.nodes):
+    elif any(node.robots for node in piece):
         lines.append("# The machines of the robots, in rank order; or list them in `hosts` of the file:")
         lines.append("##SBATCH --nodelist=ROBOT_HOSTS")
     return lines

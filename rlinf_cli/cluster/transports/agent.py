@@ -183,7 +183,8 @@ def _unanswered(
         why = "it connected, but then sent nothing" if spoke else silent
         return reply(f"no answer within {deadline:g} s", why, result.help or f"try `{interpreter} -V` there", None)
     if result.kind is not CommandOutcome.DONE:
-        return reply(str(result.kind), _first_cause(spoken), result.help or "")
+        # The lines before the last one of ssh are banners and warnings.
+        return reply(str(result.kind), result.last_lines(1).strip(), result.help or "")
     if result.rc in _MISSING:
         help = (
             "install Python there, or set `python_interpreter_path` for the node's group; by default it is the path of"
@@ -197,12 +198,6 @@ def _unanswered(
     message = "the agent ended without an answer" if spoke else f"`{interpreter}` cannot run the agent"
     help = "`python_interpreter_path` must be a Python 3.11 or newer"
     return reply(message, f"it ended with exit code {result.rc}", help)
-
-
-def _first_cause(spoken: str) -> str:
-    """Return the last line of ssh's output: the lines before it are banners and warnings."""
-    lines = [line.strip() for line in spoken.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
 
 
 def _events(output: bytes) -> list[dict[str, Any]]:
