@@ -15,7 +15,7 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import cache
 from types import AsyncGeneratorType, GeneratorType
@@ -364,15 +364,12 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         return
 
 
-def run_on_loop(awaitable: Awaitable[T]) -> T:
-    """Return the result of an awaitable, run on the worker's loop with the context variables of the caller.
+def run_on_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine, run on the worker's loop with the context variables of the caller.
 
     Raises:
         BaseException: whatever it raised, `SystemExit` and `KeyboardInterrupt` included.
     """
-
-    async def await_it() -> T:
-        return await awaitable
 
     loop = _loop()
     context = contextvars.copy_context()
@@ -381,7 +378,7 @@ def run_on_loop(awaitable: Awaitable[T]) -> T:
 
     def start() -> None:
         nonlocal future
-        future = loop.create_task(await_it(), context=context)
+        future = loop.create_task(coroutine, context=context)
         future.add_done_callback(lambda _: done.set())
 
     loop.call_soon_threadsafe(start)

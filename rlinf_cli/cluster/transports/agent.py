@@ -40,14 +40,9 @@ PARTS: Final = (
     "rlinf_cli.cluster.node.node_ray",
     "rlinf_cli.cluster.node.node_agent",
 )
-_PACKAGES: Final = (
-    "rlinf_core",
-    "rlinf_core.foreign",
-    "rlinf_core.node",
-    "rlinf_core.process",
-    "rlinf_cli",
-    "rlinf_cli.cluster",
-    "rlinf_cli.cluster.node",
+# The packages that they are in, each after the one that it is in.
+_PACKAGES: Final = sorted(
+    {".".join(names[:depth]) for names in (part.split(".") for part in PARTS) for depth in range(1, len(names))}
 )
 # All that a process list shows: one line that any login shell can quote.
 _TAKEN: Final = "rlinf: a login script of this machine, such as ~/.bashrc, read the standard input of the command"
