@@ -178,16 +178,16 @@ def own_group(root: Path = _ROOT, membership: Path = Path("/proc/self/cgroup")) 
         return None
     groups = [(controllers, path) for _, controllers, path in (line for line in lines if len(line) == 3)]
     # In the root group of version 1 the machine's own processes count.
-    first = [
+    version_1 = [
         root / _CONTROLLER / path.lstrip("/")
         for names, path in groups
         if _CONTROLLER in names.split(",") and path != "/"
     ]
-    if folder := next(filter(Path.is_dir, first), None):
+    if folder := next(filter(Path.is_dir, version_1), None):
         return _memory_of(folder, "memory.usage_in_bytes", "memory.limit_in_bytes", "memory.max_usage_in_bytes")
-    second = [root / path.lstrip("/") for names, path in groups if not names]
+    version_2 = [root / path.lstrip("/") for names, path in groups if not names]
     # The root group of the machine lacks this file in version 2; that of a container has it.
-    if folder := next((folder for folder in second if (folder / "memory.events").is_file()), None):
+    if folder := next((folder for folder in version_2 if (folder / "memory.events").is_file()), None):
         return _memory_of(folder, "memory.current", "memory.max", "memory.peak")
     return None
 

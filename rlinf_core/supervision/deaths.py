@@ -154,7 +154,7 @@ def _crash(lines: list[str]) -> str | None:
     of_thread = takewhile(str.strip, dropwhile(lambda line: not line.startswith("Current thread"), rest))
     frames = [frame for thread in threads_of("\n".join(of_thread)) for frame in reversed(thread.frames)]
     inner = takewhile(lambda frame: not frame.filename.endswith(_OUTERMOST), frames)
-    stack = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in inner][:_FRAMES]
+    stack = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in inner if frame.lineno][:_FRAMES]
     return _block(f"it crashed: {fault}; its stack, innermost call first", stack) if stack else fault
 
 

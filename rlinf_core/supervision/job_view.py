@@ -17,7 +17,7 @@ from rlinf_core.supervision.waits import ProcessAnswer, processes_of
 from rlinf_core.waiting import RUNNING, OperationKind
 
 ReadStacks: TypeAlias = Callable[[str, StackRequest], list[ProcessStacks]]
-"""Has a process of the job, which is named, read stacks on its machine, and raises RLinfError where it does not."""
+"""Has the named process of a job read stacks on its machine; raises RLinfError."""
 
 _AT_ONCE: Final = 16
 # How the stacks of a process that answers come.
