@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from rlinf_core import env_vars
-from rlinf_core.cluster.node_holder import ClaimsOn, Devices, LeftClaims, NodeHolder, labels_of, leave_claims
+from rlinf_core.cluster.node_holder import ClaimsOn, Devices, LeftClaims, NodeHolder, labels_of
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.errors import ClusterError, DeviceHeldError, RLinfError
 from rlinf_core.node.device_claims import ClaimResult, DeviceHolder, HolderInfo
@@ -36,6 +36,9 @@ _SILENT_SECONDS: Final = 10.0
 _WORD_SECONDS: Final = 60.0
 _TELL_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 180.0
+# For which claims outlast an attempt, besides the time to join; and in which they are left to their keepers.
+_RETURN_SECONDS: Final = 120.0
+_LEAVE_SECONDS: Final = 60.0
 # `RLINF_CLAIMS=group:NAME`.
 _GROUP: Final = "group:"
 
@@ -80,12 +83,29 @@ class JobClaims:
         self._adopt(cluster)
 
     def leave(self, cluster: ClaimsOn) -> None:
-        """Leave what is held on other nodes to processes there, which hold it until the next attempt has joined."""
+        """Leave what is held on other nodes to processes there, which hold it until the next attempt has joined.
+
+        A node that does not answer keeps nothing.
+        """
+        ray = ray_api()
+        seconds = _RETURN_SECONDS + env_vars.CONNECT_TIMEOUT.get()
         by_rank: dict[int, dict[str, str]] = {}
         for (rank, device), name in self.names.items():
             if rank != self._own_rank and rank in self._actors:
                 by_rank.setdefault(rank, {})[device] = name
-        self._left = leave_claims(cluster, by_rank, self._actors, self._about)
+        pending: dict[int, Any] = {}
+        for rank, names in by_rank.items():
+            with suppress(RLinfError, ray.exceptions.RayError):
+                keeper = cluster.allocate(NodeHolder, node_rank=rank, outlives=True)
+                labels = labels_of(cluster.topology.nodes[rank])
+                pending[rank] = keeper.keep.remote(names, self._actors[rank].pid.remote(), labels, self._about, seconds)
+        self._left, end = {}, time.monotonic() + _LEAVE_SECONDS
+        for rank, answer in pending.items():
+            with suppress(ray.exceptions.RayError, TimeoutError):
+                pid, devices = ray.get(answer, timeout=max(0.0, end - time.monotonic()))
+                address = cluster.topology.nodes[rank].ip
+                if devices and address is not None:
+                    self._left[address] = LeftClaims(pid, {device: by_rank[rank][device] for device in devices})
         self._left_words = {device: words for (_, device), words in self._words.items()}
 
     def _adopt(self, cluster: ClaimsOn) -> None:

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
-from rlinf_core import env_vars
-from rlinf_core.cluster.ray_api import ray_api
-from rlinf_core.errors import RLinfError
 from rlinf_core.hardware.robots.unit import variable_of
 from rlinf_core.node.device_claims import DeviceHolder
 from rlinf_core.placement.strategy import Placement
@@ -71,11 +67,6 @@ def _devices(node: NodeInfo, placement: Placement) -> Iterable[tuple[str, str]]:
                     yield f"{kind}:{single}", f"{kind} {single}"
 
 
-# For which claims outlast an attempt, besides the time to join; and in which they are left to their keepers.
-_RETURN_SECONDS: Final = 120.0
-_LEAVE_SECONDS: Final = 60.0
-
-
 class ClaimsOn(Protocol):
     """The part of a cluster that claims need."""
 
@@ -125,41 +116,3 @@ class LeftClaims(NamedTuple):
 
     pid: int
     names: Mapping[str, str]
-
-
-def leave_claims(
-    cluster: ClaimsOn, held: Mapping[int, Mapping[str, str]], holders: Mapping[int, Any], about: Mapping[str, Any]
-) -> dict[str, LeftClaims]:
-    """Leave claims to processes that continue after this one has left the cluster, until the next attempt has joined.
-
-    A node that does not answer keeps nothing.
-
-    Args:
-        held: the names of claims by device, by node.
-        holders: the actors that have them, by node.
-        about: what askers are told.
-
-    Returns:
-        What was left, by the address of the node.
-    """
-    ray = ray_api()
-    seconds = _RETURN_SECONDS + env_vars.CONNECT_TIMEOUT.get()
-    pending: dict[int, Any] = {}
-    for rank, names in held.items():
-        try:
-            keeper = cluster.allocate(NodeHolder, node_rank=rank, outlives=True)
-            labels = labels_of(cluster.topology.nodes[rank])
-            pending[rank] = keeper.keep.remote(names, holders[rank].pid.remote(), labels, about, seconds)
-        except (RLinfError, ray.exceptions.RayError):
-            continue
-    left: dict[str, LeftClaims] = {}
-    end = time.monotonic() + _LEAVE_SECONDS
-    for rank, answer in pending.items():
-        try:
-            pid, devices = ray.get(answer, timeout=max(0.0, end - time.monotonic()))
-        except (ray.exceptions.RayError, TimeoutError):
-            continue
-        address = cluster.topology.nodes[rank].ip
-        if devices and address is not None:
-            left[address] = LeftClaims(pid, {device: held[rank][device] for device in devices})
-    return left

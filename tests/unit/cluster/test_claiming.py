@@ -139,7 +139,6 @@ class TwoNodes(OneNode):
 @pytest.fixture
 def pair(node: OneNode, monkeypatch: pytest.MonkeyPatch) -> Generator[TwoNodes]:
     monkeypatch.setattr(job_claims, "ray_api", _Ray)
-    monkeypatch.setattr(node_holder, "ray_api", _Ray)
     made = TwoNodes()
     monkeypatch.setattr(node_holder, "_end_process", lambda: made.ended.set())
     yield made
@@ -405,7 +404,7 @@ def test_what_was_left_on_a_node_is_given_back_before_a_wait(pair: TwoNodes, hol
 
 
 def test_a_run_that_does_not_come_back_loses_its_devices(pair: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_holder, "_RETURN_SECONDS", 0.0)
+    monkeypatch.setattr(job_claims, "_RETURN_SECONDS", 0.0)
     monkeypatch.setenv("RLINF_CONNECT_TIMEOUT", "0.01")
     with kept("/runs/mine"):
         claim(pair, pair.placements("3-4"))
