@@ -19,9 +19,7 @@ from rlinf_core.cluster.membership import (
     ABSENT,
     NodeMember,
     Seats,
-    cannot_run,
     departed,
-    does_not_answer,
     members,
     missing_ranks,
     probe,
@@ -94,9 +92,19 @@ def answer(reference: Any, member: NodeMember, asked_at: float) -> Any:
     except (ray.exceptions.RayError, TimeoutError) as error:
         errors = ray.exceptions
         cause = getattr(error, "cause", None) or error
+        why = (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
         if isinstance(error, (errors.RayTaskError, errors.RuntimeEnvSetupError, errors.WorkerCrashedError)):
-            raise cannot_run(member, cause) from None
-        raise does_not_answer(member, cause, asked_at) from None
+            raise ClusterError(
+                f"the node at {member.ip} joined, but cannot run rlinf",
+                why=why,
+                help="install the same rlinf in the interpreter that Ray was started with there",
+            ) from None
+        raise ClusterError(
+            f"the node at {member.ip} has not answered since {time.strftime('%H:%M:%S', time.localtime(asked_at))}",
+            why=why,
+            help="check that the machine runs and reaches the head (`rlinf status` probes every node); if its Ray has"
+            " ended, `rlinf up FILE` starts it again",
+        ) from None
 
 
 def _wait(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 import socket
 import sys
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -148,28 +147,6 @@ def departed(nodes: Sequence[Mapping[str, Any]]) -> dict[int, str]:
             lost = f"node {rank} ({node['NodeManagerAddress']}) joined and was lost"
             reasons[int(rank)] = f"{lost}: {reason}" if reason else lost
     return dict(sorted(reasons.items()))
-
-
-def does_not_answer(member: NodeMember, cause: BaseException, asked_at: float) -> ClusterError:
-    """Return the error for a joined node that has not answered since `asked`, in seconds since 1970."""
-    return ClusterError(
-        f"the node at {member.ip} has not answered since {time.strftime('%H:%M:%S', time.localtime(asked_at))}",
-        why=_last_line(cause),
-        help="check that the machine runs and reaches the head (`rlinf status` probes every node); if its Ray has"
-        " ended, `rlinf up FILE` starts it again",
-    )
-
-
-def cannot_run(member: NodeMember, cause: BaseException) -> ClusterError:
-    return ClusterError(
-        f"the node at {member.ip} joined, but cannot run rlinf",
-        why=_last_line(cause),
-        help="install the same rlinf in the interpreter that Ray was started with there",
-    )
-
-
-def _last_line(cause: BaseException) -> str:
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[-1]
 
 
 ABSENT: Final = NodeMember("", "")
