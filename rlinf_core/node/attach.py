@@ -62,7 +62,7 @@ class NodePorts(NamedTuple):
         # Every process of rlinf is one of Ray's, too, which has others besides.
         first, first_data = ports.start, ports.stop - (len(ports) - _FIXED_PORTS) // 3
         single = range(first, first + _SINGLE_PORTS)
-        return cls(*single, first + _FIXED_PORTS, first_data - 1, first_data, ports.stop - 1)
+        return cls._make([*single, first + _FIXED_PORTS, first_data - 1, first_data, ports.stop - 1])
 
     @property
     def full_range(self) -> str:
