@@ -348,7 +348,7 @@ class Broker:
             self._collect_receipts(client)
             self._carry_out(self._queue.remove(client, time.monotonic()))
         if client.produces:
-            self._endpoint.explain_later(client.stream, reason, lambda error: self._producer_lost(client, error))
+            self._endpoint.explain_later(client.name, reason, lambda error: self._producer_lost(client, error))
 
     def _producer_lost(self, client: BrokerClient, error: Exception) -> None:
         with self._lock:

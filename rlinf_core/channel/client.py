@@ -154,7 +154,7 @@ class ChannelClient(ChannelBackend):
             for operation in operations:
                 self._fail(operation, None)
         elif operations:
-            self._endpoint.explain_later(self.stream, reason, lambda error: self._fail_all(operations, error))
+            self._endpoint.explain_later(self.stream.peer, reason, lambda error: self._fail_all(operations, error))
 
     def _fail_all(self, operations: list[AnyOperation], error: Exception) -> None:
         for operation in operations:

@@ -10,11 +10,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.arena import Arena, ArenaUse
+from rlinf_core.collective.arena import Arena
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.connections.connection_pool import ConnectionPool
 from rlinf_core.collective.connections.handshake import ClusterSecret
@@ -24,11 +24,11 @@ from rlinf_core.collective.endpoint_info import Resolver, advertised_address, ma
 from rlinf_core.collective.messages.frame import Frame, FrameKind
 from rlinf_core.collective.messages.message import Encoded, FallbackDumps, Message, encode
 from rlinf_core.collective.transfer.backlog import Backlog
-from rlinf_core.collective.transfer.forwarder import Forwarder, ForwardMode
+from rlinf_core.collective.transfer.forwarder import Forwarder
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import Explain, PeerStreams, died
-from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
-from rlinf_core.collective.transfer.receiver import Handler, Receiver
+from rlinf_core.collective.transfer.received_message import PostedReceive
+from rlinf_core.collective.transfer.receiver import Receiver
 from rlinf_core.collective.transfer.sender import Sender
 from rlinf_core.collective.wait_table import WaitTable
 from rlinf_core.collective.work import Work
@@ -99,8 +99,25 @@ class Endpoint:
         self._receiver = Receiver(
             self.settings, self._arena, self.waits, self._streams, self._backlog, self._connection_lost
         )
-        self._sender = Sender(self.settings, self._arena, self.waits, self._streams, self._receiver.deliver_here)
-        self._relay = Forwarder(self._sender)
+        sender = Sender(
+            self.settings,
+            self._arena,
+            self.waits,
+            self._streams,
+            self._receiver.deliver_here,
+            self._check_open,
+        )
+        relay = Forwarder(sender)
+        self._forwards = relay.forwards
+        # Documented there.
+        self.send, self.send_async, self.broadcast = sender.send, sender.send_async, sender.broadcast
+        self.post, self.share = sender.post, sender.share
+        self.forward, self.release_lent = relay.forward, relay.release_lent
+        self.serve = self._receiver.serve
+        self.on_peer_lost = self._streams.on_lost
+        self.streams = self._streams.all
+        self.explain_later = self._streams.explain_later
+        self.shared_memory = self._arena.use
         self._listener = Listener(
             [listen_unix(path), tcp],
             secret,
@@ -132,77 +149,6 @@ class Endpoint:
     def encode(self, obj: object) -> Encoded:
         """Return `obj` as a pickle stream and the parts beside it, see `message`."""
         return encode(obj, self._fallback)
-
-    def send(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
-        """Send, and return when the message's memory may be changed, which may be before it is received."""
-        self._check_open()
-        self._sender.send(stream, message, work)
-
-    def send_async(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
-        """Send in the background; `work` finishes when the message's memory may be changed."""
-        self._check_open()
-        self._sender.send_async(stream, message, work)
-
-    def broadcast(self, streams: Sequence[PeerStream], message: Message, works: Sequence[Work[object]]) -> None:
-        """Send one message to several peers; each one's outcome is that of its work."""
-        self._check_open()
-        self._sender.broadcast(streams, message, works)
-
-    def forward(
-        self,
-        stream: PeerStream,
-        received: ReceivedMessage,
-        work: Work[object],
-        *,
-        tag: int,
-        key: bytes = b"",
-        weight: float = 0.0,
-        handover: ForwardMode = ForwardMode.MOVE,
-        to: str | None = None,
-    ) -> None:
-        """Forward a received message in the background, without a copy where both sides share memory.
-
-        A message that is lent belongs to the peer once `release_lent` is called; until then it may be forwarded again.
-        Where it is `to` an endpoint that was relaunched, `work` fails.
-        """
-        self._check_open()
-        self._relay.forward(stream, received, work, handover, tag=tag, key=key, weight=weight, to=to)
-
-    def share(self, stream: PeerStream, message: Message, size: int, work: Work[object]) -> memoryview | None:
-        """Send a message whose body is fresh memory of `size` bytes that both sides keep and write.
-
-        Return that memory; None where the peer shares none, as on another host.
-        """
-        self._check_open()
-        return self._sender.share(stream, message, size, work)
-
-    def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        """Hand a lent message over to the peer, which has acknowledged it."""
-        self._relay.release_lent(stream, received)
-
-    def post(
-        self,
-        stream: PeerStream,
-        tag: int,
-        key: bytes,
-        head: bytes | bytearray = b"",
-        weight: float = 0.0,
-        *,
-        to: str | None = None,
-    ) -> bool:
-        """Send a small message to a service ahead of what is queued on the stream; never blocks.
-
-        Return False when nothing was sent because nothing has gone through the stream and its present connection yet.
-        What is `to` an endpoint that was relaunched is dropped.
-        """
-        return self._sender.post(stream, tag, key, head, weight, to)
-
-    def serve(self, tag: int, handler: Handler) -> None:
-        """Pass messages with this tag (from 1) to `handler` as they arrive, in the reading thread: it must not block.
-
-        They arrive in order for each stream. The handler owns the message that it gets.
-        """
-        self._receiver.serve(tag, handler)
 
     def work(
         self, kind: OperationKind, target: str, timeout: float | None = None, *, detached: bool = False
@@ -249,16 +195,9 @@ class Endpoint:
                 works.update((id(work), work) for work in stream.open_works())
         return sum(work.fail(error) for work in works.values() if name is None or work.target == name)
 
-    def on_peer_lost(self, callback: Callable[[str, str], None]) -> None:
-        """Call `callback(address, reason)` when the process of a peer is gone; it must not block."""
-        self._streams.on_lost(callback)
-
     def on_close(self, callback: Callable[[Exception], object]) -> None:
         """Call `callback` when this endpoint closes, with the error of operations that no thread waits for."""
         self._on_close.append(callback)
-
-    def streams(self) -> list[PeerStream]:
-        return self._streams.all()
 
     def take_mismatches(self) -> list[MismatchError]:
         """Return the mismatches that peers reported and that no operation raised, and forget them."""
@@ -269,15 +208,12 @@ class Endpoint:
         for stream in self._streams.all():
             stream.disregard_mismatches()
 
-    def shared_memory(self) -> ArenaUse:
-        return self._arena.use()
-
     def collect(self) -> None:
         """Release other processes' memory whose owner, or last holder, has died.
 
         A process that forwards messages, as a channel does, calls it regularly.
         """
-        self._relay.forwards.collect()
+        self._forwards.collect()
         orphans, self._orphans = self._orphans, []
         for identity in orphans:
             for connection in self._connections.all():
@@ -291,11 +227,7 @@ class Endpoint:
 
     def answers_for_memory(self) -> bool:
         """Return whether a receiver still uses memory that this process forwarded, and releases if that one dies."""
-        return self._relay.forwards.outstanding()
-
-    def explain_later(self, stream: PeerStream, reason: str, then: Callable[[Exception], object]) -> None:
-        """Call `then` in a new thread with the error for operations with a lost peer."""
-        self._streams.explain_later(stream.peer, reason, then)
+        return self._forwards.outstanding()
 
     # The end
 
@@ -365,7 +297,7 @@ class Endpoint:
             # Other processes are notified later: a message that refers to it may be on its way to them.
             self._orphans.append(segment.identity)
         self._arena.owner_lost(connection.peer.incarnation, connection.peer_is_dead)
-        self._relay.forwards.lost(connection)
+        self._forwards.lost(connection)
 
     def abandon(self) -> None:
         """Close what a forked child inherited, so that it does not keep the parent's connections open."""

@@ -98,15 +98,22 @@ class Forwarder:
         stream: PeerStream,
         received: ReceivedMessage,
         work: Work[object],
-        handover: ForwardMode,
         *,
         tag: int,
-        key: bytes,
-        weight: float,
-        to: str | None,
+        key: bytes = b"",
+        weight: float = 0.0,
+        handover: ForwardMode = ForwardMode.MOVE,
+        to: str | None = None,
     ) -> None:
-        """Pass a message on in the background; `work` finishes when that is done."""
-        message = _outline(received, tag=tag, key=key, weight=weight, to=to)
+        """Forward a received message in the background, without a copy where both sides share memory.
+
+        Where it is `to` an endpoint that was relaunched, `work` fails.
+        """
+        self._sender.check_open()
+        frame = received.frame
+        # Its bytes are in the encoded body, or added later.
+        parts = [PlaceholderPart(size) for size in frame.sizes]
+        message = Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight, to=to)
 
         def at_once() -> bool:
             connection = self._sender.ready_connection(stream)
@@ -115,16 +122,10 @@ class Forwarder:
                 return False
             return self._hand_over(stream, received, connection, message, body, handover, None)
 
-        try:
-            if stream.run_at_once(at_once):
-                work.finish(None)
-                return
-        except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
-            work.fail(error)
-            return
-        stream.queue(lambda: self._forward(stream, received, message, work, handover), work)
+        stream.start(at_once, lambda: self._forward(stream, received, message, work, handover), work)
 
     def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
+        """Hand a lent message over to the peer, which has acknowledged it."""
         lease = received.take_lease()
         connection = stream.connection
         if lease is None or connection is None:
@@ -191,10 +192,3 @@ class Forwarder:
             elif not done and lease is not None:
                 lease.keep()
         return done
-
-
-def _outline(received: ReceivedMessage, *, tag: int, key: bytes, weight: float, to: str | None) -> Message:
-    """Return a message with the header fields of a received one; its bytes are in the encoded body, or added later."""
-    frame = received.frame
-    parts = [PlaceholderPart(size) for size in frame.sizes]
-    return Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight, to=to)

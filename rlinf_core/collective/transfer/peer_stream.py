@@ -206,6 +206,18 @@ class PeerStream:
         finally:
             self._order.release()
 
+    def start(self, at_once: Callable[[], bool], later: Callable[[], object], work: Work[object]) -> None:
+        """Run `at_once` as `run_at_once` does, else queue `later`; `work` carries what they raise, and finishes."""
+        try:
+            done = self.run_at_once(at_once)
+        except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
+            work.fail(error)
+            return
+        if done:
+            work.finish(None)
+        else:
+            self.queue(later, work)
+
     def queue(self, job: Callable[[], object], work: Work[object]) -> None:
         """Run `job` in its turn in the stream's own thread; `work` carries what it raises, and finishes with it."""
         with self._jobs_lock:

@@ -75,6 +75,7 @@ class PeerStreams:
         return any(stream.is_awaited_through(connection, waiting) for stream in self.with_peer_of(connection))
 
     def on_lost(self, callback: Callable[[str, str], None]) -> None:
+        """Call `callback(address, reason)` when the process of a peer is gone; it must not block."""
         self._lost_callbacks.append(callback)
 
     def connect(self, stream: PeerStream, work: Work[object]) -> Connection | None:

@@ -67,6 +67,10 @@ class Receiver:
         self._routes: dict[Connection, dict[int, PeerStream]] = {}
 
     def serve(self, tag: int, handler: Handler) -> None:
+        """Pass messages with this tag (from 1) to `handler` as they arrive, in the reading thread: it must not block.
+
+        They arrive in order for each stream. The handler owns the message that it gets.
+        """
         self._handlers[tag] = handler
 
     def post(self, stream: PeerStream, posted: PostedReceive) -> bool:

@@ -27,83 +27,6 @@ from rlinf_core.collective.wait_table import WaitTable
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, WorkerDiedError
 
-# Bodies in shared memory: between processes of one host, one copy in, and a place of a few bytes in the frame.
-
-
-class SharedMemoryWriter:
-    """Writes bodies to the arena. While that is full it waits, and after a while it takes its own segment.
-
-    So a slow receiver throttles its sender, and two senders that wait for each other's room still make progress.
-
-    Args:
-        spill_after: seconds to wait for room before memory outside the arena is taken.
-        owners: the receivers of the body; each gets its own lease.
-    """
-
-    def __init__(self, arena: Arena, spill_after: float, owners: Sequence[str]) -> None:
-        self._arena = arena
-        self._spill_after = spill_after
-        self._owners = owners
-
-    def encode(self, message: Message, work: Work[object] | None) -> EncodedBody | None:
-        """Return the message's body in shared memory; wait for room until `work`'s deadline.
-
-        Without `work` it does not wait, and returns None where there is no room.
-
-        Raises:
-            CommunicationTimeoutError: no room became free.
-        """
-        size = message.body_size
-        block = self._arena.try_allocate(size, self._owners) if work is None else self.room(size, work)
-        if block is None:
-            return None
-        self.fill(block, message)
-        return shared_body(block, 0, lambda: self._arena.cancel(block))
-
-    def fill(self, block: ArenaBlock, message: Message) -> None:
-        try:
-            message.gather(block.memory())
-        except BaseException:
-            self._arena.cancel(block)
-            raise
-
-    def room(self, size: int, work: Work[object]) -> ArenaBlock:
-        """Return a block for a body, with a lease for each owner; waits for room as `encode`."""
-        block = self._arena.try_allocate(size, self._owners)
-        if block is not None:
-            return block
-        # Waiting for room is useless where the body can never fit.
-        fits = size <= self._arena.capacity
-        spill_at = time.monotonic() + (self._spill_after if fits else 0.0)
-        while True:
-            now = time.monotonic()
-            if now >= spill_at:
-                block = spill(size, len(self._owners))
-                if block is not None:
-                    return block
-            error = work.exception()
-            if error is not None:
-                raise error
-            if now >= work.deadline:
-                raise self._full(size, work)
-            self._arena.wait_for_room(min(work.deadline, max(spill_at, now + 0.1)))
-            block = self._arena.try_allocate(size, self._owners)
-            if block is not None:
-                return block
-
-    def _full(self, size: int, work: Work[object]) -> CommunicationTimeoutError:
-        use = self._arena.use()
-        holders = ", ".join(f"`{name}` {held}" for name, held in sorted(use.holders.items())) or "nobody"
-        return CommunicationTimeoutError(
-            work.title,
-            work.seconds,
-            picture=(
-                f"no room for {size} bytes: {use.used} of {use.capacity} bytes of shared memory are in use, held by "
-                f"{holders}, and the memory limit leaves no room outside of it"
-            ),
-            help="receive what was sent, drop what is not needed, or raise RLINF_SHM_LIMIT",
-        )
-
 
 def shared_body(block: ArenaBlock, place: int, undo: Callable[[], None] = do_nothing) -> EncodedBody:
     """Return a body for the holder number `place` of a block."""
@@ -122,10 +45,14 @@ def descriptors(segment: SharedSegment) -> tuple[int, ...]:
 
 # Below this, one buffer is cheaper than two.
 _JOIN = 16 << 10
+_LOOK_AGAIN = 0.1
 
 
 class Sender:
-    """The sender of messages, in the calling thread where it may block, else in the stream's own."""
+    """The sender of messages, in the calling thread where it may block, else in the stream's own.
+
+    Bodies for processes of this host lie in shared memory: one copy in, and a place of a few bytes in the frame.
+    """
 
     def __init__(
         self,
@@ -134,43 +61,42 @@ class Sender:
         waits: WaitTable,
         streams: PeerStreams,
         hand_over: Callable[[PeerStream, ReceivedMessage], None],
+        check_open: Callable[[], None],
     ) -> None:
-        """Make a sender; `hand_over` delivers within this process."""
+        """Make a sender; `hand_over` delivers within this process, and `check_open` raises if nothing may be sent."""
         self._settings = settings
         self._arena = arena
         self._waits = waits
         self._streams = streams
-        self.connect = streams.connect
-        self.hand_over = hand_over
+        self._connect = streams.connect
+        self._hand_over = hand_over
+        self.check_open = check_open
+        self.limit = settings.inline_limit
 
     def send(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
-        """Send and return when the message's memory may be changed.
+        """Send, and return when the message's memory may be changed, which may be before it is received.
 
         Raises:
             Exception: what `work` fails with: a deadline, a dead peer, an injected failure.
         """
+        self.check_open()
         if stream.run_at_once(lambda: self._try(stream, message)):
             return
         with self._waits.during(work):
             stream.run(lambda: self.transmit(stream, message, work), work)
 
     def send_async(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
-        if message.body_size <= self._settings.direct_limit:
-            try:
-                done = stream.run_at_once(lambda: self._try(stream, message))
-            except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
-                work.fail(error)
-                return
-            if done:
-                work.finish(None)
-                return
-        stream.queue(lambda: self.transmit(stream, message, work), work)
+        """Send in the background; `work` finishes when the message's memory may be changed."""
+        self.check_open()
+        small = message.body_size <= self._settings.direct_limit
+        stream.start(lambda: small and self._try(stream, message), lambda: self.transmit(stream, message, work), work)
 
     def broadcast(self, streams: Sequence[PeerStream], message: Message, works: Sequence[Work[object]]) -> None:
         """Send one message to several peers: those on this host share one copy of the body.
 
         Each stream's outcome is that of its work; returns when the message's memory may be changed.
         """
+        self.check_open()
         sharers: list[tuple[PeerStream, Work[object], Connection]] = []
         for stream, work in zip(streams, works, strict=True):
             connection = self._connection_or_fail(stream, work) if message.body_size > self.limit else None
@@ -186,9 +112,20 @@ class Sender:
             work.wait_until(work.deadline)
 
     def post(
-        self, stream: PeerStream, tag: int, key: bytes, head: bytes | bytearray, weight: float, to: str | None
+        self,
+        stream: PeerStream,
+        tag: int,
+        key: bytes,
+        head: bytes | bytearray = b"",
+        weight: float = 0.0,
+        *,
+        to: str | None = None,
     ) -> bool:
-        """Send a few bytes ahead of what is queued on the stream; False when the stream was not used before."""
+        """Send a small message to a service ahead of what is queued on the stream; never blocks.
+
+        Return False when nothing was sent because nothing has gone through the stream and its present connection yet.
+        What is `to` an endpoint that was relaunched is dropped.
+        """
         connection = stream.connection
         if connection is None or not connection.usable or stream.routed is not connection:
             return False
@@ -198,8 +135,12 @@ class Sender:
         return True
 
     def share(self, stream: PeerStream, message: Message, size: int, work: Work[object]) -> memoryview | None:
-        """Send a message whose body is fresh memory that both sides keep; None where they share none: it has none."""
-        connection = self.connect(stream, work)
+        """Send a message whose body is fresh memory of `size` bytes that both sides keep and write.
+
+        Return that memory; None where the peer shares none, as on another host: the message has no body.
+        """
+        self.check_open()
+        connection = self._connect(stream, work)
         block = spill(size, 1) if connection is not None and connection.shares_memory else None
         if connection is None or block is None:
             self.send(stream, message, work)
@@ -209,10 +150,6 @@ class Sender:
         body = shared_body(block, 0)
         stream.run(lambda: self._write_or_undo(stream, connection, message, body, work), work)
         return block.memory()
-
-    @property
-    def limit(self) -> int:
-        return self._settings.inline_limit
 
     # One message at its turn. Without `work` it is sent only if that needs no wait.
 
@@ -225,7 +162,7 @@ class Sender:
         return self._write_or_undo(stream, connection, message, body, None)
 
     def transmit(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
-        connection = self.connect(stream, work)
+        connection = self._connect(stream, work)
         body = None if connection is None else self._encode(message, connection, work)
         if connection is None or body is None:
             self._deliver_here(stream, message)
@@ -233,16 +170,71 @@ class Sender:
             self._write_or_undo(stream, connection, message, body, work)
 
     def _encode(self, message: Message, connection: Connection, work: Work[object] | None) -> EncodedBody | None:
-        if message.body_size <= self.limit:
+        """Return the body of a message; None where there is no room for it now, and no `work` says how long to wait.
+
+        Raises:
+            CommunicationTimeoutError: no room became free in time.
+        """
+        size = message.body_size
+        if size <= self.limit:
             return inline_body(message)
         if not connection.shares_memory:
             return None if work is None else stream_body(message)
         # Copying gigabytes takes seconds in which no other progress is visible.
         self._waits.operations.moved()
-        return self._writer((connection.peer.incarnation,)).encode(message, work)
+        owners = (connection.peer.incarnation,)
+        block = self._arena.try_allocate(size, owners) if work is None else self._room(size, owners, work)
+        if block is None:
+            return None
+        self._fill(block, message)
+        return shared_body(block, 0, lambda: self._arena.cancel(block))
 
-    def _writer(self, owners: Sequence[str]) -> SharedMemoryWriter:
-        return SharedMemoryWriter(self._arena, self._settings.spill_after, owners)
+    def _fill(self, block: ArenaBlock, message: Message) -> None:
+        try:
+            message.gather(block.memory())
+        except BaseException:
+            self._arena.cancel(block)
+            raise
+
+    def _room(self, size: int, owners: Sequence[str], work: Work[object]) -> ArenaBlock:
+        """Return a block with a lease for each owner; after a wait for room, one in a segment of its own.
+
+        So a slow receiver throttles its sender, and two senders that wait for each other's room still make progress.
+        """
+        block = self._arena.try_allocate(size, owners)
+        if block is not None:
+            return block
+        # Waiting for room is useless where the body can never fit.
+        fits = size <= self._arena.capacity
+        spill_at = time.monotonic() + (self._settings.spill_after if fits else 0.0)
+        while True:
+            now = time.monotonic()
+            if now >= spill_at:
+                block = spill(size, len(owners))
+                if block is not None:
+                    return block
+            error = work.exception()
+            if error is not None:
+                raise error
+            if now >= work.deadline:
+                raise self._full(size, work)
+            self._arena.wait_for_room(min(work.deadline, max(spill_at, now + _LOOK_AGAIN)))
+            block = self._arena.try_allocate(size, owners)
+            if block is not None:
+                return block
+
+    def _full(self, size: int, work: Work[object]) -> CommunicationTimeoutError:
+        use = self._arena.use()
+        holders = ", ".join(f"`{name}` {held}" for name, held in sorted(use.holders.items())) or "nobody"
+        return CommunicationTimeoutError(
+            work.title,
+            work.seconds,
+            picture=(
+                f"no room for {size} bytes: {use.used} of {use.capacity} bytes of shared memory are in use, held by "
+                f"{holders}, and the memory limit leaves no room outside of it"
+            ),
+            help="receive what was sent, drop what is not needed, or raise RLINF_SHM_LIMIT",
+        )
 
     def ready_connection(self, stream: PeerStream) -> Connection | None:
         connection = stream.connection
@@ -308,16 +300,16 @@ class Sender:
 
     def _connection_or_fail(self, stream: PeerStream, work: Work[object]) -> Connection | None:
         try:
-            return self.connect(stream, work)
+            return self._connect(stream, work)
         except Exception as error:  # noqa: BLE001 - it is the outcome for this peer, not for the others
             work.fail(error)
             return None
 
     def _share(self, message: Message, sharers: Sequence[tuple[PeerStream, Work[object], Connection]]) -> None:
-        writer = self._writer([connection.peer.incarnation for _, _, connection in sharers])
+        owners = [connection.peer.incarnation for _, _, connection in sharers]
         try:
-            block = writer.room(message.body_size, sharers[0][1])
-            writer.fill(block, message)
+            block = self._room(message.body_size, owners, sharers[0][1])
+            self._fill(block, message)
         except Exception as error:  # noqa: BLE001 - it is the outcome of the operation
             for _, work, _ in sharers:
                 work.fail(error)
@@ -331,16 +323,14 @@ class Sender:
     def _write_share(
         self, stream: PeerStream, message: Message, work: Work[object], connection: Connection, body: EncodedBody
     ) -> None:
-        try:
-            done = stream.run_at_once(lambda: self.write(stream, connection, message, body, None))
-        except Exception as error:  # noqa: BLE001 - it is the outcome for this peer, not for the others
-            body.undo()
-            work.fail(error)
-            return
-        if done:
-            work.finish(None)
-        else:
-            stream.queue(lambda: self._write_or_undo(stream, connection, message, body, work), work)
+        def at_once() -> bool:
+            try:
+                return self.write(stream, connection, message, body, None)
+            except BaseException:
+                body.undo()
+                raise
+
+        stream.start(at_once, lambda: self._write_or_undo(stream, connection, message, body, work), work)
 
     # Within this process
 
@@ -354,10 +344,10 @@ class Sender:
         if block is None:
             copy = private_memory(size)
             message.gather(copy)
-            self.hand_over(stream, ReceivedMessage(frame, copy))
+            self._hand_over(stream, ReceivedMessage(frame, copy))
         else:
             message.gather(block.memory())
-            self.hand_over(stream, ReceivedMessage(frame, lease=block.lease()))
+            self._hand_over(stream, ReceivedMessage(frame, lease=block.lease()))
 
 
 def _segment(body: EncodedBody) -> int:

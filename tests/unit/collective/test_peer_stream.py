@@ -84,7 +84,7 @@ def test_loss_is_explained_by_the_streams_own_thread() -> None:
     stream, work, unused = PeerStream("me:0", "peer:0"), send_work(), cast("Any", None)
     stream.connection = cast("Any", Broken())
     streams = cast("Any", SimpleNamespace(connect=lambda stream, work: stream.connection, explain=explain))
-    Sender(Settings(), unused, unused, streams, unused).send_async(stream, Message(b"small"), work)
+    Sender(Settings(), unused, unused, streams, unused, lambda: None).send_async(stream, Message(b"small"), work)
     with pytest.raises(WorkerDiedError, match="it broke"):
         work.wait(20)
     assert len(explaining) == 1

@@ -123,8 +123,8 @@ class ServiceEndpoint:
     def send_async(self, stream: PeerStream, message: Message, work: object) -> None:
         """Nobody can be reached who has no connection."""
 
-    def explain_later(self, stream: PeerStream, reason: str, then: Callable[[Exception], object]) -> None:
-        self.world.soon(then, WorkerDiedError(stream.peer, cause=reason), within=0.6)
+    def explain_later(self, peer: str, reason: str, then: Callable[[Exception], object]) -> None:
+        self.world.soon(then, WorkerDiedError(peer, cause=reason), within=0.6)
 
     def release_lent(self, stream: PeerStream, received: object) -> None:
         raise AssertionError("only packed items are put")
