@@ -14,8 +14,7 @@ from rlinf_core.channel.arguments import checked_timeout
 from rlinf_core.channel.mailbox import AnswerSlots
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
-from rlinf_core.collective.wait_table import WaitTable
-from rlinf_core.collective.work import Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, ChannelClosed, ChannelError, CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind
 

@@ -30,8 +30,7 @@ from rlinf_core.collective.transfer.peer_streams import Explain, PeerStreams, di
 from rlinf_core.collective.transfer.received_message import PostedReceive
 from rlinf_core.collective.transfer.receiver import Receiver
 from rlinf_core.collective.transfer.sender import Sender
-from rlinf_core.collective.wait_table import WaitTable
-from rlinf_core.collective.work import Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, MismatchError, RuntimeFailure
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.waiting import OperationKind, plain_seconds

@@ -1,4 +1,4 @@
-"""Work handles: the future results of operations, and of functions of those results."""
+"""Work handles: the future results of operations, and of functions of those results; the table of waits for them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Generic, TypeVar, cast
 
 from rlinf_core import env_vars
-from rlinf_core.collective.wait_table import AwaitedOperation, WaitTable
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.process import tracing
-from rlinf_core.process.inflight_ops import current_task_key
-from rlinf_core.waiting import OperationKind, plain_seconds
+from rlinf_core.process.inflight_ops import InflightOps, current_task_key
+from rlinf_core.waiting import Operation, OperationKind, plain_seconds
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -27,26 +26,49 @@ _log = logging.getLogger(__name__)
 _EXTENSION = 0.25
 
 
-class _State:
-    """The lock of the state of all handles: held for a few instructions, and never while calling out."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+# Of the state of all handles: held for a few instructions, and never while calling out.
+_lock = threading.Lock()
 
 
-_state = _State()
-# A fork may copy the lock while another thread holds it.
-os.register_at_fork(after_in_child=_state.__init__)
+def _renew_lock() -> None:
+    """Replace the lock in a forked child: another thread may have held it."""
+    global _lock
+    _lock = threading.Lock()
 
 
-class Work(AwaitedOperation, Generic[T]):
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+class Work(Generic[T]):
     """The future outcome of one operation. Any thread may wait for it, any number of times.
 
     What arrives is decoded once, by the first thread that asks for it, so that a large copy or slow unpickling never
     holds up the thread that reads.
+
+    Attributes:
+        kind: what it does.
+        target: its peer: an address, or the name of a channel.
+        key: the key of a channel; None: none.
+        seconds: its time limit.
+        since: when it was issued, on the monotonic clock.
+        serial: its number in the table of waits while it continues in the background, else None.
     """
 
-    __slots__ = ("_callbacks", "_decode", "_decoding", "_done", "_error", "_value", "_waits")
+    __slots__ = (
+        "_callbacks",
+        "_decode",
+        "_decoding",
+        "_done",
+        "_error",
+        "_value",
+        "_waits",
+        "key",
+        "kind",
+        "seconds",
+        "serial",
+        "since",
+        "target",
+    )
 
     def __init__(
         self,
@@ -67,8 +89,13 @@ class Work(AwaitedOperation, Generic[T]):
             decode: makes the result of what arrives. It must not refer to this handle: in a cycle, a large message
                 would stay until the next garbage collection.
         """
-        super().__init__(kind, target, seconds, key)
+        self.kind = kind
+        self.target = target
+        self.key = key
+        self.seconds = seconds
+        self.since = time.monotonic()
         self._waits = waits
+        self.serial: int | None = None
         if waits is not None and detached:
             self.serial = waits.operations.begin(kind, target, key, detached=True)
         self._done = False
@@ -77,6 +104,11 @@ class Work(AwaitedOperation, Generic[T]):
         self._callbacks: list[Callable[[], object]] | None = None
         self._decode = decode
         self._decoding = None if decode is None else threading.Lock()
+
+    @property
+    def title(self) -> str:
+        """The operation in words, as in `recv from actor:0`."""
+        return Operation(self.kind, self.target, self.key, 0.0, 0).title
 
     @property
     def deadline(self) -> float:
@@ -182,7 +214,7 @@ class Work(AwaitedOperation, Generic[T]):
 
         What it raises there is logged.
         """
-        with _state.lock:
+        with _lock:
             if not self._done:
                 if self._callbacks is None:
                     self._callbacks = []
@@ -243,7 +275,7 @@ class Work(AwaitedOperation, Generic[T]):
         return False
 
     def _remove_callback(self, callback: Callable[[], object]) -> None:
-        with _state.lock:
+        with _lock:
             if self._callbacks is not None:
                 self._callbacks = [other for other in self._callbacks if other is not callback]
 
@@ -266,7 +298,7 @@ class Work(AwaitedOperation, Generic[T]):
         """Drop what had arrived of a result, since the operation has failed."""
 
     def _settle(self, value: object, error: BaseException | None) -> bool:
-        with _state.lock:
+        with _lock:
             if self._done:
                 return False
             self._value, self._error = value, error
@@ -334,3 +366,82 @@ class ChainedWork(Work[U]):
         if not after.settled:
             return after._too_late(min(seconds, after.seconds))
         return super()._too_late(seconds)
+
+
+class WaitTable:
+    """The operations that the threads and tasks of a process wait in; publishes them, and fails them from outside.
+
+    Attributes:
+        operations: where they are published.
+        patience: the default time limit of an operation in seconds.
+        picture: describes the peers that an expired operation waits for, if known; may block briefly.
+        paused: how many of the last seconds did not count for a wait for this target, as somebody debugged its peers.
+        check: called before a wait begins; raises if it must not.
+        acknowledged: called when a wait begins that may be for the acknowledgement of a tensor.
+    """
+
+    def __init__(self, operations: InflightOps | None = None) -> None:
+        self.operations = InflightOps() if operations is None else operations
+        self.patience = 0.0
+        self.picture: Callable[[Work[Any]], str | None] = lambda work: None
+        self.paused: Callable[[str, float], float] = lambda target, seconds: 0.0
+        self.check: Callable[[], object] = lambda: None
+        self.acknowledged: Callable[[Work[Any]], object] = lambda work: None
+        self._waiting: dict[int, Work[Any]] = {}
+        # While the run is traced: since when who waits for what continues in the background.
+        self._traced: dict[int, tuple[float, Hashable]] = {}
+
+    def waiting(self) -> list[Work[Any]]:
+        """Return what threads and tasks are blocked in now."""
+        return list(self._waiting.copy().values())
+
+    def fail(self, serial: int, error: BaseException) -> bool:
+        """Fail the awaited operation with this serial; return False if it is not awaited."""
+        work = self._waiting.get(serial)
+        return work is not None and work.fail(error)
+
+    def fail_task(self, task_key: Hashable, error: BaseException) -> None:
+        """Fail the operations that a task, or a thread by its number, waits in; all of them for None."""
+        for serial, work in self._waiting.copy().items():
+            if task_key is None or self.operations.task_key(serial) == task_key:
+                work.fail(error)
+
+    @contextmanager
+    def during(
+        self, work: Work[Any], task_key: Hashable = None, seconds: float | None = None
+    ) -> Generator[None, None, None]:
+        """Publish, within the block, that the calling thread, or the task `task_key`, waits for `work`.
+
+        `seconds` is how long it waits at most; by default as long as the operation may take.
+        """
+        serial = self.enter(work, task_key, seconds)
+        try:
+            yield
+        finally:
+            self.leave(work, serial)
+
+    def enter(self, work: Work[Any], task_key: Hashable = None, seconds: float | None = None) -> int:
+        """Do what `during` does first; return what `leave` takes."""
+        self.check()
+        bounded = (work.seconds if seconds is None else seconds) < self.patience
+        serial = work.serial
+        if serial is not None:
+            self.operations.attach(serial, task_key, bounded=bounded)
+            if tracing.recorder is not None:
+                self._traced[serial] = (time.monotonic(), task_key)
+        else:
+            serial = self.operations.begin(work.kind, work.target, work.key, task_key=task_key, bounded=bounded)
+        self._waiting[serial] = work
+        if work.kind is OperationKind.SEND_TENSOR:
+            self.acknowledged(work)
+        return serial
+
+    def leave(self, work: Work[Any], serial: int) -> None:
+        self._waiting.pop(serial, None)
+        if tracing.recorder is not None and serial in self._traced:
+            since, task_key = self._traced.pop(serial)
+            tracing.recorder.add(tracing.WAIT, work.title, since, time.monotonic(), task_key)
+        if work.serial is None or work.settled:
+            self.operations.end(serial)
+        else:
+            self.operations.detach(serial)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.wait_table import AwaitedOperation
+from rlinf_core.collective.work import Work
 from rlinf_core.errors import RuntimeFailure
 from rlinf_core.process.inflight_ops import InflightOps
 from rlinf_core.supervision.lives import MANAGER
@@ -80,7 +80,7 @@ class WaitReports:
         """Return a description of the peers that an operation of this process waits for, if available quickly."""
         return self._explained(serial, self._operations.publication())
 
-    def picture_of_expired(self, work: AwaitedOperation) -> str | None:
+    def picture_of_expired(self, work: Work[Any]) -> str | None:
         """Return a description of the peers that an expired operation waits for; blocks briefly."""
         if work.target == MANAGER:
             return None

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.connections.connection import Connection
@@ -13,7 +14,6 @@ from rlinf_core.collective.connections.connection_pool import ConnectionPool, Un
 from rlinf_core.collective.endpoint_info import EndpointInfo
 from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import RELAUNCHED, PeerStream
-from rlinf_core.collective.wait_table import AwaitedOperation
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError, PeerNotFoundError, WorkerDiedError
 
@@ -70,7 +70,7 @@ class PeerStreams:
         with self._lock:
             return list(self._with.get(connection.peer.incarnation, ()))
 
-    def are_awaited_through(self, connection: Connection, waiting: Container[AwaitedOperation]) -> bool:
+    def are_awaited_through(self, connection: Connection, waiting: Container[Work[Any]]) -> bool:
         """Return whether any stream is, see `PeerStream.is_awaited_through`."""
         return any(stream.is_awaited_through(connection, waiting) for stream in self.with_peer_of(connection))
 
@@ -186,7 +186,7 @@ class PeerStreams:
         if connection.peer.incarnation in stream.former:
             self._fail_later(stream, stream.take_unacknowledged(lambda one: one is connection), RELAUNCHED)
 
-    def look_for_acknowledgement(self, work: AwaitedOperation) -> None:
+    def look_for_acknowledgement(self, work: Work[Any]) -> None:
         """Wake the threads that may bring an acknowledgement that a caller now waits for."""
         if not self._backlog.holds_back:
             return

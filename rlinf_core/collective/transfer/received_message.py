@@ -11,8 +11,7 @@ from rlinf_core.collective.messages.frame import Flag, Frame, layout
 from rlinf_core.collective.messages.message import decode
 from rlinf_core.collective.messages.payload import copy_bytes, private_memory
 from rlinf_core.collective.messages.torch_payload import TensorTarget
-from rlinf_core.collective.wait_table import WaitTable
-from rlinf_core.collective.work import Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import MismatchError
 from rlinf_core.waiting import OperationKind
 

@@ -17,7 +17,7 @@ from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream, StaleMessageError
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
 from rlinf_core.collective.transfer.received_message import BufferClaim, PostedReceive, ReceivedMessage, find_mismatch
-from rlinf_core.collective.wait_table import WaitTable
+from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError, RuntimeFailure
 
 _log = logging.getLogger(__name__)

@@ -23,8 +23,7 @@ from rlinf_core.collective.messages.payload import private_memory
 from rlinf_core.collective.transfer.peer_stream import RELAUNCHED, PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
-from rlinf_core.collective.wait_table import WaitTable
-from rlinf_core.collective.work import Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CommunicationTimeoutError, WorkerDiedError
 
 

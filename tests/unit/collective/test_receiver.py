@@ -29,8 +29,7 @@ from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams, died
 from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage
 from rlinf_core.collective.transfer.receiver import Receiver
-from rlinf_core.collective.wait_table import WaitTable
-from rlinf_core.collective.work import Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CancelledOperationError, CommunicationTimeoutError, WorkerDiedError
 from rlinf_core.waiting import OperationKind
 from tests.unit.collective.conftest import HERE, THERE, Pair

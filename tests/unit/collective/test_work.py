@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_core.collective.wait_table import WaitTable
-from rlinf_core.collective.work import Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CommunicationTimeoutError
 from rlinf_core.waiting import OperationKind
 from tests.waiting import until

@@ -18,8 +18,7 @@ import pytest
 
 from rlinf_core import ConfigError, env_vars
 from rlinf_core.collective.connections.settings import Settings
-from rlinf_core.collective.wait_table import WaitTable
-from rlinf_core.collective.work import Work
+from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.env_vars import REGISTER, EnvVar
 from rlinf_core.errors import EnvironmentVariableError, RLinfError
 from rlinf_core.process import import_path, proc, requirements, tracing

@@ -14,7 +14,7 @@ from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
 from rlinf_core.collective.transfer.receiver import Handler, Receiver
-from rlinf_core.collective.wait_table import WaitTable
+from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import WorkerDiedError
 from tests.unit.simulation.world import Wire, World
 
