@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel.arguments import (
@@ -16,13 +16,19 @@ from rlinf_core.channel.arguments import (
     checked_weight,
     key_of,
 )
-from rlinf_core.channel.backend import ChannelBackend
 from rlinf_core.channel.handle import GetHandle
 from rlinf_core.channel.queue_state import KeyStatistics
 from rlinf_core.channel.wire import DEFAULT_KEY, Query
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import ChannelClosed, ChannelError, PeerNotFoundError, UnknownGroupError
 from rlinf_core.suggest import quoted
+
+if TYPE_CHECKING:
+    from rlinf_core.channel.client import ChannelClient
+    from rlinf_core.channel.local import LocalBackend
+
+# The queues of a channel: elsewhere, or here.
+ChannelBackend: TypeAlias = "ChannelClient | LocalBackend"
 
 
 class Channel:
@@ -75,7 +81,7 @@ class Channel:
         check_channel_name(name)
         maxsize = checked_bound(maxsize)
         if local:
-            from rlinf_core.channel.backend import LocalBackend
+            from rlinf_core.channel.local import LocalBackend
 
             return cls(name, LocalBackend(name, maxsize))
         from rlinf_core.channel import launch
@@ -307,7 +313,7 @@ class Channel:
         return self._found
 
     def __reduce__(self) -> tuple[type[Channel], tuple[str]]:
-        from rlinf_core.channel.backend import LocalBackend
+        from rlinf_core.channel.local import LocalBackend
 
         if isinstance(self._found, LocalBackend):
             raise ChannelError(

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.channel import wire
-from rlinf_core.channel.backend import ChannelBackend
 from rlinf_core.channel.handle import PutOperation
 from rlinf_core.channel.mailbox import SIZE, ClientMailbox, slot_of
 from rlinf_core.channel.operation import ChannelOperation, Decode, all_items, answer, one_item
@@ -28,11 +27,14 @@ from rlinf_core.waiting import OperationKind
 _ANNOUNCED = 4 << 20
 
 
-class ChannelClient(ChannelBackend):
-    """The client of one channel, in one process; `address` is that of the channel's process."""
+class ChannelClient:
+    """The client of one channel, in one process; `address` is that of the channel's process.
+
+    Every operation takes a `timeout` in seconds; None means `RLINF_TIMEOUT`.
+    """
 
     def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver, pending: Pending, name: str) -> None:
-        super().__init__(name)
+        self.name = name
         self.address = WorkerAddress(name).get_child_address(0)
         self._endpoint = endpoint
         self._pending = pending
@@ -48,10 +50,12 @@ class ChannelClient(ChannelBackend):
 
     @property
     def maxsize(self) -> int:
+        """The number of items that each key holds; 0 means any number."""
         self.connect()
         return self._maxsize
 
     def connect(self, timeout: float | None = None) -> None:
+        """Wait until the channel exists, by default `RLINF_CONNECT_TIMEOUT`."""
         if self._is_greeted():
             return
         with self._greeting:
@@ -92,6 +96,7 @@ class ChannelClient(ChannelBackend):
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
     ) -> ChannelOperation[None]:
+        """Issue a put; with `wait` it waits for room. `detached`: its caller does not wait."""
         encoded = self._endpoint.encode(item)
         self.connect(timeout)
         operation = self._begin(
@@ -117,6 +122,7 @@ class ChannelClient(ChannelBackend):
     def get(
         self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
     ) -> ChannelOperation[Any]:
+        """Issue a get of one item, or of a batch of a weight."""
         self.connect(timeout)
         one = batch_weight is None
         kind, decode = (OperationKind.GET, one_item) if one else (OperationKind.GET_BATCH, all_items)
@@ -126,6 +132,7 @@ class ChannelClient(ChannelBackend):
         return operation
 
     def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
+        """Return the answer to a question."""
         self.connect(timeout)
         decode = all_items if question is Query.PEEK else answer
         operation = self._begin(OperationKind.QUERY, key, timeout, decode, detached=False)

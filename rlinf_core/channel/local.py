@@ -1,11 +1,10 @@
-"""The backend of a channel: the interface between `Channel` and its queues; and that of a local channel."""
+"""The queues of a local channel, for the threads and tasks of one process."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, cast
@@ -19,59 +18,17 @@ from rlinf_core.channel.wire import Query
 from rlinf_core.waiting import OperationKind
 
 
-class ChannelBackend(ABC):
-    """The queues of one channel. Every operation takes a `timeout` in seconds; None means `RLINF_TIMEOUT`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    @property
-    @abstractmethod
-    def maxsize(self) -> int:
-        """The number of items that each key holds; 0 means any number."""
-
-    @abstractmethod
-    def connect(self, timeout: float | None = None) -> None:
-        """Wait until the channel exists, by default `RLINF_CONNECT_TIMEOUT`."""
-
-    @abstractmethod
-    def put(
-        self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
-    ) -> ChannelOperation[None]:
-        """Issue a put; with `wait` it waits for room. `detached`: its caller does not wait."""
-
-    @abstractmethod
-    def get(
-        self, key: str, batch_weight: float | None, *, wait: bool, timeout: float | None, detached: bool
-    ) -> ChannelOperation[Any]:
-        """Issue a get of one item, or of a batch of a weight."""
-
-    @abstractmethod
-    def ask(self, question: Query, key: str, timeout: float | None = None) -> Any:
-        """Return the answer to a question."""
-
-    @abstractmethod
-    def close(self, timeout: float | None = None) -> None:
-        """Close the channel."""
-
-
-class LocalBackend(ChannelBackend):
-    """The queues of a local channel, for the threads and tasks of one process."""
+class LocalBackend:
+    """The queues of a local channel, with the operations of a `ChannelClient`; items are passed by reference."""
 
     def __init__(self, name: str, maxsize: int = 0) -> None:
-        super().__init__(name)
+        self.name = name
+        self.maxsize = maxsize
         self._queue: KeyedQueue[object] = KeyedQueue(maxsize)
         self._lock = threading.Lock()
         self._op_ids = itertools.count(1)
         self._open: dict[int, ChannelOperation[Any]] = {}
         self._pending = lambda: self._open
-
-    @property
-    def maxsize(self) -> int:
-        return self._queue.maxsize
-
-    def connect(self, timeout: float | None = None) -> None:
-        return
 
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
