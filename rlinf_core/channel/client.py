@@ -33,17 +33,16 @@ class ChannelClient:
     Every operation takes a `timeout` in seconds; None means `RLINF_TIMEOUT`.
     """
 
-    def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver, pending: Pending, name: str) -> None:
+    def __init__(self, endpoint: Endpoint, me: WorkerAddress, resolver: Resolver, name: str) -> None:
         self.name = name
         self.address = WorkerAddress(name).get_child_address(0)
         self._endpoint = endpoint
-        self._pending = pending
         self.stream = endpoint.stream(me, self.address, resolver)
+        self.pending = Pending(endpoint, self.stream)
         self._greeting = threading.Lock()
         # The connection on which this client was registered with the broker.
         self._greeted: object = None
         self._maxsize = 0
-        self._pipelines: dict[str, PutPipeline] = {}
         # Large puts that a thread still sends: later puts must go after them.
         self._under_way = 0
         self._lock = threading.Lock()
@@ -62,7 +61,7 @@ class ChannelClient:
             if self._is_greeted():
                 return
             # Until the channel has the new mailbox, answers come by message.
-            self._pending.mailboxes.pop(self.stream, None)
+            self.pending.mailbox = None
             # By default, as long for the contact and again for the answer.
             seconds = 2 * self._endpoint.settings.connect_timeout if timeout is None else timeout
             hello = self._begin(OperationKind.CONNECT, wire.DEFAULT_KEY, seconds, answer, detached=False)
@@ -83,13 +82,13 @@ class ChannelClient:
             hello.fail(error)
             raise
         if mailbox is not None:
-            self._pending.mailboxes[self.stream] = ClientMailbox(mailbox)
+            self.pending.mailbox = ClientMailbox(mailbox)
 
     def _is_greeted(self) -> bool:
         connection = self.stream.connection
         if connection is not None and self._greeted is connection and not connection.closed:
             return True
-        return self._closed_notice is not None
+        return self.pending.closed_notice is not None
 
     # Operations
 
@@ -102,7 +101,7 @@ class ChannelClient:
         operation = self._begin(
             OperationKind.PUT, key, timeout, None, detached=detached, use_slot=wait and not detached
         )
-        if self._closed_notice is not None:
+        if self.pending.closed_notice is not None:
             self._fail(operation, None)
         elif detached:
             self._put_in_pipeline(operation, encoded, weight, key)
@@ -111,7 +110,7 @@ class ChannelClient:
         return operation
 
     def _put_in_turn(self, operation: AnyOperation, encoded: Encoded, weight: float, key: str, *, wait: bool) -> None:
-        pipeline = self._pipelines.get(key)
+        pipeline = self.pending.pipelines.get(key)
         if pipeline is not None:
             pipeline.flush()
         if encoded.nbytes <= wire.SMALL:
@@ -153,11 +152,11 @@ class ChannelClient:
     # Ends
 
     def lost(self, reason: str) -> None:
-        self._pending.mailboxes.pop(self.stream, None)
-        for pipeline in list(self._pipelines.values()):
+        self.pending.mailbox = None
+        for pipeline in list(self.pending.pipelines.values()):
             pipeline.drop()
-        operations = self._pending.take_all(self.name)
-        if self._closed_notice is not None:
+        operations = self.pending.take_all()
+        if self.pending.closed_notice is not None:
             for operation in operations:
                 self._fail(operation, None)
         elif operations:
@@ -167,28 +166,24 @@ class ChannelClient:
         for operation in operations:
             self._fail(operation, error)
 
-    @property
-    def _closed_notice(self) -> wire.ClosedNotice | None:
-        return self._pending.closed_notices.get(self.stream)
-
     def _ended(self, error: BaseException | None) -> bool:
         """Return whether the channel's process ended because the channel is closed and drained."""
         if isinstance(error, WorkerDiedError) and (error.address, error.cause) == (str(self.address), CLOSED):
             # A client that was not connected then has no statistics of it.
-            self._pending.closed_notices.setdefault(self.stream, wire.ClosedNotice({}, []))
-        return self._closed_notice is not None
+            self.pending.closed_notice = self.pending.closed_notice or wire.ClosedNotice({}, [])
+        return self.pending.closed_notice is not None
 
     def _fail(self, operation: AnyOperation, error: BaseException | None) -> bool:
         """End an operation that will not be answered; return whether that is because the channel has ended."""
         if not self._ended(error):
             operation.fail(cast("BaseException", error))
             return False
-        self._pending.forget(operation)
+        self.pending.forget(operation)
         operation.refuse(Reason.CLOSED, "")
         return True
 
     def _last_answer(self, question: Query) -> Any:
-        closed_notice = self._closed_notice
+        closed_notice = self.pending.closed_notice
         match question:
             case Query.DEPTH:
                 return 0
@@ -204,12 +199,12 @@ class ChannelClient:
     def _withdraw(self, operation: ChannelOperation[object]) -> bool:
         if operation.kind is OperationKind.CONNECT:
             # There is nothing to undo at the channel.
-            self._pending.forget(operation)
+            self.pending.forget(operation)
             return False
-        if self._pending.withdraw(operation):
+        if self.pending.withdraw(operation):
             words = wire.pack_request(RequestKind.CANCEL, operation.op_id, operation.packed_key)
             if not self._endpoint.post(self.stream, wire.REQUESTS, words):
-                self._pending.forget(operation)
+                self.pending.forget(operation)
                 return False
         return True
 
@@ -227,8 +222,8 @@ class ChannelClient:
     ) -> AnyOperation:
         """Return a new operation, registered for replies. With `use_slot` its caller looks for the answer in a slot."""
         seconds = self._endpoint.seconds(timeout)
-        op_id, slots = self._pending.next_op_id(), None
-        mailbox = self._pending.mailboxes.get(self.stream) if use_slot else None
+        op_id, slots = self.pending.next_op_id(), None
+        mailbox = self.pending.mailbox if use_slot else None
         if mailbox is not None and (mailbox.small or kind is OperationKind.PUT):
             op_id = mailbox.slots.reserve(op_id)
             slots = mailbox.slots if slot_of(op_id) else None
@@ -246,14 +241,14 @@ class ChannelClient:
             detached=detached and kind is not OperationKind.PUT,
             slots=slots,
         )
-        self._pending.add(operation, detached=detached)
+        self.pending.add(operation, detached=detached)
         return operation
 
     def _issue(self, operation: AnyOperation, send: Callable[[], None]) -> None:
         """Send an operation, and look into its answer slot for a moment."""
         try:
             send()
-            self._pending.watch(self.stream, operation)
+            self.pending.watch(operation)
         except BaseException:
             # Interrupted: nobody will take its result.
             operation.cancel()
@@ -263,7 +258,7 @@ class ChannelClient:
                 operation.slots.client_done(operation.op_id)
 
     def _ask(self, ask: RequestKind, operation: AnyOperation, weight: float = 0.0, *, wait: bool = True) -> None:
-        if self._closed_notice is not None:
+        if self.pending.closed_notice is not None:
             self._fail(operation, None)
             return
         words = wire.pack_request(ask, operation.op_id, operation.packed_key, wait)
@@ -328,11 +323,10 @@ class ChannelClient:
         item = _packed(encoded) if encoded.nbytes <= wire.SMALL else encoded
         put = QueuedPut(operation, item, weight, encoded.nbytes)
         while True:
-            pipeline = self._pipelines.get(key)
+            pipeline = self.pending.pipelines.get(key)
             if pipeline is None:
                 with self._lock:
-                    pipeline = self._pipelines.get(key) or self._open_pipeline(key)
-            operation.pipeline = pipeline
+                    pipeline = self.pending.pipelines.get(key) or self._open_pipeline(key)
             if pipeline.add(put):
                 return
 
@@ -342,9 +336,9 @@ class ChannelClient:
 
         def idle() -> None:
             operations.end(serial)
-            self._pipelines.pop(key, None)
+            self.pending.pipelines.pop(key, None)
 
-        pipeline = self._pipelines[key] = PutPipeline(self._send_run, idle)
+        pipeline = self.pending.pipelines[key] = PutPipeline(self._send_run, idle)
         return pipeline
 
     def _send_run(self, run: Sequence[QueuedPut]) -> None:

@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_core.address import WorkerAddress
+from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import check_channel_name
 from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.client import ChannelClient
-from rlinf_core.channel.pending import Pending
 from rlinf_core.cluster.cluster import Cluster
 from rlinf_core.cluster.ray_api import ray_api
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.endpoint_info import EndpointInfo, Resolver, advertised_on
+from rlinf_core.collective.transfer.peer_stream import PeerStream
+from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.context import Session, current_session
 from rlinf_core.errors import ChannelError, ClusterError, PeerNotFoundError, RuntimeFailure, UnknownGroupError
 from rlinf_core.node import stacks
@@ -36,19 +38,27 @@ class ChannelClients:
         self._endpoint = endpoint
         self._me = me
         self._resolver = resolver
-        self._pending = Pending(endpoint)
         self._lock = threading.Lock()
         self._clients: dict[str, ChannelClient] = {}
         self._by_address: dict[str, ChannelClient] = {}
+        endpoint.serve(wire.REPLIES, self._reply)
         endpoint.on_peer_lost(self._lost)
+        endpoint.on_close(self._fail_all)
 
     def client(self, name: str) -> ChannelClient:
         with self._lock:
             client = self._clients.get(name)
             if client is None:
-                client = ChannelClient(self._endpoint, self._me, self._resolver, self._pending, name)
+                client = ChannelClient(self._endpoint, self._me, self._resolver, name)
                 self._clients[name] = self._by_address[client.address.get_name()] = client
             return client
+
+    def _reply(self, stream: PeerStream, received: ReceivedMessage) -> None:
+        self._by_address[stream.peer].pending.reply(received)
+
+    def _fail_all(self, error: Exception) -> None:
+        for client in list(self._by_address.values()):
+            client.pending.fail_all(error)
 
     def _lost(self, address: str, reason: str) -> None:
         client = self._by_address.get(address)

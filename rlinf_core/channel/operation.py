@@ -7,7 +7,7 @@ import pickle
 import time
 from asyncio import QueueEmpty, QueueFull
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout
@@ -36,13 +36,6 @@ Decode: TypeAlias = Callable[[Sequence[Piece]], Any]
 _GRACE = 5.0
 
 
-class Pipeline(Protocol):
-    """The pipeline of asynchronous puts of one key."""
-
-    def ended(self, op_ids: Sequence[int]) -> None:
-        """Record that these puts have ended."""
-
-
 class ChannelOperation(Work[T], Generic[T]):
     """An issued put, get or query. Items are unpickled on the first read of the result.
 
@@ -61,7 +54,6 @@ class ChannelOperation(Work[T], Generic[T]):
         "missing",
         "op_id",
         "pieces",
-        "pipeline",
         "sending",
         "slots",
     )
@@ -86,7 +78,6 @@ class ChannelOperation(Work[T], Generic[T]):
         self.pieces: list[Piece] = []
         self.missing = -1
         self.sending: Work[object] | None = None
-        self.pipeline: Pipeline | None = None
         self.slots = slots
         self._claimed = False
         self._given_up = False

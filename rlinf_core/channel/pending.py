@@ -1,4 +1,4 @@
-"""Unanswered requests of a process to channels: its operations, and its puts on the way.
+"""Unanswered requests of a client to its channel: its operations, and its puts on the way.
 
 Puts of one key that are not accepted yet are batched into frames, and bounded by a window. Such a pipeline knows no
 channel: its owner sends what it is given, and says what has been accepted.
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 from rlinf_core.channel import wire
 from rlinf_core.channel.handle import REAPER
 from rlinf_core.channel.mailbox import ID_STEP, LARGEST, NO_ACK_SLOT, ClientMailbox
-from rlinf_core.channel.operation import ChannelOperation, Pipeline, let_go
+from rlinf_core.channel.operation import ChannelOperation, let_go
 from rlinf_core.channel.wire import ClosedNotice, ReplyHeader, ReplyKind, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.messages.message import Encoded
@@ -38,21 +38,25 @@ _NEEDED_BY_OTHERS = 15e-6
 
 
 class Pending:
-    """The pending operations by id. The caller that removes one settles it."""
+    """The pending operations of one client by id. The caller that removes one settles it.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    Attributes:
+        mailbox: the memory that is shared with the channel, if any.
+        closed_notice: the last words of the channel, once it has ended.
+        pipelines: the asynchronous puts that are not accepted yet, by key.
+    """
+
+    def __init__(self, endpoint: Endpoint, stream: PeerStream) -> None:
         self._endpoint = endpoint
+        self._stream = stream
         self._op_ids = itertools.count(ID_STEP, ID_STEP)
         self._open: dict[int, AnyOperation] = {}
         # Operations that were withdrawn and that the channel has not answered yet.
         self._withdrawn: dict[int, AnyOperation] = {}
-        # The mailboxes that are shared with the channel at the other end of each stream.
-        self.mailboxes: dict[PeerStream, ClientMailbox] = {}
-        # The closed notices of channels that have ended.
-        self.closed_notices: dict[PeerStream, ClosedNotice] = {}
         self._table = lambda: self._open
-        endpoint.serve(wire.REPLIES, self._reply)
-        endpoint.on_close(self._fail_all)
+        self.mailbox: ClientMailbox | None = None
+        self.closed_notice: ClosedNotice | None = None
+        self.pipelines: dict[str, PutPipeline] = {}
 
     def next_op_id(self) -> int:
         return next(self._op_ids)
@@ -63,7 +67,7 @@ class Pending:
         if detached:
             REAPER.watch(self._table)
 
-    def watch(self, stream: PeerStream, operation: AnyOperation) -> None:
+    def watch(self, operation: AnyOperation) -> None:
         """Look into the operation's answer slot for a moment, then request a message for its answer."""
         slots, op_id = operation.slots, operation.op_id
         if slots is None or operation.settled:
@@ -74,13 +78,13 @@ class Pending:
         seconds = self._endpoint.settings.spin if tracing.recorder is None else 0.0
         if spin(lambda: slots.answered(op_id), time.monotonic() + seconds) or slots.answered(op_id):
             waits.operations.publish_past(operation.kind)
-            self._unpack(stream, operation)
+            self._unpack(operation)
             return
         slots.request_wakeup(op_id)
         if not slots.answered(op_id):
             operation.wait_until(min(operation.deadline, time.monotonic() + _VISIBLE_AFTER), operation.seconds)
         if slots.answered(op_id):
-            self._unpack(stream, operation)
+            self._unpack(operation)
 
     def withdraw(self, operation: AnyOperation) -> bool:
         """Move an operation to the withdrawn ones; return False when it has ended."""
@@ -98,24 +102,22 @@ class Pending:
         self._open.pop(operation.op_id, None)
         self._withdrawn.pop(operation.op_id, None)
 
-    def take_all(self, channel: str) -> list[AnyOperation]:
-        acknowledged: list[AnyOperation] = []
+    def take_all(self) -> list[AnyOperation]:
+        taken: list[AnyOperation] = []
         for operations in (self._open, self._withdrawn):
-            for op_id, operation in operations.copy().items():
-                if operation.target == channel and operations.pop(op_id, None) is not None:
-                    acknowledged.append(operation)
-        return acknowledged
+            taken.extend(one for op_id in operations.copy() if (one := operations.pop(op_id, None)) is not None)
+        return taken
 
-    def _fail_all(self, error: Exception) -> None:
-        for operations in (self._open, self._withdrawn):
-            for operation in operations.copy().values():
-                if operation.fail(error):
-                    # Seen: a put may have been accepted, so its item is not reported as lost.
-                    operation.exception()
+    def fail_all(self, error: Exception) -> None:
+        for operation in (*self._open.copy().values(), *self._withdrawn.copy().values()):
+            if operation.fail(error):
+                # Seen: a put may have been accepted, so its item is not reported as lost.
+                operation.exception()
 
-    # Replies of brokers, in the reading thread
+    # Replies of the broker, in the reading thread
 
-    def _reply(self, stream: PeerStream, received: ReceivedMessage) -> None:
+    def reply(self, received: ReceivedMessage) -> None:
+        """Take a reply of the channel."""
         reply = wire.unpack_reply(received.frame.key)
         say, op_id = reply.say, reply.op_id
         head = received.frame.head
@@ -124,41 +126,46 @@ class Pending:
         elif say == ReplyKind.ITEM:
             operation = self._open.pop(op_id, None)
             if operation is not None:
-                self._note_size(stream, len(head) <= LARGEST)
-                self._taken(stream, operation, reply.ack_slot, (head,))
+                self._note_size(len(head) <= LARGEST)
+                self._taken(operation, reply.ack_slot, (head,))
         elif say == ReplyKind.MAIL:
             operation = self._open.get(op_id)
             if operation is not None:
-                self._unpack(stream, operation)
+                self._unpack(operation)
         elif say == ReplyKind.LARGE:
-            self._note_size(stream, False)
-            self._some(stream, reply, [received])
+            self._note_size(False)
+            self._some(reply, [received])
         elif say == ReplyKind.ITEMS:
-            self._some(stream, reply, wire.unpack_items(head))
+            self._some(reply, wire.unpack_items(head))
         elif say == ReplyKind.ENDED:
-            self.closed_notices[stream] = cast("ClosedNotice", pickle.loads(head))  # noqa: S301 - the peer is authenticated
+            self.closed_notice = cast("ClosedNotice", pickle.loads(head))  # noqa: S301 - the peer is authenticated
         else:
             operation = self._take(op_id)
             if operation is not None:
                 _end(operation, reply, head)
+                self._put_ended(cast("str", operation.key), (op_id,))
 
-    def _accepted(self, op_ids: tuple[int, ...]) -> None:
-        pipelines: dict[Pipeline, list[int]] = {}
+    def _accepted(self, op_ids: Sequence[int]) -> None:
+        ended: dict[str, list[int]] = {}
         for op_id in op_ids:
             operation = self._take(op_id)
             if operation is not None:
                 operation.finish(None)
-                pipeline = operation.pipeline
-                if pipeline is not None:
-                    pipelines.setdefault(pipeline, []).append(op_id)
-        for pipeline, ended in pipelines.items():
-            pipeline.ended(ended)
+                if self.pipelines:
+                    ended.setdefault(cast("str", operation.key), []).append(op_id)
+        for key, of_key in ended.items():
+            self._put_ended(key, of_key)
+
+    def _put_ended(self, key: str, op_ids: Sequence[int]) -> None:
+        pipeline = self.pipelines.get(key)
+        if pipeline is not None:
+            pipeline.ended(op_ids)
 
     def _take(self, op_id: int) -> AnyOperation | None:
         operation = self._open.pop(op_id, None)
         return self._withdrawn.pop(op_id, None) if operation is None else operation
 
-    def _some(self, stream: PeerStream, reply: ReplyHeader, pieces: list[bytes] | list[ReceivedMessage]) -> None:
+    def _some(self, reply: ReplyHeader, pieces: list[bytes] | list[ReceivedMessage]) -> None:
         operation = self._open.get(reply.op_id)
         if operation is None:
             let_go(pieces)  # it was withdrawn
@@ -166,38 +173,37 @@ class Pending:
             if self._open.pop(reply.op_id, None) is None:
                 let_go(pieces)
             else:
-                self._taken(stream, operation, reply.ack_slot, operation.pieces)
+                self._taken(operation, reply.ack_slot, operation.pieces)
 
-    def _note_size(self, stream: PeerStream, small: bool) -> None:
-        mailbox = self.mailboxes.get(stream)
-        if mailbox is not None:
-            mailbox.small = small
+    def _note_size(self, small: bool) -> None:
+        if self.mailbox is not None:
+            self.mailbox.small = small
 
-    def _unpack(self, stream: PeerStream, operation: AnyOperation) -> None:
+    def _unpack(self, operation: AnyOperation) -> None:
         if operation.slots is None or self._open.pop(operation.op_id, None) is None:
             return  # it was withdrawn, or a message came first
         if operation.kind is OperationKind.PUT:
             operation.finish(None)
         else:
             ack_slot, item = operation.slots.read_item(operation.op_id)
-            self._taken(stream, operation, ack_slot, (item,))
+            self._taken(operation, ack_slot, (item,))
 
-    def _taken(self, stream: PeerStream, operation: AnyOperation, ack_slot: int, pieces: Sequence[object]) -> None:
+    def _taken(self, operation: AnyOperation, ack_slot: int, pieces: Sequence[object]) -> None:
         """Acknowledge the items before their consumer sees them: they cannot be redelivered any more."""
         if not operation.claim():
             # It was cancelled at this very moment, when it was already removed here.
             let_go(pieces)
-            self._endpoint.post(stream, wire.REQUESTS, wire.pack_request(RequestKind.CANCEL, operation.op_id))
+            self._endpoint.post(self._stream, wire.REQUESTS, wire.pack_request(RequestKind.CANCEL, operation.op_id))
             return
-        self._sign(stream, ack_slot, operation.op_id)
+        self._sign(ack_slot, operation.op_id)
         operation.arrive(pieces)
 
-    def _sign(self, stream: PeerStream, ack_slot: int, op_id: int) -> None:
-        mailbox = self.mailboxes.get(stream)
+    def _sign(self, ack_slot: int, op_id: int) -> None:
+        mailbox = self.mailbox
         if ack_slot != NO_ACK_SLOT and mailbox is not None:
             mailbox.acknowledge(ack_slot, op_id)
         else:
-            self._endpoint.post(stream, wire.REQUESTS, wire.pack_request(RequestKind.TAKEN, op_id))
+            self._endpoint.post(self._stream, wire.REQUESTS, wire.pack_request(RequestKind.TAKEN, op_id))
 
 
 def _end(operation: AnyOperation, reply: ReplyHeader, head: bytes | bytearray) -> None:
@@ -208,8 +214,6 @@ def _end(operation: AnyOperation, reply: ReplyHeader, head: bytes | bytearray) -
         operation.fail(packed.unpack())
     else:
         operation.arrive((head,))
-    if operation.pipeline is not None:
-        operation.pipeline.ended((operation.op_id,))
 
 
 def spin(look: Callable[[], T], until: float) -> T | None:

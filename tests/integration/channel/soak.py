@@ -69,16 +69,16 @@ def check(got: dict[str, Any]) -> str:
 
 
 def note_signatures(channel: Channel, book: Book) -> None:
-    """Write down when this process is about to sign for what it gets, through whichever channel."""
+    """Write down when this process is about to sign for what it gets."""
     backend: Any = channel._backend
-    pending = backend._pending
+    pending = backend.pending
     take, sign = pending._taken, pending._sign
     # It is signed by the thread that takes: the one that reads, or the one that waits.
     here = threading.local()
 
-    def note_count(stream: Any, request: Any, ack_slot: int, pieces: Any) -> None:
+    def note_count(request: Any, ack_slot: int, pieces: Any) -> None:
         here.count = len(pieces)
-        take(stream, request, ack_slot, pieces)
+        take(request, ack_slot, pieces)
 
     def note(*of: Any) -> None:
         book.write("signs", here.count)

@@ -72,13 +72,13 @@ def greeted(stage: Stage, name: str) -> Channel:
 
 def slots_of(channel: Channel) -> AnswerSlots:
     backend: Any = channel._backend
-    return backend._pending.mailboxes[backend.stream].slots
+    return backend.pending.mailbox.slots
 
 
 def check_nothing_is_left(channel: Channel) -> None:
     """Every box is free, and no operation is remembered."""
     backend: Any = channel._backend
-    until(lambda: not backend._pending._open and not backend._pending._withdrawn)
+    until(lambda: not backend.pending._open and not backend.pending._withdrawn)
     slots = slots_of(channel)
     taken = [slot_of(slots.reserve(number * ID_STEP)) for number in range(10**6, 10**6 + ID_STEP)]
     assert sorted(taken) == list(range(ID_STEP))

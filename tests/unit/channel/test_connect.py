@@ -79,8 +79,8 @@ def test_connect_has_a_deadline_of_its_own(deaf: Any) -> None:
     with pytest.raises(CommunicationTimeoutError, match=r"`connect to c` did not finish in 0.1 s"):
         deaf.connect(0.1)
     # There is nothing to be undone, which would take time of its own.
-    assert not deaf._pending._open
-    assert not deaf._pending._withdrawn
+    assert not deaf.pending._open
+    assert not deaf.pending._withdrawn
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_put_accepted_in_its_box_never_reports_failure(
 
     def overtake(look: object, until: float) -> None:
         """What the producer hears of before it looks."""
-        ((_, request),) = producer._backend._pending._open.items()
+        ((_, request),) = producer._backend.pending._open.items()
         wait_for(lambda: request.slots.answered(request.op_id))
         if ends == "closed":
             request.refuse(Reason.CLOSED, "")
@@ -180,7 +180,7 @@ def test_large_and_small_items_take_turns(stage: Stage) -> None:
 
 def test_what_is_accepted_while_it_is_withdrawn_is_accepted(stage: Stage) -> None:
     producer = greeted(stage, "p:0")
-    pending = cast("Any", producer._backend)._pending
+    pending = cast("Any", producer._backend).pending
 
     class Open(dict[int, Any]):
         """Hears of an operation just when another thread has taken it out."""
@@ -264,10 +264,10 @@ def test_box_of_a_lost_connection_is_answered_by_a_message(
         request = make(of, *args, **options)
         if of is kind:
             endpoint: Any = stage.endpoints["k:0"]
-            backend._pending._open.pop(request.op_id)  # the loss comes before it is known
+            backend.pending._open.pop(request.op_id)  # the loss comes before it is known
             endpoint._connection_lost(backend.stream.connection, "lost")
             backend.connect()
-            backend._pending._open[request.op_id] = request
+            backend.pending._open[request.op_id] = request
         return request
 
     if kind is OperationKind.GET:
@@ -283,8 +283,8 @@ def test_box_of_a_lost_connection_is_answered_by_a_message(
 
 def test_memory_that_was_shared_with_a_channel_goes_with_it(stage: Stage) -> None:
     client = greeted(stage, "p:0")
-    pending = cast("Any", client._backend)._pending
-    shared = weakref.ref(pending.mailboxes[cast("Any", client._backend).stream])
+    pending = cast("Any", client._backend).pending
+    shared = weakref.ref(pending.mailbox)
     stage.endpoints["c:0"].close()
     until(lambda: shared() is None)
     with pytest.raises(WorkerDiedError):
