@@ -15,7 +15,7 @@ from typing import cast
 
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.endpoint_info import Resolver
-from rlinf_core.collective.transfer.received_message import BufferClaim, PostedReceive, ReceivedMessage, fits
+from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage, fits
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import MismatchError
 
@@ -63,7 +63,8 @@ class PeerStream:
         self._inbox_lock = threading.Lock()
         self._arrived: deque[ReceivedMessage] = deque()
         self._posted: deque[PostedReceive] = deque()
-        self._claims: list[BufferClaim] = []
+        # Those whose bodies are read straight into their buffers.
+        self._claimed: list[PostedReceive] = []
         self._order = threading.Lock()
         self._jobs_lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], object], Work[object]]] = deque()
@@ -84,7 +85,7 @@ class PeerStream:
     def open_works(self) -> list[Work[object]]:
         """Return the operations that the peer's death ends."""
         waiting: list[Work[object]] = list(self.posted())
-        waiting.extend(claim.posted for claim in list(self._claims) if not claim.given_up)
+        waiting.extend(posted for posted in list(self._claimed) if not posted.given_up)
         waiting.extend(cast("Work[object]", work) for work in list(self.unacknowledged.values()))
         waiting.extend(self.queued())
         return waiting
@@ -117,7 +118,7 @@ class PeerStream:
             self._posted.append(posted)
             return None
 
-    def claim(self, size: int, dtype_and_shape: str, incarnation: str) -> BufferClaim | None:
+    def claim(self, size: int, dtype_and_shape: str, incarnation: str) -> PostedReceive | None:
         """Take the next receive, if the body can be read straight into its buffer; `let_go` must follow.
 
         Args:
@@ -134,34 +135,32 @@ class PeerStream:
                 memory = target.view()
                 if memory is None:
                     return None
-                claim = self._posted.popleft().claim_buffer(memory)
-                if claim is not None:
-                    self._claims.append(claim)
-                    return claim
+                posted = self._posted.popleft()
+                if posted.claim(memory):
+                    self._claimed.append(posted)
+                    return posted
             return None
 
-    def let_go(self, claim: BufferClaim) -> None:
-        """Forget a claim: its body is complete."""
+    def let_go(self, posted: PostedReceive) -> memoryview | None:
+        """Forget a claimed receive, whose body is complete; return that where the receive was given up."""
         with self._inbox_lock:
-            self._let_go(claim)
+            self._claimed.remove(posted)
+            return posted.let_go()
 
-    def put_back(self, claim: BufferClaim) -> ReceivedMessage | None:
-        """Forget a claim whose body broke off: its receive waits again, as the first one.
+    def put_back(self, posted: PostedReceive) -> ReceivedMessage | None:
+        """Forget a claimed receive whose body broke off: it waits again, as the first one.
 
         Return the message that it takes instead, if one has arrived.
         """
         with self._inbox_lock:
-            self._let_go(claim)
-            if claim.given_up:
+            self._claimed.remove(posted)
+            posted.let_go()
+            if posted.given_up:
                 return None
             if self._arrived:
                 return self._arrived.popleft()
-            self._posted.appendleft(claim.posted)
+            self._posted.appendleft(posted)
             return None
-
-    def _let_go(self, claim: BufferClaim) -> None:
-        self._claims.remove(claim)
-        claim.posted.claim = None
 
     def clear_inbox(self) -> list[ReceivedMessage]:
         """Remove the unread messages, which are of a predecessor of the peer, and return them."""

@@ -22,10 +22,11 @@ class ReceivedMessage:
     Attributes:
         frame: the message's frame.
         nbytes: the bytes that it takes of this process's own memory.
+        reserved: bytes of its body that the backlog counts, until it has arrived.
         connection: the connection that it came through; None within a process.
     """
 
-    __slots__ = ("_body", "_lease", "connection", "frame", "nbytes")
+    __slots__ = ("_body", "_lease", "connection", "frame", "nbytes", "reserved")
 
     def __init__(self, frame: Frame, body: memoryview | None = None, lease: BlockLease | None = None) -> None:
         self.frame = frame
@@ -33,6 +34,7 @@ class ReceivedMessage:
         self._lease = lease
         self.connection: Connection | None = None
         self.nbytes = len(frame.head) + (body.nbytes if body is not None else 0)
+        self.reserved = 0
 
     @property
     def lease(self) -> BlockLease | None:
@@ -112,11 +114,14 @@ class PostedReceive(Work[object]):
 
     It decodes a `ReceivedMessage`, or None where the connection wrote the body straight into that buffer.
 
+    It may be given up while a body is read there. From then on the buffer is its owner's alone: what it holds of the
+    body is copied, and the rest is read after that copy, so that the message is whole for the next receive.
+
     Attributes:
-        claim: its buffer, while a body is read into it.
+        given_up: whether the body that is read for it goes into memory of its own.
     """
 
-    __slots__ = ("_failing", "_lock", "buffer", "claim")
+    __slots__ = ("_failing", "_filled", "_lock", "_memory", "buffer", "given_up")
 
     def __init__(
         self,
@@ -137,53 +142,30 @@ class PostedReceive(Work[object]):
 
         super().__init__(kind, source, seconds, waits, detached=detached, decode=decode)
         self.buffer = target
-        self.claim: BufferClaim | None = None
+        self.given_up = False
         self._failing = False
-        # Between who claims the buffer and who fails the receive: the first one decides.
+        # Where a body is read to, and how much of it is there.
+        self._memory: memoryview | None = None
+        self._filled = 0
+        # Between who reads into the buffer and who fails the receive: the first one decides.
         self._lock = threading.Lock()
 
-    def claim_buffer(self, memory: memoryview) -> BufferClaim | None:
-        """Return a claim to its buffer, this memory; None where it has failed."""
+    def claim(self, memory: memoryview) -> bool:
+        """Have a body read into its buffer, this memory, until `let_go`; return False where it has failed."""
         with self._lock:
             if not self._failing:
-                self.claim = BufferClaim(self, memory)
-            return self.claim
+                self._memory, self._filled = memory, 0
+            return not self._failing
 
-    def fail(self, error: BaseException) -> bool:
-        with self._lock:
-            # Who hears of the failure has its buffer back. A body that is complete arrives at this moment.
-            if self.claim is not None and not self.claim.give_up():
-                return False
-            self._failing = True
-        return super().fail(error)
-
-
-class BufferClaim:
-    """The buffer of a receive, while a body is read straight into it.
-
-    The receive may be given up meanwhile. From then on the buffer is its owner's alone: what it holds of the body is
-    copied, and the rest is read after that copy, so that the message is whole for the next receive.
-
-    Attributes:
-        given_up: whether the body is read into memory of its own.
-    """
-
-    def __init__(self, posted: PostedReceive, memory: memoryview) -> None:
-        self.posted = posted
-        self.given_up = False
-        self._memory = memory
-        self._size = memory.nbytes
-        self._filled = 0
-        self._lock = threading.Lock()
+    def let_go(self) -> memoryview | None:
+        """End the reading; return the body where it is a message of its own, and None where the receive has it."""
+        memory, self._memory = self._memory, None
+        return memory if self.given_up else None
 
     @property
     def complete(self) -> bool:
-        return self._filled == self._size
-
-    @property
-    def body(self) -> memoryview | None:
-        """The body where it is a message of its own; None where the receive has it."""
-        return self._memory if self.given_up else None
+        """Whether the whole body is there."""
+        return self.buffer is not None and self._filled == self.buffer.nbytes
 
     def read(self, read_now: Callable[[memoryview], int]) -> int:
         """Have `read_now` fill what is missing, as far as it can without waiting; return the number of bytes.
@@ -192,29 +174,33 @@ class BufferClaim:
             MemoryError: the receive was given up, and there was no memory for the body.
         """
         with self._lock:
-            if not self._memory.nbytes:
-                raise MemoryError(f"there is no memory for a message of {self._size} bytes whose receive was given up")
+            if not self._memory:
+                size = 0 if self.buffer is None else self.buffer.nbytes
+                raise MemoryError(f"there is no memory for a message of {size} bytes whose receive was given up")
             count = read_now(self._memory[self._filled :])
             self._filled += count
             return count
 
-    def give_up(self) -> bool:
-        """Leave the buffer to its owner; return False where the body is complete, and the receive has it."""
+    def fail(self, error: BaseException) -> bool:
         with self._lock:
-            if not self.given_up:
+            # Who hears of the failure has its buffer back. A body that is complete arrives at this moment.
+            if self._memory is not None and not self.given_up:
                 if self.complete:
                     return False
                 self.given_up = True
-                self._memory = self._copy()
-            return True
+                self._memory = _copy(self._memory, self._filled)
+            self._failing = True
+        return super().fail(error)
 
-    def _copy(self) -> memoryview:
-        try:
-            memory = private_memory(self._size)
-        except (MemoryError, OSError):
-            return memoryview(b"")
-        copy_bytes(memory[: self._filled], self._memory[: self._filled])
-        return memory
+
+def _copy(memory: memoryview, filled: int) -> memoryview:
+    """Return memory of the same size with the part that is filled; nothing where there is none."""
+    try:
+        copy = private_memory(memory.nbytes)
+    except (MemoryError, OSError):
+        return memoryview(b"")
+    copy_bytes(copy[:filled], memory[:filled])
+    return copy
 
 
 def fits(dtype: str, nbytes: int, dtype_and_shape: str, size: int) -> bool:

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rlinf_core.collective.arena import Arena, BlockLease, SharedSegment
 from rlinf_core.collective.connections.connection import Connection
@@ -16,7 +15,7 @@ from rlinf_core.collective.messages.payload import private_memory
 from rlinf_core.collective.transfer.backlog import Backlog
 from rlinf_core.collective.transfer.peer_stream import PeerStream, StaleMessageError
 from rlinf_core.collective.transfer.peer_streams import PeerStreams
-from rlinf_core.collective.transfer.received_message import BufferClaim, PostedReceive, ReceivedMessage, find_mismatch
+from rlinf_core.collective.transfer.received_message import PostedReceive, ReceivedMessage, find_mismatch
 from rlinf_core.collective.work import WaitTable
 from rlinf_core.errors import MismatchError, RuntimeFailure
 
@@ -25,19 +24,6 @@ _MESSAGE = int(FrameKind.MESSAGE)
 
 # A service: it loads, forwards or releases what was received; answers go through the stream.
 Handler = Callable[[PeerStream, ReceivedMessage], None]
-
-
-@dataclass(slots=True)
-class _Body:
-    """The memory of a body that was read; None where that is the buffer of a receive, which has it.
-
-    Attributes:
-        reserved: bytes of it that the backlog counts, until its message has arrived.
-    """
-
-    memory: memoryview | None
-    lease: BlockLease | None = None
-    reserved: int = 0
 
 
 class Receiver:
@@ -122,72 +108,81 @@ class Receiver:
         if frame.flags & Flag.SHARED or not frame.body_size:
             self.arrived(connection, frame)
             return
-        body = self._read_body(connection, frame)
+        posted = self._claim(connection, frame)
+        if posted is None:
+            received = self._read_body(connection, frame)
+        else:
+            body = self._read_into(posted, connection, frame)
+            if body is None:
+                return
+            received = ReceivedMessage(frame, body)
         try:
-            self.arrived(connection, frame, body)
+            self.arrived(connection, frame, received)
         finally:
-            self._backlog.free(body.reserved)
+            self._backlog.free(received.reserved)
 
-    def _read_body(self, connection: Connection, frame: Frame) -> _Body:
-        size = frame.body_size
-        if size > self._inline_limit:
-            stream = self._stream(connection, frame)
-            if frame.flags & Flag.TENSOR and not frame.tag:
-                claim = stream.claim(size, frame.head.decode(), connection.peer.incarnation)
-                if claim is not None:
-                    return self._read_into(claim, stream, connection)
-        memory, body = self._place(connection, frame)
+    def _claim(self, connection: Connection, frame: Frame) -> PostedReceive | None:
+        """Return the receive into whose buffer the body is read, if any."""
+        if frame.tag or not frame.flags & Flag.TENSOR or frame.body_size <= self._inline_limit:
+            return None
+        stream = self._stream(connection, frame)
+        return stream.claim(frame.body_size, frame.head.decode(), connection.peer.incarnation)
+
+    def _read_body(self, connection: Connection, frame: Frame) -> ReceivedMessage:
+        memory, received = self._place(connection, frame)
         try:
-            connection.reader.read_body(memory[:size], self._waits.operations.moved)
+            connection.reader.read_body(memory[: frame.body_size], self._waits.operations.moved)
         except Exception:
-            if body.lease is not None:
-                body.lease.release()
-            self._backlog.free(body.reserved)
+            received.release()
+            self._backlog.free(received.reserved)
             raise
-        return body
+        return received
 
-    def _read_into(self, claim: BufferClaim, stream: PeerStream, connection: Connection) -> _Body:
-        """Read a body into the buffer of the receive that claims it, for as long as that is not given up."""
-        reader, posted = connection.reader, claim.posted
+    def _read_into(self, posted: PostedReceive, connection: Connection, frame: Frame) -> memoryview | None:
+        """Read a body into the buffer of a receive; return it where that was given up meanwhile."""
+        reader, stream = connection.reader, self._stream(connection, frame)
         try:
-            while not claim.complete:
-                if claim.read(reader.read_now):
+            while not posted.complete:
+                if posted.read(reader.read_now):
                     self._waits.operations.moved()
                 else:
                     reader.await_bytes()
         except Exception:
             # The loss of the peer ends the receive, if it is that. Else the next message is for it.
-            received = stream.put_back(claim)
+            received = stream.put_back(posted)
             if received is not None:
                 self._take(stream, posted, received)
             raise
-        if not claim.given_up:
+        if not posted.given_up:
             posted.arrive(None)
         # Only now: until then, who fails the receive learns here that its message has come.
-        stream.let_go(claim)
-        return _Body(claim.body)
+        body = stream.let_go(posted)
+        if body is None and frame.flags & Flag.ACKNOWLEDGE:
+            self._acknowledge(stream, frame, None, connection)
+        return body
 
-    def _place(self, connection: Connection, frame: Frame) -> tuple[memoryview, _Body]:
-        """Return the memory for the body of an arriving frame; wait while there is none."""
+    def _place(self, connection: Connection, frame: Frame) -> tuple[memoryview, ReceivedMessage]:
+        """Return the memory for the body of an arriving frame, and its message; wait while there is none."""
         size = frame.body_size
         if size <= self._inline_limit:
             memory = memoryview(bytearray(size))
-            return memory, _Body(memory)
+            return memory, ReceivedMessage(frame, memory)
         block = self._arena.try_allocate(size)
         if block is not None:
-            memory = block.memory()
-            return memory, _Body(memory, block.lease())
+            return block.memory(), ReceivedMessage(frame, lease=block.lease())
         if frame.tag:
             # A service bounds what it gets, and somebody may wait for its answer.
             memory = private_memory(size)
-            return memory, _Body(memory)
+            return memory, ReceivedMessage(frame, memory)
         self._backlog.reserve(connection, size, lambda: self._is_awaited(connection))
         try:
             memory = private_memory(size)
         except Exception:
             self._backlog.free(size)
             raise
-        return memory, _Body(memory, reserved=size)
+        received = ReceivedMessage(frame, memory)
+        received.reserved = size
+        return memory, received
 
     def _is_awaited(self, connection: Connection) -> bool:
         """Return whether an operation waits for what comes through a connection.
@@ -200,10 +195,10 @@ class Receiver:
 
     # What arrives
 
-    def arrived(self, connection: Connection, frame: Frame, body: _Body | None = None) -> None:
+    def arrived(self, connection: Connection, frame: Frame, received: ReceivedMessage | None = None) -> None:
         """Handle a complete frame; blocks while too much waits to be received."""
         if frame.kind == _MESSAGE:
-            self._message(connection, frame, body)
+            self._message(connection, frame, received)
         elif frame.kind == FrameKind.ROUTE:
             self._name_route(connection, frame)
         elif frame.kind in (FrameKind.ACCEPTED, FrameKind.REFUSED):
@@ -230,29 +225,19 @@ class Receiver:
                 return True
         return False
 
-    def _message(self, connection: Connection, frame: Frame, body: _Body | None) -> None:
+    def _message(self, connection: Connection, frame: Frame, received: ReceivedMessage | None) -> None:
         stream = self._stream(connection, frame)
-        if body is not None and body.memory is None:
-            if frame.flags & Flag.ACKNOWLEDGE:
-                self._acknowledge(stream, frame, None, connection)
-            return
-        if frame.place is not None:
-            received = ReceivedMessage(frame, lease=_lease(connection, frame))
-        elif body is not None:
-            received = ReceivedMessage(frame, None if body.lease else body.memory, body.lease)
-        else:
-            received = ReceivedMessage(frame)
+        if received is None:
+            received = ReceivedMessage(frame, lease=None if frame.place is None else _lease(connection, frame))
         received.connection = connection
         if not frame.tag:
-            self._deliver(stream, received, connection, body)
+            self._deliver(stream, received, connection)
         elif connection.peer.incarnation in stream.former:
             received.release()
         else:
             self._serve(stream, received)
 
-    def _deliver(
-        self, stream: PeerStream, received: ReceivedMessage, connection: Connection, body: _Body | None
-    ) -> None:
+    def _deliver(self, stream: PeerStream, received: ReceivedMessage, connection: Connection) -> None:
         try:
             if self._give(stream, received):
                 return
@@ -260,9 +245,7 @@ class Receiver:
             # A process that was stopped reads what a dead one sent after its successor's first words.
             received.release()
             return
-        reserved = 0
-        if body is not None:
-            reserved, body.reserved = body.reserved, 0
+        reserved, received.reserved = received.reserved, 0
         self._backlog.add(received, connection, reserved)
         self._backlog.wait_for_room(connection, lambda: self._is_awaited(connection))
 

@@ -235,9 +235,10 @@ def test_complete_body_is_not_swallowed_when_its_receive_fails(wired: Wired, mon
     work = wired.group.recv_tensor(buffer, THERE, async_op=True)
     real, failed = PeerStream.let_go, list[bool]()
 
-    def let_go(stream: PeerStream, claim: Any) -> None:
-        real(stream, claim)
+    def let_go(stream: PeerStream, posted: PostedReceive) -> memoryview | None:
+        body = real(stream, posted)
         failed.append(work.fail(CancelledOperationError("given up")))
+        return body
 
     monkeypatch.setattr(PeerStream, "let_go", let_go)
     _, far = wired.connect()
