@@ -196,7 +196,7 @@ class ChannelClient:
             case Query.LOSSES:
                 return [] if closed_notice is None else closed_notice.losses
 
-    def _withdraw(self, operation: ChannelOperation[object]) -> bool:
+    def _withdraw(self, operation: ChannelOperation[Any]) -> bool:
         if operation.kind is OperationKind.CONNECT:
             # There is nothing to undo at the channel.
             self.pending.forget(operation)

@@ -16,29 +16,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.collective.work import Work
 from rlinf_core.errors import CommunicationTimeoutError
+from rlinf_core.waiting import OperationKind
 
 T = TypeVar("T")
 U = TypeVar("U")
 _log = logging.getLogger("rlinf")
 # Seconds between deadline checks of operations without a waiter.
 _LOOK_EVERY = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class _FailedPut:
-    channel: str
-    key: str | None
-    error: BaseException
-
-
-_Dropped: TypeAlias = ChannelOperation[Any] | _FailedPut
 
 
 class GetHandle(Work[T]):
@@ -124,7 +115,7 @@ class PutOperation(ChannelOperation[None]):
 
     def __del__(self) -> None:
         if self._error is not None and not hasattr(self, "_heard"):
-            REAPER.dropped.put(_FailedPut(self.target, self.key, self._error))
+            REAPER.dropped.put(self)
 
 
 class Reaper:
@@ -138,7 +129,7 @@ class Reaper:
     """
 
     def __init__(self) -> None:
-        self.dropped: SimpleQueue[_Dropped | None] = SimpleQueue()
+        self.dropped: SimpleQueue[ChannelOperation[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
         self._tables: dict[int, Callable[[], dict[int, ChannelOperation[Any]]]] = {}
@@ -161,11 +152,8 @@ class Reaper:
         next_look = 0.0
         while True:
             pause = max(0.0, next_look - time.monotonic()) if self._tables else None
-            try:
-                first = self.dropped.get(timeout=pause)
-            except Empty:
-                first = None
-            self.handle_dropped(first)
+            with suppress(Empty):
+                self.handle_dropped(self.dropped.get(timeout=pause))
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_EVERY
                 for table in list(self._tables.copy().values()):
@@ -175,17 +163,23 @@ class Reaper:
                         if not table():
                             del self._tables[id(table)]
 
-    def handle_dropped(self, first: _Dropped | None = None) -> None:
+    def handle_dropped(self, *first: ChannelOperation[Any] | None) -> None:
         """Handle all work left by destructors so far, `first` first."""
         failures: Counter[tuple[str, str | None, str]] = Counter()
-        for handle in [first, *self._waiting()]:
-            if isinstance(handle, _FailedPut):
-                failures[handle.channel, handle.key, " ".join(str(handle.error).split())] += 1
-            elif handle is not None:
-                try:
-                    self._cancel(handle)
-                except Exception:  # noqa: BLE001 - one failure must not stop the reaper
-                    _log.exception("channel `%s`: a get whose handle was dropped could not be cancelled", handle.target)
+        dropped = list(first)
+        with suppress(Empty):
+            while True:
+                dropped.append(self.dropped.get_nowait())
+        for operation in dropped:
+            if operation is None:
+                continue
+            if operation.kind is OperationKind.PUT:
+                failures[operation.target, operation.key, " ".join(str(operation.exception()).split())] += 1
+                continue
+            try:
+                self._cancel(operation)
+            except Exception:  # noqa: BLE001 - one failure must not stop the reaper
+                _log.exception("channel `%s`: a get whose handle was dropped could not be cancelled", operation.target)
         for (channel, key, error), count in failures.items():
             _log.error(
                 "channel `%s`, key `%s`: %d puts failed without a waiter, and their items are lost: %s",
@@ -194,14 +188,6 @@ class Reaper:
                 count,
                 error,
             )
-
-    def _waiting(self) -> list[_Dropped | None]:
-        dropped: list[_Dropped | None] = []
-        while True:
-            try:
-                dropped.append(self.dropped.get_nowait())
-            except Empty:
-                return dropped
 
     def _cancel(self, operation: ChannelOperation[Any]) -> None:
         operation.cancel()

@@ -84,7 +84,7 @@ class LocalBackend:
             REAPER.watch(self._pending)
         return operation
 
-    def _withdraw(self, operation: ChannelOperation[object]) -> bool:
+    def _withdraw(self, operation: ChannelOperation[Any]) -> bool:
         self._run(lambda: self._queue.cancel(operation.op_id, time.monotonic()))
         return True
 

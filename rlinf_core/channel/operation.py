@@ -66,7 +66,7 @@ class ChannelOperation(Work[T], Generic[T]):
         key: str,
         seconds: float,
         decode: Callable[[Sequence[Piece]], T] | None,
-        withdraw: Callable[[ChannelOperation[object]], bool],
+        withdraw: Callable[[ChannelOperation[Any]], bool],
         waits: WaitTable | None = None,
         *,
         detached: bool = False,
@@ -150,7 +150,7 @@ class ChannelOperation(Work[T], Generic[T]):
         if self._was_accepted():
             self.finish(cast("T", None))
             # Drop what the channel still keeps of it.
-            self._withdraw(cast("ChannelOperation[object]", self))
+            self._withdraw(self)
             return False
         if self._decoding is not None:
             # An acknowledged item cannot go to another consumer: then the operation has not failed.
@@ -161,7 +161,7 @@ class ChannelOperation(Work[T], Generic[T]):
                 self._given_up = True
         failed = super().fail(error)
         if failed:
-            self._withdraw(cast("ChannelOperation[object]", self))
+            self._withdraw(self)
             if self.sending is not None:
                 self.sending.fail(error)
             if self._decoding is not None:
@@ -234,10 +234,10 @@ class ChannelOperation(Work[T], Generic[T]):
         """
         self._late = late
         if not wait:
-            if not self._withdraw(cast("ChannelOperation[object]", self)):
+            if not self._withdraw(self):
                 self.fail(late)
             return
-        if not self._done and self._withdraw(cast("ChannelOperation[object]", self)):
+        if not self._done and self._withdraw(self):
             self.wait_until(time.monotonic() + _GRACE)
         if not self._done and not self.fail(late):
             # Its result arrives at this very moment.
