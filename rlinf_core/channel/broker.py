@@ -30,7 +30,6 @@ from rlinf_core.channel.mailbox import LARGEST, NO_ACK_SLOT, BrokerMailbox
 from rlinf_core.channel.queue_state import Accepted, Acknowledged, Delivered, Effect, Lost, QueuedItem, Reason, Refused
 from rlinf_core.channel.wire import Query, ReplyKind, RequestHeader, RequestKind
 from rlinf_core.collective.endpoint import Endpoint
-from rlinf_core.collective.transfer.forwarder import ForwardMode
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.errors import WorkerDiedError
@@ -209,7 +208,7 @@ class Broker:
             case Query.LOSSES:
                 answer = list(self._losses)
             case _:
-                self._send_items(client, request.op_id, self._queue.peek_all(request.key), ForwardMode.COPY)
+                self._send_items(client, request.op_id, self._queue.peek_all(request.key), lend=False)
                 return
         self._answer(client, ReplyKind.ANSWER, request.op_id, answer)
 
@@ -239,7 +238,7 @@ class Broker:
                 continue
             client, op_id = cast("ClientOpId", effect.op_id)
             if isinstance(effect, Delivered):
-                self._send_items(client, op_id, effect.items, ForwardMode.LEND)
+                self._send_items(client, op_id, effect.items, lend=True)
             elif isinstance(effect, Acknowledged):
                 for item in effect.items:
                     self._hold(-_weigh(item.payload))
@@ -254,14 +253,14 @@ class Broker:
         self._outbox.reply(client, wire.pack_reply(say, op_id), pickle.dumps(answer))
 
     def _send_items(
-        self, client: BrokerClient, op_id: int, items: Sequence[QueuedItem[Payload]], handover: ForwardMode
+        self, client: BrokerClient, op_id: int, items: Sequence[QueuedItem[Payload]], *, lend: bool
     ) -> None:
         def failed(error: BaseException) -> None:
             if isinstance(error, Exception) and not isinstance(error, WorkerDiedError):
                 with self._lock:
                     self._carry_out(self._queue.cancel((client, op_id), time.monotonic()), error)
 
-        mailbox = client.mailbox if handover is ForwardMode.LEND else None
+        mailbox = client.mailbox if lend else None
         # On a closed channel others wait for this acknowledgement, so it must come by a message.
         ack_slot = NO_ACK_SLOT if mailbox is None or self._queue.closed else mailbox.acks.reserve(op_id)
         if mailbox is not None and mailbox.answers.has_slot(op_id):
@@ -270,7 +269,7 @@ class Broker:
                 if mailbox.answers.write_item(op_id, ack_slot, payload):
                     self._outbox.reply(client, wire.pack_reply(ReplyKind.MAIL, op_id))
                 return
-        self._outbox.send_items(client, op_id, items, ack_slot, handover, failed)
+        self._outbox.send_items(client, op_id, items, ack_slot, lend, failed)
 
     def _refuse(self, client: BrokerClient, op_id: int, refused: Refused[Payload], error: Exception | None) -> None:
         self._drop(refused.dropped)

@@ -14,7 +14,6 @@ from rlinf_core.channel.wire import ReplyKind
 from rlinf_core.collective import memory_budget
 from rlinf_core.collective.endpoint import Endpoint
 from rlinf_core.collective.messages.message import Message
-from rlinf_core.collective.transfer.forwarder import ForwardMode
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.work import Work
@@ -79,7 +78,7 @@ class Outbox:
         op_id: int,
         items: Sequence[QueuedItem[Payload]],
         ack_slot: int,
-        handover: ForwardMode,
+        lend: bool,
         failed: Callable[[BaseException], None],
     ) -> None:
         """Send the items of one operation: packed ones together, large ones as they lie.
@@ -102,7 +101,7 @@ class Outbox:
                 self._flush(client, op_id, ack_slot, index, count, run)
                 size = 0
                 self._forward(
-                    client, wire.pack_reply(ReplyKind.LARGE, op_id, index, count, ack_slot), payload, handover, failed
+                    client, wire.pack_reply(ReplyKind.LARGE, op_id, index, count, ack_slot), payload, lend, failed
                 )
                 continue
             run.append(payload)
@@ -127,7 +126,7 @@ class Outbox:
         client: BrokerClient,
         key: bytes,
         received: ReceivedMessage,
-        handover: ForwardMode,
+        lend: bool,
         failed: Callable[[BaseException], None],
     ) -> None:
         work = self._endpoint.work(OperationKind.SEND, client.name)
@@ -139,7 +138,7 @@ class Outbox:
 
         work.add_done_callback(check)
         self._endpoint.forward(
-            client.stream, received, work, tag=wire.REPLIES, key=key, handover=handover, to=client.incarnation
+            client.stream, received, work, tag=wire.REPLIES, key=key, lend=lend, to=client.incarnation
         )
 
 

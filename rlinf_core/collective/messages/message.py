@@ -149,6 +149,7 @@ class Message:
         key: bytes interpreted by the service.
         acknowledgement: finishes when a receive has taken it; None where nobody wants to know.
         to: the one endpoint that it is for; None where it is also for a successor.
+        sizes: bytes of each part, also where those are in an encoded body already.
     """
 
     head: bytes
@@ -159,6 +160,10 @@ class Message:
     weight: float = 0.0
     acknowledgement: Work[None] | None = None
     to: str | None = None
+    sizes: Sequence[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sizes = [part.nbytes for part in self.parts]
 
     @classmethod
     def of(cls, encoded: Encoded, inline_limit: int, *, tag: int = 0, key: bytes = b"", weight: float = 0.0) -> Message:
@@ -169,12 +174,8 @@ class Message:
         return cls(b"", parts, Flag.HEAD_IN_BODY, tag, key, weight)
 
     @property
-    def sizes(self) -> list[int]:
-        return [part.nbytes for part in self.parts]
-
-    @property
     def body_size(self) -> int:
-        return layout(self.sizes)[1] if self.parts else 0
+        return layout(self.sizes)[1] if self.sizes else 0
 
     def gather(self, target: memoryview) -> None:
         offsets, _ = layout(self.sizes)
@@ -218,14 +219,6 @@ class EncodedBody:
     size: int = 0
     fds: tuple[int, ...] = ()
     undo: Callable[[], None] = do_nothing
-
-
-class PlaceholderPart(HostPart):
-    """A part whose bytes are in the encoded body already."""
-
-    def __init__(self, nbytes: int) -> None:
-        super().__init__(memoryview(b""))
-        self.nbytes = nbytes
 
 
 def inline_body(message: Message) -> EncodedBody:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
-from enum import Enum
 
 from rlinf_core.collective.arena import BlockLease, LeaseState
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.messages.frame import Flag, SharedPlace
-from rlinf_core.collective.messages.message import Bytes, EncodedBody, Message, PlaceholderPart
+from rlinf_core.collective.messages.message import Bytes, EncodedBody, Message
 from rlinf_core.collective.messages.payload import HostPart
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
@@ -78,16 +77,12 @@ class ForwardedLeases:
 _LASTING = Flag.HEAD_IN_BODY | Flag.TENSOR
 
 
-class ForwardMode(Enum):
-    """The ownership of a message that is forwarded."""
-
-    MOVE = "give"  # it is the other side's
-    LEND = "lend"  # it is the other side's once `release_lent` is called; until then it can be passed on again
-    COPY = "copy"  # it stays, and the other side gets a copy
-
-
 class Forwarder:
-    """The part of an endpoint that sends received messages on."""
+    """The part of an endpoint that sends received messages on.
+
+    A message that is lent belongs to the peer once `release_lent` is called; until then it can be forwarded again. Of
+    one that is not lent the peer gets a copy.
+    """
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -100,29 +95,36 @@ class Forwarder:
         work: Work[object],
         *,
         tag: int,
+        lend: bool,
         key: bytes = b"",
-        weight: float = 0.0,
-        handover: ForwardMode = ForwardMode.MOVE,
         to: str | None = None,
     ) -> None:
-        """Forward a received message in the background, without a copy where both sides share memory.
+        """Forward a received message in the background; one that is lent without a copy where both share memory.
 
         Where it is `to` an endpoint that was relaunched, `work` fails.
         """
         self._sender.check_open()
         frame = received.frame
-        # Its bytes are in the encoded body, or added later.
-        parts = [PlaceholderPart(size) for size in frame.sizes]
-        message = Message(frame.head, parts, frame.flags & _LASTING, tag, key, weight, to=to)
+        message = Message(frame.head, (), frame.flags & _LASTING, tag, key, to=to)
+        message.sizes = frame.sizes
 
         def at_once() -> bool:
             connection = self._sender.ready_connection(stream)
-            body = None if connection is None else self._pass_on(received, connection, handover)
+            body = None if connection is None else self._pass_on(received, connection, lend)
             if connection is None or body is None:
                 return False
-            return self._hand_over(stream, received, connection, message, body, handover, None)
+            return self._hand_over(stream, received, connection, message, body, None)
 
-        stream.start(at_once, lambda: self._forward(stream, received, message, work, handover), work)
+        def in_turn() -> None:
+            connection = self._sender.connect(stream, work)
+            body = None if connection is None else self._pass_on(received, connection, lend)
+            if connection is not None and body is not None:
+                self._hand_over(stream, received, connection, message, body, work)
+            else:
+                message.parts = [HostPart(view) for view in received.parts(keep=False)]
+                self._sender.transmit(stream, message, work)
+
+        stream.start(at_once, in_turn, work)
 
     def release_lent(self, stream: PeerStream, received: ReceivedMessage) -> None:
         """Hand a lent message over to the peer, which has acknowledged it."""
@@ -135,32 +137,13 @@ class Forwarder:
         else:
             lease.release()
 
-    def _forward(
-        self, stream: PeerStream, received: ReceivedMessage, message: Message, work: Work[object], handover: ForwardMode
-    ) -> None:
-        connection = self._sender.connect(stream, work)
-        if connection is None and handover is ForwardMode.MOVE:
-            self._sender.hand_over(
-                stream,
-                ReceivedMessage(message.frame(0, 0, EncodedBody()), received.body(), received.take_lease()),
-            )
-            return
-        body = None if connection is None else self._pass_on(received, connection, handover)
-        if connection is not None and body is not None:
-            self._hand_over(stream, received, connection, message, body, handover, work)
-            return
-        message.parts = [HostPart(view) for view in received.parts(keep=False)]
-        self._sender.transmit(stream, message, work)
-        if handover is ForwardMode.MOVE:
-            received.release()
-
-    def _pass_on(self, received: ReceivedMessage, connection: Connection, handover: ForwardMode) -> EncodedBody | None:
+    def _pass_on(self, received: ReceivedMessage, connection: Connection, lend: bool) -> EncodedBody | None:
         """Return the encoded body of a received message where it needs no copy, else None."""
         frame, lease = received.frame, received.lease
         if lease is None and frame.body_size <= self._sender.limit:
             buffers: list[Bytes] = [received.body()] if frame.body_size else []
             return EncodedBody(buffers=buffers, size=frame.body_size)
-        if lease is None or lease.private or handover is ForwardMode.COPY or not connection.shares_memory:
+        if lease is None or lease.private or not lend or not connection.shares_memory:
             return None
         segment = lease.segment
         flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
@@ -174,7 +157,6 @@ class Forwarder:
         connection: Connection,
         message: Message,
         body: EncodedBody,
-        handover: ForwardMode,
         work: Work[object] | None,
     ) -> bool:
         """Mark the lease as the other side's before the frame is sent, since that may release it at once."""
@@ -185,10 +167,6 @@ class Forwarder:
         try:
             done = self._sender.write(stream, connection, message, body, work)
         finally:
-            if done and handover is ForwardMode.MOVE:
-                received.take_lease()
-                if lease is not None:
-                    self.forwards.remember(lease, connection)
-            elif not done and lease is not None:
+            if not done and lease is not None:
                 lease.keep()
         return done

@@ -14,7 +14,6 @@ from rlinf_core.collective.messages.message import (
     Bytes,
     EncodedBody,
     Message,
-    PlaceholderPart,
     do_nothing,
     inline_body,
     stream_body,
@@ -67,7 +66,7 @@ class Sender:
         self._arena = arena
         self._waits = waits
         self._streams = streams
-        self._connect = streams.connect
+        self.connect = streams.connect
         self._hand_over = hand_over
         self.check_open = check_open
         self.limit = settings.inline_limit
@@ -139,12 +138,12 @@ class Sender:
         Return that memory; None where the peer shares none, as on another host: the message has no body.
         """
         self.check_open()
-        connection = self._connect(stream, work)
+        connection = self.connect(stream, work)
         block = spill(size, 1) if connection is not None and connection.shares_memory else None
         if connection is None or block is None:
             self.send(stream, message, work)
             return None
-        message.parts = [PlaceholderPart(size)]
+        message.sizes = (size,)
         # Its own segment is freed with its last reference.
         body = shared_body(block, 0)
         stream.run(lambda: self._write_or_undo(stream, connection, message, body, work), work)
@@ -161,7 +160,7 @@ class Sender:
         return self._write_or_undo(stream, connection, message, body, None)
 
     def transmit(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
-        connection = self._connect(stream, work)
+        connection = self.connect(stream, work)
         body = None if connection is None else self._encode(message, connection, work)
         if connection is None or body is None:
             self._deliver_here(stream, message)
@@ -299,7 +298,7 @@ class Sender:
 
     def _connection_or_fail(self, stream: PeerStream, work: Work[object]) -> Connection | None:
         try:
-            return self._connect(stream, work)
+            return self.connect(stream, work)
         except Exception as error:  # noqa: BLE001 - it is the outcome for this peer, not for the others
             work.fail(error)
             return None

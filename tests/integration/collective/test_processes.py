@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from rlinf_core.address import WorkerAddress
-from rlinf_core.collective.transfer.forwarder import ForwardMode
 from rlinf_core.errors import MismatchError, PayloadError
 from rlinf_core.waiting import OperationKind
 from tests.waiting import until
@@ -264,17 +263,17 @@ def test_a_message_for_no_service_is_dropped(make_cast: Any, caplog: pytest.LogC
     assert got.get(timeout=10)[1].load() == "fine"
 
 
-def forward_all(
-    cast: Any, deliveries: Any, target: str, count: int, handover: ForwardMode = ForwardMode.MOVE
-) -> list[Any]:
+def forward_all(cast: Any, deliveries: Any, target: str, count: int, *, lend: bool = True) -> list[Any]:
     here = cast.here
     stream = here.endpoint.stream(here.me, WorkerAddress.from_name(target), here.resolver)
     parcels = []
     for _ in range(count):
         received = deliveries.get(timeout=10)[1]
         work = here.endpoint.work(OperationKind.GET, "channel", detached=True)
-        here.endpoint.forward(stream, received, work, tag=TAG, handover=handover)
+        here.endpoint.forward(stream, received, work, tag=TAG, lend=lend)
         work.wait()
+        if lend:
+            here.endpoint.release_lent(stream, received)
         parcels.append(received)
     return parcels
 
@@ -334,7 +333,7 @@ def test_a_broker_that_keeps_the_item_sends_a_copy(make_cast: Any) -> None:
     deliveries: queue.Queue[Any] = queue.Queue()
     cast.here.endpoint.serve(TAG, lambda *delivery: deliveries.put(delivery))
     producer.call(post_tensor, cast.here.me, 500_000, 1.0)
-    (received,) = forward_all(cast, deliveries, "consumer:0", 1, ForwardMode.COPY)
+    (received,) = forward_all(cast, deliveries, "consumer:0", 1, lend=False)
     assert consumer.call(opened, 1, False) == [500_000]
     value = received.load()
     assert isinstance(value, dict)
@@ -356,11 +355,11 @@ def test_a_service_within_one_process(make_cast: Any) -> None:
         stream, here.endpoint.message(torch.ones(100_000), tag=TAG), here.endpoint.work(OperationKind.PUT, "c")
     )
     _, received = got.get(timeout=5)
-    # A broker and its consumer in one process: the received itself is handed on.
+    # A broker and its consumer in one process.
     here.endpoint.stream(broker, here.me, here.resolver)
     back = here.endpoint.stream(broker, here.me, here.resolver)
     work = here.endpoint.work(OperationKind.GET, "c", detached=True)
-    here.endpoint.forward(back, received, work, tag=TAG)
+    here.endpoint.forward(back, received, work, tag=TAG, lend=True)
     work.wait()
     assert got.get(timeout=5)[1].load().sum() == 100_000
 
