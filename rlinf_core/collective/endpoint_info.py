@@ -8,7 +8,6 @@ import platform
 import secrets
 import socket
 import struct
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,9 +36,6 @@ class EndpointInfo:
     tcp_host: str
     tcp_port: int
     pid: int
-    interpreter: str
-    python: str
-    torch: str | None
 
     def shares_host_with(self, other: EndpointInfo) -> bool:
         """Return whether a unix socket may connect the two; only a connection attempt is certain."""
@@ -64,25 +60,12 @@ def make_endpoint_info(unix_path: str | None, tcp_host: str, tcp_port: int) -> E
         tcp_host=tcp_host,
         tcp_port=tcp_port,
         pid=os.getpid(),
-        interpreter=sys.executable,
-        python=platform.python_version(),
-        torch=_torch_version(),
     )
 
 
 def own_place() -> tuple[str, int]:
     """Return this process's place, as `EndpointInfo.place`."""
     return boot_id() or f"unknown-{platform.node()}", namespace("net")
-
-
-def _torch_version() -> str | None:
-    """Return the version of torch without importing it, which takes seconds."""
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 _SIOCGIFADDR = 0x8915

@@ -6,10 +6,8 @@ A pair has one at a time, so that each comes after all that were made before it.
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -268,12 +266,4 @@ class ConnectionPool:
             self._changed.notify_all()
 
     def _identity(self, seeks: str, connection: str, replaces: str = "") -> PeerIdentity:
-        return PeerIdentity(
-            incarnation=self._info.incarnation,
-            seeks=seeks,
-            connection=connection,
-            replaces=replaces,
-            pid=os.getpid(),
-            interpreter=sys.executable,
-            python=platform.python_version(),
-        )
+        return PeerIdentity(self._info.incarnation, seeks, connection, replaces)

@@ -80,9 +80,6 @@ class PeerIdentity:
     seeks: str
     connection: str
     replaces: str = ""
-    pid: int = 0
-    interpreter: str = ""
-    python: str = ""
 
     def encode(self) -> bytes:
         return json.dumps(asdict(self)).encode()

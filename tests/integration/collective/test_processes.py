@@ -375,8 +375,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_side_without_torch_talks_and_says_what_it_cannot_hold(make_cast: Any, bare: str) -> None:
     cast = make_cast()
     there = cast.add("there:0", interpreter=bare)
-    assert there.info.torch is None
-    assert there.info.interpreter != cast.here.endpoint.info.interpreter
 
     def converse(side: Any) -> str:
         import sys
@@ -399,5 +397,5 @@ def test_a_side_without_torch_talks_and_says_what_it_cannot_hold(make_cast: Any,
     assert len(group.recv(THERE)) == 300_000
     said = there.result()
     assert said.startswith(PayloadError.__name__)
-    assert there.info.interpreter in said
+    assert bare in said
     assert said.endswith("False")

@@ -42,7 +42,7 @@ CONTRACT = Path(__file__).parent / "contracts" / "debug.json"
 
 
 def hello(pid: int, boot: str = "elsewhere") -> Hello:
-    info = EndpointInfo("1", boot, 1, None, "127.0.0.1", 1, pid, "python", "3.11", None)
+    info = EndpointInfo("1", boot, 1, None, "127.0.0.1", 1, pid)
     return Hello(1, info, f"node 1 ({boot})", 1, process=ProcessIdentity(pid, f"{pid}:5", boot, boot, 7))
 
 

@@ -19,7 +19,7 @@ from rlinf_core.supervision.waits import ProcessAnswer
 from rlinf_core.waiting import Operation, OperationKind, Publication
 from tests.unit.simulation.world import Wire, World
 
-_PLACE = EndpointInfo("manager", "here", 0, None, "", 0, 1, "", "", None)
+_PLACE = EndpointInfo("manager", "here", 0, None, "", 0, 1)
 
 
 class Control(Rpc):
@@ -79,7 +79,7 @@ class Member:
         self.lookups: dict[int, str] = {}
         self.reopened: dict[int, str] = {}
         self.reports: list[Died] = []
-        info = EndpointInfo(f"{name}/{incarnation}", f"host of {name}", 0, None, "", 0, 1, "", "", None)
+        info = EndpointInfo(f"{name}/{incarnation}", f"host of {name}", 0, None, "", 0, 1)
         self.tell("hello", Hello(incarnation, info, "node 1"))
 
     def say(self, message: object) -> None:
