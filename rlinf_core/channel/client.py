@@ -114,7 +114,7 @@ class ChannelClient:
         if pipeline is not None:
             pipeline.flush()
         if encoded.nbytes <= wire.SMALL:
-            self._send_small(operation, encoded, weight, wait=wait)
+            self._request(RequestKind.PUT, operation, _packed(encoded), weight, wait=wait)
         else:
             self._send_large(operation, encoded, weight, wait=wait, detached=False)
 
@@ -183,18 +183,15 @@ class ChannelClient:
         return True
 
     def _last_answer(self, question: Query) -> Any:
-        closed_notice = self.pending.closed_notice
-        match question:
-            case Query.DEPTH:
-                return 0
-            case Query.FULL:
-                return False
-            case Query.PEEK:
-                return []
-            case Query.STATISTICS:
-                return {} if closed_notice is None else closed_notice.statistics
-            case Query.LOSSES:
-                return [] if closed_notice is None else closed_notice.losses
+        notice = self.pending.closed_notice or wire.ClosedNotice({}, [])
+        answers: dict[Query, Any] = {
+            Query.DEPTH: 0,
+            Query.FULL: False,
+            Query.PEEK: [],
+            Query.STATISTICS: notice.statistics,
+            Query.LOSSES: notice.losses,
+        }
+        return answers[question]
 
     def _withdraw(self, operation: ChannelOperation[Any]) -> bool:
         if operation.kind is OperationKind.CONNECT:
@@ -260,15 +257,24 @@ class ChannelClient:
     def _ask(self, ask: RequestKind, operation: AnyOperation, weight: float = 0.0, *, wait: bool = True) -> None:
         if self.pending.closed_notice is not None:
             self._fail(operation, None)
-            return
-        words = wire.pack_request(ask, operation.op_id, operation.packed_key, wait)
-        if not self._endpoint.post(self.stream, wire.REQUESTS, words, b"", weight):
-            self._send(operation, Message(b"", tag=wire.REQUESTS, key=words, weight=weight))
+        else:
+            self._request(ask, operation, b"", weight, wait=wait)
 
-    def _send_small(self, operation: AnyOperation, encoded: Encoded, weight: float, *, wait: bool) -> None:
-        words, head = wire.pack_request(RequestKind.PUT, operation.op_id, operation.packed_key, wait), _packed(encoded)
-        if self._under_way or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
-            self._send(operation, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
+    def _request(
+        self,
+        ask: RequestKind,
+        operation: AnyOperation,
+        head: bytes,
+        weight: float,
+        *,
+        wait: bool = True,
+        detached: bool = False,
+    ) -> None:
+        """Send a request without a body; one with an item, after the puts that are under way."""
+        words = wire.pack_request(ask, operation.op_id, operation.packed_key, wait)
+        in_turn = bool(head) and self._under_way
+        if in_turn or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
+            self._send(operation, Message(head, tag=wire.REQUESTS, key=words, weight=weight), detached=detached)
 
     def _send_large(
         self, operation: AnyOperation, encoded: Encoded, weight: float, *, wait: bool = True, detached: bool
@@ -282,12 +288,12 @@ class ChannelClient:
             self._endpoint.post(
                 self.stream, wire.REQUESTS, wire.pack_request(RequestKind.ANNOUNCE, operation.op_id, key)
             )
+        self._send(operation, message, detached=detached)
+
+    def _send(self, operation: AnyOperation, message: Message, *, detached: bool) -> None:
         if detached:
             self._send_in_background(operation, message)
-        else:
-            self._send(operation, message)
-
-    def _send(self, operation: AnyOperation, message: Message) -> None:
+            return
         work: Work[object] = Work(operation.kind, self.name, operation.seconds, self._endpoint.waits, key=operation.key)
         try:
             self._endpoint.send(self.stream, message, work)
@@ -347,14 +353,11 @@ class ChannelClient:
         if isinstance(first.item, Encoded):
             self._send_large(operation, first.item, first.weight, detached=True)
             return
-        key = operation.packed_key
         if len(run) == 1:
-            words, head, weight = wire.pack_request(RequestKind.PUT, operation.op_id, key), first.item, first.weight
+            self._request(RequestKind.PUT, operation, first.item, first.weight, detached=True)
         else:
-            words, weight = wire.pack_request(RequestKind.PUT_MANY, operation.op_id, key), 0.0
             head = wire.pack_puts([(put.operation.op_id, put.weight, cast("bytes", put.item)) for put in run])
-        if self._under_way or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
-            self._send_in_background(operation, Message(head, tag=wire.REQUESTS, key=words, weight=weight))
+            self._request(RequestKind.PUT_MANY, operation, head, 0.0, detached=True)
 
 
 def _packed(encoded: Encoded) -> bytes:

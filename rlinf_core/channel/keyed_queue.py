@@ -270,12 +270,9 @@ class KeyedQueue(Generic[T]):
 
     def statistics(self) -> dict[str, KeyStatistics]:
         """Return what went through each key that is remembered."""
-        return {key: self._statistics(queue) for key, queue in self._queues.items()}
+        return {key: queue.statistics() for key, queue in self._queues.items()}
 
     # Inside
-
-    def _statistics(self, queue: Queue[T]) -> KeyStatistics:
-        return queue.tally.snapshot(len(queue.items), len(queue.blocked), len(queue.gets))
 
     def _queue(self, key: str) -> Queue[T]:
         queue = self._queues.get(key)
@@ -307,8 +304,7 @@ class KeyedQueue(Generic[T]):
         item.sequence = queue.sequence
         queue.sequence += 1
         queue.items.append(item)
-        queue.tally.puts += 1
-        queue.tally.bytes += item.size
+        queue.bytes += item.size
         effects.append(Accepted(op_id))
 
     def _settle(self, queue: Queue[T], now: float, effects: list[Effect[T]]) -> None:
@@ -346,15 +342,15 @@ class KeyedQueue(Generic[T]):
     def _deliver(self, op_id: OpId, get: Get[T], now: float, effects: list[Effect[T]]) -> None:
         queue = get.queue
         del queue.gets[op_id]
-        queue.tally.gets += len(get.reserved)
-        queue.tally.get_wait += now - get.since
+        queue.delivered += len(get.reserved)
+        queue.get_wait += now - get.since
         queue.delivering += 1
         self._entries[op_id] = Delivery(queue, get.consumer, get.reserved)
         effects.append(Delivered(op_id, get.reserved))
 
     def _unblock(self, op_id: OpId, put: Put[T], now: float) -> None:
         del put.queue.blocked[op_id]
-        put.queue.tally.put_wait += now - put.since
+        put.queue.put_wait += now - put.since
         self._leave(op_id, put.item.producer)
 
     def _withdraw(self, op_id: OpId, entry: Get[T] | Delivery[T], now: float) -> list[QueuedItem[T]]:
@@ -363,10 +359,10 @@ class KeyedQueue(Generic[T]):
         self._leave(op_id, entry.consumer)
         if isinstance(entry, Get):
             del queue.gets[op_id]
-            queue.tally.get_wait += now - entry.since
+            queue.get_wait += now - entry.since
             return entry.reserved
         queue.delivering -= 1
-        queue.tally.gets -= len(entry.items)
+        queue.delivered -= len(entry.items)
         return entry.items
 
     def _give_back(self, queue: Queue[T], returned: list[QueuedItem[T]], now: float, effects: list[Effect[T]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeAlias, TypeVar
 
@@ -34,24 +34,6 @@ class KeyStatistics:
     waiting_gets: int
     put_wait: float
     get_wait: float
-
-
-class Tally:
-    """The counts behind `KeyStatistics`."""
-
-    __slots__ = ("bytes", "get_wait", "gets", "put_wait", "puts")
-
-    def __init__(self) -> None:
-        self.puts = 0
-        self.gets = 0
-        self.bytes = 0
-        self.put_wait = 0.0
-        self.get_wait = 0.0
-
-    def snapshot(self, depth: int, waiting_puts: int, waiting_gets: int) -> KeyStatistics:
-        return KeyStatistics(
-            self.puts, self.gets, self.bytes, depth, waiting_puts, waiting_gets, self.put_wait, self.get_wait
-        )
 
 
 T = TypeVar("T")
@@ -141,6 +123,7 @@ class Lost(Generic[T]):
 Effect: TypeAlias = Accepted | Delivered[T] | Acknowledged[T] | Refused[T] | Lost[T]
 
 
+@dataclass(slots=True, eq=False)
 class Queue(Generic[T]):
     """The state of one key.
 
@@ -149,23 +132,36 @@ class Queue(Generic[T]):
         gets: waiting gets, first come first served; only the first has items reserved.
         blocked: puts that wait for room, first come; empty while a get waits.
         delivering: the number of deliveries not yet taken.
-        sequence: the place that the next accepted item gets.
+        sequence: the place that the next accepted item gets, and so the number of those before it.
+        bytes, delivered, put_wait, get_wait: as in `KeyStatistics`, where `delivered` is `gets`.
     """
 
-    __slots__ = ("blocked", "delivering", "gets", "items", "key", "sequence", "tally")
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.items: deque[QueuedItem[T]] = deque()
-        self.gets: OrderedDict[OpId, Get[T]] = OrderedDict()
-        self.blocked: OrderedDict[OpId, Put[T]] = OrderedDict()
-        self.delivering = 0
-        self.sequence = 0
-        self.tally = Tally()
+    key: str
+    items: deque[QueuedItem[T]] = field(default_factory=deque["QueuedItem[T]"])
+    gets: OrderedDict[OpId, Get[T]] = field(default_factory=OrderedDict["OpId", "Get[T]"])
+    blocked: OrderedDict[OpId, Put[T]] = field(default_factory=OrderedDict["OpId", "Put[T]"])
+    delivering: int = 0
+    sequence: int = 0
+    bytes: int = 0
+    delivered: int = 0
+    put_wait: float = 0.0
+    get_wait: float = 0.0
 
     @property
     def idle(self) -> bool:
         return not (self.items or self.gets or self.blocked or self.delivering)
+
+    def statistics(self) -> KeyStatistics:
+        return KeyStatistics(
+            self.sequence,
+            self.delivered,
+            self.bytes,
+            len(self.items),
+            len(self.blocked),
+            len(self.gets),
+            self.put_wait,
+            self.get_wait,
+        )
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ def die_while_sending(worker: Any, channel: Channel, size: int) -> None:
     backend = channel._backend
     backend.connect()
     # Right after the announcement, before a byte of the item is on its way.
-    backend._send = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    backend._send = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     channel.put(bytearray(size), key="k")
 
 
