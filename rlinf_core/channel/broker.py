@@ -8,7 +8,6 @@ consumer gets its location.
 from __future__ import annotations
 
 import logging
-import pickle
 import threading
 import time
 from collections import Counter, deque
@@ -143,7 +142,7 @@ class Broker:
         client.produces = True
         now = time.monotonic()
         effects: list[Effect[Payload]] = []
-        for op_id, weight, payload in wire.unpack_puts(received.frame.head):
+        for op_id, weight, payload in wire.unpack(received.frame.head):
             if client.cancelled and op_id in client.cancelled:
                 continue
             self._hold(len(payload))
@@ -227,7 +226,7 @@ class Broker:
                     accepted.setdefault(client, []).append(op_id)
         # Producers first: while a consumer is served, they make the next item.
         for client, op_ids in accepted.items():
-            head = wire.pack_op_ids(op_ids) if len(op_ids) > 1 else b""
+            head = wire.pack(op_ids) if len(op_ids) > 1 else b""
             self._outbox.reply(client, wire.pack_reply(ReplyKind.ACCEPTED, op_ids[0]), head)
         for effect in effects:
             if isinstance(effect, Accepted):
@@ -250,7 +249,7 @@ class Broker:
             self._report(lost)
 
     def _answer(self, client: BrokerClient, say: ReplyKind, op_id: int, answer: object) -> None:
-        self._outbox.reply(client, wire.pack_reply(say, op_id), pickle.dumps(answer))
+        self._outbox.reply(client, wire.pack_reply(say, op_id), wire.pack(answer))
 
     def _send_items(
         self, client: BrokerClient, op_id: int, items: Sequence[QueuedItem[Payload]], *, lend: bool
@@ -301,7 +300,7 @@ class Broker:
         with self._lock:
             if not self._queue.drained or self._endpoint.answers_for_memory():
                 return False
-            self._closed_notice = pickle.dumps(wire.ClosedNotice(self._queue.statistics(), list(self._losses)))
+            self._closed_notice = wire.pack(wire.ClosedNotice(self._queue.statistics(), list(self._losses)))
             for client in self._clients.values():
                 self._outbox.reply(client, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
             return True

@@ -91,7 +91,7 @@ class Outbox:
             self.reply(client, wire.pack_reply(ReplyKind.ITEM, op_id, 0, 1, ack_slot), items[0].payload)
             return
         if not count:
-            self.reply(client, wire.pack_reply(ReplyKind.ITEMS, op_id, 0, 0), wire.pack_items(()))
+            self.reply(client, wire.pack_reply(ReplyKind.ITEMS, op_id, 0, 0), wire.pack(()))
             return
         run: list[bytes | bytearray] = []
         size = 0
@@ -116,9 +116,7 @@ class Outbox:
     ) -> None:
         """Send the packed items that stand just before place `end`."""
         if run:
-            self.reply(
-                client, wire.pack_reply(ReplyKind.ITEMS, op_id, end - len(run), count, ack_slot), wire.pack_items(run)
-            )
+            self.reply(client, wire.pack_reply(ReplyKind.ITEMS, op_id, end - len(run), count, ack_slot), wire.pack(run))
             run.clear()
 
     def _forward(

@@ -356,7 +356,7 @@ class ChannelClient:
         if len(run) == 1:
             self._request(RequestKind.PUT, operation, first.item, first.weight, detached=True)
         else:
-            head = wire.pack_puts([(put.operation.op_id, put.weight, cast("bytes", put.item)) for put in run])
+            head = wire.pack([(put.operation.op_id, put.weight, put.item) for put in run])
             self._request(RequestKind.PUT_MANY, operation, head, 0.0, detached=True)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import threading
 import time
 from collections import deque
@@ -122,7 +121,7 @@ class Pending:
         say, op_id = reply.say, reply.op_id
         head = received.frame.head
         if say == ReplyKind.ACCEPTED:
-            self._accepted(wire.unpack_op_ids(head) if head else (op_id,))
+            self._accepted(wire.unpack(head) if head else (op_id,))
         elif say == ReplyKind.ITEM:
             operation = self._open.pop(op_id, None)
             if operation is not None:
@@ -136,9 +135,9 @@ class Pending:
             self._note_size(False)
             self._some(reply, [received])
         elif say == ReplyKind.ITEMS:
-            self._some(reply, wire.unpack_items(head))
+            self._some(reply, wire.unpack(head))
         elif say == ReplyKind.ENDED:
-            self.closed_notice = cast("ClosedNotice", pickle.loads(head))  # noqa: S301 - the peer is authenticated
+            self.closed_notice = wire.unpack(head)
         else:
             operation = self._take(op_id)
             if operation is not None:
@@ -210,7 +209,7 @@ def _end(operation: AnyOperation, reply: ReplyHeader, head: bytes | bytearray) -
     if reply.say == ReplyKind.REFUSED:
         operation.refuse(wire.REASONS[reply.place], head.decode())
     elif reply.say == ReplyKind.FAILED:
-        packed = cast("PackedError", pickle.loads(head))  # noqa: S301 - the peer is authenticated
+        packed: PackedError = wire.unpack(head)
         operation.fail(packed.unpack())
     else:
         operation.arrive((head,))

@@ -8,11 +8,12 @@ An op_id identifies one operation of one client for the client's lifetime.
 
 from __future__ import annotations
 
+import pickle
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlinf_core.channel.mailbox import NO_ACK_SLOT
 from rlinf_core.channel.queue_state import DEFAULT_KEY as DEFAULT_KEY
@@ -29,9 +30,7 @@ REASONS = tuple(Reason)
 _REQUEST = struct.Struct("<BBQ")
 _REQUEST_SIZE = _REQUEST.size
 _REPLY = struct.Struct("<BQIIH")
-_COUNT = struct.Struct("<I")
-_PUT = struct.Struct("<QdI")
-_PACKED = struct.Struct("<II")
+_BARE, _WITH_PARTS = b"\0", b"\1"
 
 
 class RequestKind(IntEnum):
@@ -39,7 +38,7 @@ class RequestKind(IntEnum):
 
     HELLO = 1  # body: where items are signed for, on the same host; answered with how many items a key holds
     PUT = 2  # head: a packed item, or the body is the item; weight: the item's
-    PUT_MANY = 3  # head: packed items with their op_ids and weights
+    PUT_MANY = 3  # head: op_ids, weights and packed items
     ANNOUNCE = 4  # a put of this op_id is under way
     GET = 5  # weight: what the batch shall weigh, or 0 for one item
     TAKEN = 6  # the items of this op_id are here, for which there was no place to sign
@@ -125,81 +124,35 @@ def unpack_reply(data: bytes) -> ReplyHeader:
     return ReplyHeader(*_REPLY.unpack(data))
 
 
-def pack_op_ids(op_ids: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(op_ids)}Q", *op_ids)
+def pack(value: object) -> bytes:
+    """Return what a broker and its clients send each other in a head: numbers, packed items, answers, errors."""
+    return pickle.dumps(value, protocol=5)
 
 
-def unpack_op_ids(data: bytes | bytearray) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(data) // 8}Q", data)
-
-
-def pack_puts(puts: Sequence[tuple[int, float, bytes]]) -> bytes:
-    """Return op_ids, weights and packed items as one byte string."""
-    pieces: list[bytes] = []
-    for op_id, weight, item in puts:
-        pieces.append(_PUT.pack(op_id, weight, len(item)))
-        pieces.append(item)
-    return b"".join(pieces)
-
-
-def unpack_puts(data: bytes | bytearray) -> list[tuple[int, float, bytes]]:
-    puts: list[tuple[int, float, bytes]] = []
-    at, end = 0, len(data)
-    while at < end:
-        op_id, weight, size = _PUT.unpack_from(data, at)
-        at += _PUT.size
-        puts.append((op_id, weight, bytes(data[at : at + size])))
-        at += size
-    return puts
-
-
-def pack_items(items: Sequence[bytes | bytearray]) -> bytes:
-    sizes = [len(item) for item in items]
-    return b"".join((_COUNT.pack(len(items)), struct.pack(f"<{len(items)}I", *sizes), *items))
-
-
-def unpack_items(data: bytes | bytearray) -> list[bytes]:
-    (count,) = _COUNT.unpack_from(data)
-    sizes: tuple[int, ...] = struct.unpack_from(f"<{count}I", data, _COUNT.size)
-    at = _COUNT.size * (count + 1)
-    items: list[bytes] = []
-    for size in sizes:
-        items.append(bytes(data[at : at + size]))
-        at += size
-    return items
+def unpack(data: bytes | bytearray | memoryview) -> Any:
+    return pickle.loads(data)  # noqa: S301 - the peer is authenticated
 
 
 def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:
+    """Return an item as its pickle stream, or as one of that stream and copies of its parts."""
     if not parts:
-        return _PACKED.pack(0, len(head)) + head
-    sizes = [part.nbytes for part in parts]
-    pieces: list[bytes | bytearray | memoryview] = [
-        _PACKED.pack(len(parts), len(head)),
-        struct.pack(f"<{len(sizes)}Q", *sizes),
-        head,
-    ]
+        return _BARE + head
+    copies: list[bytearray] = []
     for part in parts:
         view = part.view()
         if view is None:
-            view = memoryview(bytearray(part.nbytes))
-            part.copy_into(view)
-        pieces.append(view)
-    return b"".join(pieces)
+            copy = bytearray(part.nbytes)
+            part.copy_into(memoryview(copy))
+        else:
+            copy = bytearray(view)
+        copies.append(copy)
+    return _WITH_PARTS + pack((head, copies))
 
 
 def unpack_item(data: bytes | bytearray) -> object:
     """Return the object; its arrays and tensors own their memory."""
-    parts, size = _PACKED.unpack_from(data)
-    at = _PACKED.size
-    if not parts:
-        return decode(memoryview(data)[at:], ())
-    sizes: tuple[int, ...] = struct.unpack_from(f"<{parts}Q", data, at)
-    at += 8 * parts
-    view = memoryview(data)
-    head = view[at : at + size]
-    at += size
-    buffers: list[memoryview] = []
-    for length in sizes:
-        buffers.append(memoryview(bytearray(view[at : at + length])))
-        at += length
-    return decode(head, buffers)
+    packed = memoryview(data)[1:]
+    if data[:1] == _BARE:
+        return decode(packed, ())
+    head, copies = unpack(packed)
+    return decode(head, copies)

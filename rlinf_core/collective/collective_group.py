@@ -72,9 +72,7 @@ class CollectiveGroup:
 
     def recv(self, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return the next object that `src` sends here, or with `async_op` a handle for it."""
-        stream = self._stream(src)
-        posted = self._posted(OperationKind.RECV, src, async_op, timeout, None)
-        return self._receive(stream, posted, async_op)
+        return self._receive(OperationKind.RECV, src, async_op, timeout)
 
     # One tensor
 
@@ -119,9 +117,7 @@ class CollectiveGroup:
         A read-only or expanded buffer is a `PayloadError`, and consumes no message. With `async_op` the buffer is
         in use until the handle has finished: a wait that ends by its deadline does not end the receive.
         """
-        stream = self._stream(src)
-        posted = self._posted(OperationKind.RECV_TENSOR, src, async_op, timeout, TensorTarget(tensor))
-        return self._receive(stream, posted, async_op)
+        return self._receive(OperationKind.RECV_TENSOR, src, async_op, timeout, TensorTarget(tensor))
 
     # All members
 
@@ -190,18 +186,17 @@ class CollectiveGroup:
         self._endpoint.send_async(stream, message, work)
         return cast("Work[None]", work)
 
-    def _posted(
+    def _receive(
         self,
         kind: OperationKind,
         src: WorkerAddress,
-        detached: bool,
+        async_op: bool,
         timeout: float | None,
-        target: TensorTarget | None,
-    ) -> PostedReceive:
-        seconds = self._endpoint.seconds(timeout)
-        return PostedReceive(kind, src.get_name(), seconds, self._endpoint.waits, detached=detached, target=target)
-
-    def _receive(self, stream: PeerStream, posted: PostedReceive, async_op: bool) -> object:
+        target: TensorTarget | None = None,
+    ) -> object:
+        stream = self._stream(src)
+        seconds, waits = self._endpoint.seconds(timeout), self._endpoint.waits
+        posted = PostedReceive(kind, stream.peer, seconds, waits, detached=async_op, target=target)
         self._endpoint.receive(stream, posted)
         if async_op:
             return posted

@@ -137,13 +137,13 @@ class Endpoint:
 
     # Messages
 
-    def message(self, obj: object, *, tag: int = 0, key: bytes = b"", weight: float = 0.0) -> Message:
+    def message(self, obj: object, *, tag: int = 0) -> Message:
         """Return `obj` ready to be sent.
 
         Raises:
             PayloadError: it does not pickle.
         """
-        return Message.of(self.encode(obj), self.settings.inline_limit, tag=tag, key=key, weight=weight)
+        return Message.of(self.encode(obj), self.settings.inline_limit, tag=tag)
 
     def encode(self, obj: object) -> Encoded:
         """Return `obj` as a pickle stream and the parts beside it, see `message`."""

@@ -209,7 +209,9 @@ def post(side: Any, target: Any, obj: Any, key: bytes) -> None:
 
     stream = side.endpoint.stream(side.me, target, side.resolver)
     work = side.endpoint.work(OperationKind.PUT, "channel")
-    side.endpoint.send(stream, side.endpoint.message(obj, tag=7, key=key, weight=2.5), work)
+    message = side.endpoint.message(obj, tag=7)
+    message.key, message.weight = key, 2.5
+    side.endpoint.send(stream, message, work)
 
 
 def post_tensor(side: Any, target: Any, size: int, value: float) -> None:

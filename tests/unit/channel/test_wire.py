@@ -38,21 +38,6 @@ def test_replies_survive(say: wire.ReplyKind, op_id: int, place: int, total: int
     assert wire.unpack_reply(wire.pack_reply(*reply)) == reply
 
 
-@given(st.lists(ID_STEP))
-def test_tickets_survive(op_ids: list[int]) -> None:
-    assert list(wire.unpack_op_ids(wire.pack_op_ids(op_ids))) == op_ids
-
-
-@given(st.lists(st.tuples(ID_STEP, st.floats(0, 1e300), st.binary(max_size=50)), min_size=1))
-def test_puts_survive(puts: list[tuple[int, float, bytes]]) -> None:
-    assert wire.unpack_puts(wire.pack_puts(puts)) == puts
-
-
-@given(st.lists(st.binary(max_size=50)))
-def test_items_survive(items: list[bytes]) -> None:
-    assert wire.unpack_items(wire.pack_items(items)) == items
-
-
 @dataclass
 class Step:
     action: np.ndarray[Any, Any]

@@ -72,7 +72,7 @@ class Client:
                 world.after(world.random.random() * 4, self._withdraw, op_id)
         world.note(self.name, self.life, "puts", [op_id for op_id, _, _ in puts], key)
         if count > 1:
-            self.ask(RequestKind.PUT_MANY, 0, key, head=wire.pack_puts(puts))
+            self.ask(RequestKind.PUT_MANY, 0, key, head=wire.pack(puts))
             return
         op_id, weight, item = puts[0]
         if world.chance(0.3):
@@ -109,12 +109,12 @@ class Client:
         op_id = reply.op_id
         ledger = self.run.ledger
         if reply.say == ReplyKind.ACCEPTED:
-            for accepted in wire.unpack_op_ids(head) if head else (op_id,):
+            for accepted in wire.unpack(head) if head else (op_id,):
                 item, _ = self._take(accepted)
                 if item is not None:
                     ledger.accepted.add(item)
         elif reply.say in (ReplyKind.ITEM, ReplyKind.ITEMS):
-            items = [head] if reply.say == ReplyKind.ITEM else wire.unpack_items(head)
+            items = [head] if reply.say == ReplyKind.ITEM else wire.unpack(head)
             ledger.sent.update(items)
             if op_id in self.open:
                 self._got(op_id, self.open.pop(op_id)[1], items)
