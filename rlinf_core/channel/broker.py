@@ -113,7 +113,7 @@ class Broker:
 
     def _hello(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         shared = received.lease is not None
-        client.mailbox = BrokerMailbox(received, request.op_id) if shared else None
+        client.mailbox = BrokerMailbox(received.body(), request.op_id) if shared else None
         self._answer(client, ReplyKind.WELCOME, request.op_id, self._queue.maxsize)
         if self._closed_notice is not None:
             self._outbox.reply(client, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
@@ -168,7 +168,7 @@ class Broker:
     def _cancel(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         effects = self._queue.cancel((client, request.op_id), time.monotonic())
         if client.mailbox is not None:
-            client.mailbox.acks.drop(request.op_id)
+            client.mailbox.drop_ack(request.op_id)
         # It may be a put that is still on its way behind this message.
         client.cancelled.append(request.op_id)
         for effect in effects:
@@ -186,7 +186,7 @@ class Broker:
 
     def _collect_receipts(self, client: BrokerClient) -> None:
         if client.mailbox is not None:
-            for op_id in client.mailbox.acks.collect():
+            for op_id in client.mailbox.collect_acks():
                 self._carry_out(self._queue.taken((client, op_id), time.monotonic()))
 
     def _close(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
@@ -221,8 +221,8 @@ class Broker:
             if isinstance(effect, Accepted):
                 client, op_id = cast("ClientOpId", effect.op_id)
                 # A client that looks into its answer slot needs no message.
-                answers = None if client.mailbox is None else client.mailbox.answers
-                if answers is None or not answers.has_slot(op_id) or answers.write_answer(op_id):
+                mailbox = client.mailbox
+                if mailbox is None or not mailbox.has_slot(op_id) or mailbox.write_answer(op_id):
                     accepted.setdefault(client, []).append(op_id)
         # Producers first: while a consumer is served, they make the next item.
         for client, op_ids in accepted.items():
@@ -261,11 +261,11 @@ class Broker:
 
         mailbox = client.mailbox if lend else None
         # On a closed channel others wait for this acknowledgement, so it must come by a message.
-        ack_slot = NO_ACK_SLOT if mailbox is None or self._queue.closed else mailbox.acks.reserve(op_id)
-        if mailbox is not None and mailbox.answers.has_slot(op_id):
+        ack_slot = NO_ACK_SLOT if mailbox is None or self._queue.closed else mailbox.reserve_ack(op_id)
+        if mailbox is not None and mailbox.has_slot(op_id):
             payload = items[0].payload
             if not isinstance(payload, ReceivedMessage) and len(payload) <= LARGEST:
-                if mailbox.answers.write_item(op_id, ack_slot, payload):
+                if mailbox.write_item(op_id, ack_slot, payload):
                     self._outbox.reply(client, wire.pack_reply(ReplyKind.MAIL, op_id))
                 return
         self._outbox.send_items(client, op_id, items, ack_slot, lend, failed)

@@ -43,8 +43,6 @@ class ChannelClient:
         # The connection on which this client was registered with the broker.
         self._greeted: object = None
         self._maxsize = 0
-        # Large puts that a thread still sends: later puts must go after them.
-        self._under_way = 0
         self._lock = threading.Lock()
 
     @property
@@ -219,11 +217,10 @@ class ChannelClient:
     ) -> AnyOperation:
         """Return a new operation, registered for replies. With `use_slot` its caller looks for the answer in a slot."""
         seconds = self._endpoint.seconds(timeout)
-        op_id, slots = self.pending.next_op_id(), None
+        op_id = self.pending.next_op_id()
         mailbox = self.pending.mailbox if use_slot else None
         if mailbox is not None and (mailbox.small or kind is OperationKind.PUT):
-            op_id = mailbox.slots.reserve(op_id)
-            slots = mailbox.slots if slot_of(op_id) else None
+            op_id = mailbox.reserve(op_id)
         make: type[ChannelOperation[Any]] = PutOperation if detached and kind is OperationKind.PUT else ChannelOperation
         operation: AnyOperation = make(
             op_id,
@@ -236,7 +233,7 @@ class ChannelClient:
             self._endpoint.waits,
             # A put pipeline publishes all of its puts as one operation.
             detached=detached and kind is not OperationKind.PUT,
-            slots=slots,
+            mailbox=mailbox if slot_of(op_id) else None,
         )
         self.pending.add(operation, detached=detached)
         return operation
@@ -251,8 +248,8 @@ class ChannelClient:
             operation.cancel()
             raise
         finally:
-            if operation.slots is not None:
-                operation.slots.client_done(operation.op_id)
+            if operation.mailbox is not None:
+                operation.mailbox.client_done(operation.op_id)
 
     def _ask(self, ask: RequestKind, operation: AnyOperation, weight: float = 0.0, *, wait: bool = True) -> None:
         if self.pending.closed_notice is not None:
@@ -270,10 +267,9 @@ class ChannelClient:
         wait: bool = True,
         detached: bool = False,
     ) -> None:
-        """Send a request without a body; one with an item, after the puts that are under way."""
+        """Send a request without a body; one with an item goes after the puts that are still being sent."""
         words = wire.pack_request(ask, operation.op_id, operation.packed_key, wait)
-        in_turn = bool(head) and self._under_way
-        if in_turn or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
+        if (head and self.stream.busy) or not self._endpoint.post(self.stream, wire.REQUESTS, words, head, weight):
             self._send(operation, Message(head, tag=wire.REQUESTS, key=words, weight=weight), detached=detached)
 
     def _send_large(
@@ -310,12 +306,8 @@ class ChannelClient:
         """Send in the background; a failure is that of the operation."""
         work: Work[object] = Work(operation.kind, self.name, operation.seconds, key=operation.key)
         operation.sending = work
-        with self._lock:
-            self._under_way += 1
 
         def sent() -> None:
-            with self._lock:
-                self._under_way -= 1
             error = work.exception()
             if error is not None:
                 self._fail(operation, error)

@@ -20,8 +20,6 @@ import platform
 import struct
 import threading
 
-from rlinf_core.collective.transfer.received_message import ReceivedMessage
-
 _BITS = 4
 # How far apart operation ids are, so that each has room for the number of a slot; slot 0 means none.
 ID_STEP = 1 << _BITS
@@ -48,18 +46,21 @@ def slot_of(op_id: int) -> int:
     return op_id & _SLOT
 
 
-class AnswerSlots:
-    """The client's side of the answer slots."""
+class ClientMailbox:
+    """The client's side of a mailbox.
+
+    Attributes:
+        small: whether the last item fitted into a slot; predicts the next one.
+    """
 
     def __init__(self, memory: memoryview, *, ordered: bool = _ORDERED) -> None:
-        self._ids = memory[:_WORDS].cast("Q")
-        self._wakeups = memory[_WORDS : 2 * _WORDS].cast("Q")
-        self._items = memory[2 * _WORDS : _SLOTS_SIZE]
+        self._acks, self._ids, self._wakeups, self._items = _areas(memory)
         self._free = list(range(ID_STEP - 1, 0, -1)) if ordered else []
         # Ids with a slot that the channel may still write, and those that their client may still read.
         self._writable: set[int] = set()
         self._readable: set[int] = set()
         self._lock = threading.Lock()
+        self.small = True
 
     def reserve(self, op_id: int) -> int:
         """Return `op_id` with the number of a slot that is now its own, or unchanged when none is free.
@@ -103,16 +104,20 @@ class AnswerSlots:
         at += _HEAD.size
         return ack_slot, bytes(self._items[at : at + size])
 
+    def acknowledge(self, ack_slot: int, op_id: int) -> None:
+        """Acknowledge the delivery of an operation."""
+        self._acks[ack_slot] = op_id
 
-class AnswerWriter:
-    """The channel's side of one client's answer slots."""
+
+class BrokerMailbox:
+    """The channel's side of one client's mailbox."""
 
     def __init__(self, memory: memoryview, since: int = 0) -> None:
         """`since`: the operation that shared the memory; slots of earlier ones are in the client's memory before."""
         self._since = since
-        self._ids = memory[:_WORDS].cast("Q")
-        self._wakeups = memory[_WORDS : 2 * _WORDS].cast("Q")
-        self._items = memory[2 * _WORDS : _SLOTS_SIZE]
+        self._acks, self._ids, self._wakeups, self._items = _areas(memory)
+        self._free_acks = list(range(ACK_SLOTS))
+        self._pending_acks: list[tuple[int, int]] = []
 
     def has_slot(self, op_id: int) -> bool:
         return bool(op_id & _SLOT) and op_id > self._since
@@ -131,71 +136,41 @@ class AnswerWriter:
         self._ids[slot] = op_id
         return self._wakeups[slot] == op_id
 
-
-class AckReader:
-    """The channel's side of one consumer's ack words."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self._words = memory[:_ACKS_SIZE].cast("Q")
-        self._free = list(range(ACK_SLOTS))
-        self._pending: list[tuple[int, int]] = []
-
-    def reserve(self, op_id: int) -> int:
+    def reserve_ack(self, op_id: int) -> int:
         """Return the ack slot for a delivery that begins now, or NO_ACK_SLOT."""
-        if not self._free:
+        if not self._free_acks:
             return NO_ACK_SLOT
-        ack_slot = self._free.pop()
-        self._pending.append((ack_slot, op_id))
+        ack_slot = self._free_acks.pop()
+        self._pending_acks.append((ack_slot, op_id))
         return ack_slot
 
-    def collect(self) -> list[int]:
+    def collect_acks(self) -> list[int]:
         """Return the operations whose deliveries were acknowledged since the last call."""
-        if not self._pending:
+        if not self._pending_acks:
             return []
         acknowledged: list[int] = []
         pending: list[tuple[int, int]] = []
         # Each word is read once: it may change at any moment.
-        for ack_slot, op_id in self._pending:
-            if self._words[ack_slot] == op_id:
+        for ack_slot, op_id in self._pending_acks:
+            if self._acks[ack_slot] == op_id:
                 acknowledged.append(op_id)
-                self._free.append(ack_slot)
+                self._free_acks.append(ack_slot)
             else:
                 pending.append((ack_slot, op_id))
-        self._pending = pending
+        self._pending_acks = pending
         return acknowledged
 
-    def drop(self, op_id: int) -> None:
+    def drop_ack(self, op_id: int) -> None:
         """Free the ack slot of a delivery that was taken back."""
-        for ack_slot, delivery in self._pending:
+        for ack_slot, delivery in self._pending_acks:
             if delivery == op_id:
-                self._pending.remove((ack_slot, op_id))
-                self._free.append(ack_slot)
+                self._pending_acks.remove((ack_slot, op_id))
+                self._free_acks.append(ack_slot)
                 return
 
 
-class ClientMailbox:
-    """The client's side of a mailbox.
-
-    Attributes:
-        small: whether the last item fitted into a slot; predicts the next one.
-    """
-
-    def __init__(self, memory: memoryview) -> None:
-        self._acks = memory[:_ACKS_SIZE].cast("Q")
-        self.slots = AnswerSlots(memory[_ACKS_SIZE:SIZE])
-        self.small = True
-
-    def acknowledge(self, ack_slot: int, op_id: int) -> None:
-        """Acknowledge the delivery of an operation."""
-        self._acks[ack_slot] = op_id
-
-
-class BrokerMailbox:
-    """The channel's side of one client's mailbox."""
-
-    def __init__(self, received: ReceivedMessage, since: int) -> None:
-        """`received` holds the memory, which stays as long as this object; it came with the operation `since`."""
-        self._received = received
-        memory = received.body()
-        self.acks = AckReader(memory[:_ACKS_SIZE])
-        self.answers = AnswerWriter(memory[_ACKS_SIZE:SIZE], since)
+def _areas(memory: memoryview) -> tuple[memoryview, memoryview, memoryview, memoryview]:
+    """Return the ack words, the ids and the wake-up requests of the answer slots, and their items."""
+    slots = memory[_ACKS_SIZE:SIZE]
+    words = slots[: 2 * _WORDS].cast("Q")
+    return memory[:_ACKS_SIZE].cast("Q"), words[:ID_STEP], words[ID_STEP:], slots[2 * _WORDS :]

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.arguments import checked_timeout
-from rlinf_core.channel.mailbox import AnswerSlots
+from rlinf_core.channel.mailbox import ClientMailbox
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
 from rlinf_core.collective.work import WaitTable, Work
@@ -42,7 +42,7 @@ class ChannelOperation(Work[T], Generic[T]):
         op_id: its id, unique in this process.
         pieces: the received items of its result; `missing` more are to come.
         sending: its background send, if any.
-        slots: the answer slots, if it has one.
+        mailbox: holds its answer slot, if it has one.
     """
 
     __slots__ = (
@@ -50,11 +50,11 @@ class ChannelOperation(Work[T], Generic[T]):
         "_given_up",
         "_late",
         "_withdraw",
+        "mailbox",
         "missing",
         "op_id",
         "pieces",
         "sending",
-        "slots",
     )
 
     def __init__(
@@ -69,7 +69,7 @@ class ChannelOperation(Work[T], Generic[T]):
         waits: WaitTable | None = None,
         *,
         detached: bool = False,
-        slots: AnswerSlots | None = None,
+        mailbox: ClientMailbox | None = None,
     ) -> None:
         """`withdraw` cancels it at the channel, and returns whether the channel will report its outcome."""
         super().__init__(kind, channel, seconds, waits, key=key, detached=detached, decode=decode)
@@ -77,7 +77,7 @@ class ChannelOperation(Work[T], Generic[T]):
         self.pieces: list[Piece] = []
         self.missing = -1
         self.sending: Work[object] | None = None
-        self.slots = slots
+        self.mailbox = mailbox
         self._claimed = False
         self._given_up = False
         self._late: CommunicationTimeoutError | None = None
@@ -125,11 +125,11 @@ class ChannelOperation(Work[T], Generic[T]):
 
     def _was_accepted(self) -> bool:
         """Return whether it is a put whose acceptance is still unread in its slot."""
-        return self.kind is OperationKind.PUT and self.slots is not None and self.slots.answered(self.op_id)
+        return self.kind is OperationKind.PUT and self.mailbox is not None and self.mailbox.answered(self.op_id)
 
     def _end_in_slot(self) -> None:
-        if self.slots is not None:
-            self.slots.channel_done(self.op_id)
+        if self.mailbox is not None:
+            self.mailbox.channel_done(self.op_id)
 
     def _refusal(self, reason: Reason, why: str) -> Exception:
         channel, key = self.target, self.key

@@ -68,7 +68,7 @@ class Pending:
 
     def watch(self, operation: AnyOperation) -> None:
         """Look into the operation's answer slot for a moment, then request a message for its answer."""
-        slots, op_id = operation.slots, operation.op_id
+        slots, op_id = operation.mailbox, operation.op_id
         if slots is None or operation.settled:
             return
         waits = self._endpoint.waits
@@ -179,12 +179,12 @@ class Pending:
             self.mailbox.small = small
 
     def _unpack(self, operation: AnyOperation) -> None:
-        if operation.slots is None or self._open.pop(operation.op_id, None) is None:
+        if operation.mailbox is None or self._open.pop(operation.op_id, None) is None:
             return  # it was withdrawn, or a message came first
         if operation.kind is OperationKind.PUT:
             operation.finish(None)
         else:
-            ack_slot, item = operation.slots.read_item(operation.op_id)
+            ack_slot, item = operation.mailbox.read_item(operation.op_id)
             self._taken(operation, ack_slot, (item,))
 
     def _taken(self, operation: AnyOperation, ack_slot: int, pieces: Sequence[object]) -> None:

@@ -45,6 +45,7 @@ class PeerStream:
         former: the endpoints of the peer's predecessors, whose messages may still be on their way.
         binding: held while `connection`, `incarnation` and `former` change, and until others have heard of it.
         resolver: finds the peer; None where it was the peer that came to us.
+        busy: whether its thread sends.
     """
 
     def __init__(self, me: str, peer: str) -> None:
@@ -68,7 +69,7 @@ class PeerStream:
         self._order = threading.Lock()
         self._jobs_lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], object], Work[object]]] = deque()
-        self._busy = False
+        self.busy = False
         # By sequence: what the unacknowledged messages were sent through; not those within this process.
         self._sent_through: dict[int, Connection] = {}
         self._mismatches: deque[MismatchError] = deque(maxlen=_MISMATCHES_KEPT)
@@ -186,7 +187,7 @@ class PeerStream:
 
     def run(self, job: Callable[[], object], work: Work[object]) -> None:
         """Run `job` in its turn and return when it is done; raise what it raised."""
-        if not self._busy and self._order.acquire(blocking=False):
+        if not self.busy and self._order.acquire(blocking=False):
             try:
                 if not self._jobs:
                     job()
@@ -198,7 +199,7 @@ class PeerStream:
 
     def run_at_once(self, job: Callable[[], bool]) -> bool:
         """Run `job` if it is its turn now and it need not wait; return whether it was done."""
-        if self._busy or not self._order.acquire(blocking=False):
+        if self.busy or not self._order.acquire(blocking=False):
             return False
         try:
             return not self._jobs and job()
@@ -221,9 +222,9 @@ class PeerStream:
         """Run `job` in its turn in the stream's own thread; `work` carries what it raises, and finishes with it."""
         with self._jobs_lock:
             self._jobs.append((job, work))
-            if self._busy:
+            if self.busy:
                 return
-            self._busy = True
+            self.busy = True
         threading.Thread(target=self._work_off, name=f"rlinf-send-{self.peer}", daemon=True).start()
 
     def queued(self) -> list[Work[object]]:
@@ -233,9 +234,9 @@ class PeerStream:
     def drain(self, seconds: float) -> bool:
         """Wait until the jobs under way are done, at most that many seconds."""
         deadline = time.monotonic() + seconds
-        while self._busy and time.monotonic() < deadline:
+        while self.busy and time.monotonic() < deadline:
             time.sleep(_DRAIN_SLICE)
-        return not self._busy
+        return not self.busy
 
     def await_acknowledgement(self, sequence: int, work: Work[None], connection: Connection | None) -> None:
         """Record a message whose sender wants to hear that it was taken; no connection within this process."""
@@ -291,7 +292,7 @@ class PeerStream:
             with self._order:
                 with self._jobs_lock:
                     if not self._jobs:
-                        self._busy = False
+                        self.busy = False
                         return
                     job, work = self._jobs[0]
                 error: BaseException | None = work.exception() if work.settled else None

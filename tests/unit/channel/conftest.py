@@ -13,7 +13,7 @@ from rlinf_core.channel.broker import Broker
 from rlinf_core.channel.broker_clients import MIB, MemoryGate
 from rlinf_core.channel.channel import Channel
 from rlinf_core.channel.launch import ChannelClients
-from rlinf_core.channel.mailbox import ID_STEP, AnswerSlots, slot_of
+from rlinf_core.channel.mailbox import ID_STEP, ClientMailbox, slot_of
 from rlinf_core.collective.connections.handshake import ClusterSecret
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint import Endpoint
@@ -70,9 +70,9 @@ def greeted(stage: Stage, name: str) -> Channel:
     return made
 
 
-def slots_of(channel: Channel) -> AnswerSlots:
+def slots_of(channel: Channel) -> ClientMailbox:
     backend: Any = channel._backend
-    return backend.pending.mailbox.slots
+    return backend.pending.mailbox
 
 
 def check_nothing_is_left(channel: Channel) -> None:

@@ -10,20 +10,18 @@ from rlinf_core.channel.mailbox import (
     LARGEST,
     NO_ACK_SLOT,
     SIZE,
-    AckReader,
-    AnswerSlots,
-    AnswerWriter,
+    BrokerMailbox,
     ClientMailbox,
     slot_of,
 )
 
 
-def both_sides() -> tuple[AnswerSlots, AnswerWriter]:
+def both_sides() -> tuple[ClientMailbox, BrokerMailbox]:
     shared = memoryview(bytearray(SIZE + 100))
-    return AnswerSlots(shared, ordered=True), AnswerWriter(shared)
+    return ClientMailbox(shared, ordered=True), BrokerMailbox(shared)
 
 
-def end(slots: AnswerSlots, op_id: int) -> None:
+def end(slots: ClientMailbox, op_id: int) -> None:
     slots.channel_done(op_id)
     slots.client_done(op_id)
 
@@ -87,42 +85,37 @@ def test_a_slot_is_free_when_both_sides_are_done_with_it(first: str) -> None:
 
 
 def test_no_slot_is_used_where_stores_are_seen_out_of_order() -> None:
-    assert AnswerSlots(memoryview(bytearray(SIZE)), ordered=False).reserve(ID_STEP) == ID_STEP
-
-
-def both_ack_sides() -> tuple[ClientMailbox, AckReader]:
-    shared = memoryview(bytearray(SIZE + 100))
-    return ClientMailbox(shared), AckReader(shared)
+    assert ClientMailbox(memoryview(bytearray(SIZE)), ordered=False).reserve(ID_STEP) == ID_STEP
 
 
 def test_an_acknowledgement_is_collected_once() -> None:
-    writer, reader = both_ack_sides()
-    ack_slots = {op_id: reader.reserve(op_id) for op_id in (11, 12, 13)}
-    assert reader.collect() == []
+    writer, reader = both_sides()
+    ack_slots = {op_id: reader.reserve_ack(op_id) for op_id in (11, 12, 13)}
+    assert reader.collect_acks() == []
     writer.acknowledge(ack_slots[13], 13)
     writer.acknowledge(ack_slots[11], 11)
-    assert reader.collect() == [11, 13]
-    assert reader.collect() == []
+    assert reader.collect_acks() == [11, 13]
+    assert reader.collect_acks() == []
     writer.acknowledge(ack_slots[12], 12)
-    assert reader.collect() == [12]
+    assert reader.collect_acks() == [12]
 
 
 def test_an_ack_slot_that_is_used_again_is_not_acknowledged_yet() -> None:
-    writer, reader = both_ack_sides()
-    writer.acknowledge(reader.reserve(1), 1)
-    assert reader.collect() == [1]
-    again = reader.reserve(2)
-    assert reader.collect() == []
+    writer, reader = both_sides()
+    writer.acknowledge(reader.reserve_ack(1), 1)
+    assert reader.collect_acks() == [1]
+    again = reader.reserve_ack(2)
+    assert reader.collect_acks() == []
     writer.acknowledge(again, 2)
-    assert reader.collect() == [2]
+    assert reader.collect_acks() == [2]
 
 
 def test_there_is_no_ack_slot_when_all_are_taken() -> None:
-    writer, reader = both_ack_sides()
-    ack_slots = [reader.reserve(op_id) for op_id in range(1, ACK_SLOTS + 1)]
+    writer, reader = both_sides()
+    ack_slots = [reader.reserve_ack(op_id) for op_id in range(1, ACK_SLOTS + 1)]
     assert len(set(ack_slots)) == ACK_SLOTS
-    assert reader.reserve(1000) == NO_ACK_SLOT
-    reader.drop(7)
-    assert reader.reserve(1001) == ack_slots[6]
+    assert reader.reserve_ack(1000) == NO_ACK_SLOT
+    reader.drop_ack(7)
+    assert reader.reserve_ack(1001) == ack_slots[6]
     writer.acknowledge(ack_slots[6], 1001)
-    assert reader.collect() == [1001]
+    assert reader.collect_acks() == [1001]

@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.broker_clients import BrokerClient, Outbox
-from rlinf_core.channel.mailbox import ID_STEP, LARGEST, AnswerSlots, AnswerWriter
+from rlinf_core.channel.mailbox import ID_STEP, LARGEST, BrokerMailbox, ClientMailbox
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.channel.queue_state import Reason
 from rlinf_core.collective.work import Work
@@ -63,13 +63,13 @@ def test_who_has_gone_to_sleep_over_its_box_is_sent_a_message(stage: Stage, monk
     assert consumer.get() == "first"
     messages = Messages(monkeypatch)
     asleep = threading.Event()
-    request_wakeup = AnswerSlots.request_wakeup
+    request_wakeup = ClientMailbox.request_wakeup
 
-    def leave_note_and_tell(slots: AnswerSlots, op_id: int) -> None:
+    def leave_note_and_tell(slots: ClientMailbox, op_id: int) -> None:
         request_wakeup(slots, op_id)
         asleep.set()
 
-    monkeypatch.setattr(AnswerSlots, "request_wakeup", leave_note_and_tell)
+    monkeypatch.setattr(ClientMailbox, "request_wakeup", leave_note_and_tell)
     got: list[object] = []
     thread = threading.Thread(target=lambda: got.append(consumer.get()))
     thread.start()
@@ -84,25 +84,25 @@ def test_missed_notice_and_answer_are_seen_a_little_later(stage: Stage, monkeypa
     producer, consumer = stage.client("p:0"), stage.client("k:0")
     producer.put("first")
     assert consumer.get() == "first"
-    deliver = AnswerWriter.write_item
+    deliver = BrokerMailbox.write_item
 
-    def blind(self: AnswerWriter, op_id: int, ack_slot: int, item: bytes) -> bool:
+    def blind(self: BrokerMailbox, op_id: int, ack_slot: int, item: bytes) -> bool:
         deliver(self, op_id, ack_slot, item)
         return False
 
-    def answer_blind(self: AnswerWriter, op_id: int) -> bool:
+    def answer_blind(self: BrokerMailbox, op_id: int) -> bool:
         answer(self, op_id)
         return False
 
-    answer = AnswerWriter.write_answer
-    monkeypatch.setattr(AnswerWriter, "write_item", blind)
-    monkeypatch.setattr(AnswerWriter, "write_answer", answer_blind)
+    answer = BrokerMailbox.write_answer
+    monkeypatch.setattr(BrokerMailbox, "write_item", blind)
+    monkeypatch.setattr(BrokerMailbox, "write_answer", answer_blind)
     monkeypatch.setattr("rlinf_core.channel.pending.spin", lambda look, until: None)
     # Here the answer is not merely invisible for a moment: it has to come first, on a busy machine too.
     monkeypatch.setattr("rlinf_core.channel.pending._VISIBLE_AFTER", 1.0)
     looks = iter([False, False])
-    answered = AnswerSlots.answered
-    monkeypatch.setattr(AnswerSlots, "answered", lambda self, op_id: next(looks, True) and answered(self, op_id))
+    answered = ClientMailbox.answered
+    monkeypatch.setattr(ClientMailbox, "answered", lambda self, op_id: next(looks, True) and answered(self, op_id))
     producer.put("second", timeout=10)
     looks = iter([False, False])
     assert consumer.get(timeout=10) == "second"
@@ -119,7 +119,7 @@ def test_put_accepted_in_its_box_never_reports_failure(
     def overtake(look: object, until: float) -> None:
         """What the producer hears of before it looks."""
         ((_, request),) = producer._backend.pending._open.items()
-        wait_for(lambda: request.slots.answered(request.op_id))
+        wait_for(lambda: request.mailbox.answered(request.op_id))
         if ends == "closed":
             request.refuse(Reason.CLOSED, "")
         elif ends == "failed":
@@ -215,7 +215,6 @@ def test_put_that_expires_on_its_way_gets_the_channels_verdict(stage: Stage, mon
         raise CommunicationTimeoutError(work.title, work.seconds)
 
     # A large one is on its way, so that the next one waits for its turn in the thread of the stream.
-    backend._under_way += 1
     started, go_on = threading.Event(), threading.Event()
     backend.stream.queue(lambda: started.set() or go_on.wait(10), Work(OperationKind.SEND, "c", 10))
     assert started.wait(10)
@@ -223,7 +222,6 @@ def test_put_that_expires_on_its_way_gets_the_channels_verdict(stage: Stage, mon
     threading.Timer(0.05, go_on.set).start()
     producer.put("second", timeout=10)
     monkeypatch.undo()
-    backend._under_way -= 1
     assert other.get() == "second"
     check_nothing_is_left(producer)
 
