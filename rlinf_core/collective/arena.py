@@ -11,7 +11,6 @@ import ctypes
 import mmap
 import os
 import secrets
-import select
 import struct
 import threading
 import time
@@ -23,6 +22,7 @@ from enum import IntEnum
 
 from rlinf_core.collective import memory_budget
 from rlinf_core.errors import PayloadError
+from rlinf_core.waiting import is_readable
 
 # Shared segments, and leases: the right of a receiver to use a block of one.
 #
@@ -217,12 +217,6 @@ class ArenaBlock:
         return BlockLease(self.segment, self.offset, self.size, self.leases[place], private)
 
 
-@dataclass(slots=True)
-class _Holder:
-    block: ArenaBlock
-    owner: str
-
-
 @dataclass(frozen=True, slots=True)
 class ArenaUse:
     """The memory use of an arena. Sizes in bytes.
@@ -239,20 +233,25 @@ class ArenaUse:
 
 
 class Arena:
-    """The shared memory of one process for its outgoing messages and for what it receives from other hosts."""
+    """The shared memory of one process for its outgoing messages and for what it receives from other hosts.
+
+    Attributes:
+        capacity: the most that it may hold, in bytes.
+    """
 
     def __init__(
         self, capacity: int, release_event: int, free_bytes: Callable[[], int] = memory_budget.free_bytes
     ) -> None:
         """`release_event` is an eventfd, borrowed, that receivers write when they give a block back."""
-        self._capacity = max(PAGE, capacity & -PAGE)
+        self.capacity = max(PAGE, capacity & -PAGE)
         self._event = release_event
         self._free_bytes = free_bytes
         self._lock = threading.Lock()
-        self._free: list[tuple[int, int]] = [(CONTROL_SIZE, self._capacity)]
+        self._free: list[tuple[int, int]] = [(CONTROL_SIZE, self.capacity)]
         self._used = 0
         self._top = CONTROL_SIZE
-        self._holders: dict[int, _Holder] = {}
+        # By lease: the block, and who holds it.
+        self._holders: dict[int, tuple[ArenaBlock, str]] = {}
         self._next_lease = 0
         self._gone: dict[str, Callable[[], bool]] = {}
         self._segment: SharedSegment | None = None
@@ -261,21 +260,16 @@ class Arena:
     def segment(self) -> SharedSegment:
         """The memory itself, made when first needed."""
         if self._segment is None:
-            self._segment = new_segment(CONTROL_SIZE + self._capacity, os.dup(self._event))
+            self._segment = new_segment(CONTROL_SIZE + self.capacity, os.dup(self._event))
         return self._segment
 
     def use(self) -> ArenaUse:
         with self._lock:
             self._reap()
             holders: dict[str, int] = {}
-            for holder in self._holders.values():
-                holders[holder.owner] = holders.get(holder.owner, 0) + holder.block.size
-            return ArenaUse(self._capacity, self._used, self._top - CONTROL_SIZE, holders)
-
-    @property
-    def capacity(self) -> int:
-        """The most that it may hold, in bytes."""
-        return self._capacity
+            for block, owner in self._holders.values():
+                holders[owner] = holders.get(owner, 0) + block.size
+            return ArenaUse(self.capacity, self._used, self._top - CONTROL_SIZE, holders)
 
     def try_allocate(self, size: int, owners: Sequence[str] = (LOCAL,)) -> ArenaBlock | None:
         """Return a block of at least `size` bytes with a lease for each of `owners`; None when there is no room now."""
@@ -289,43 +283,33 @@ class Arena:
             offset, leases = index
             block = ArenaBlock(self.segment, offset, size, leases, len(leases))
             for lease, owner in zip(leases, owners, strict=True):
-                self._holders[lease] = _Holder(block, owner)
+                self._holders[lease] = (block, owner)
                 self.segment.mark(lease, LeaseState.HELD)
             self._used += size
-            self.segment.publish_use(self._capacity, self._used)
+            self.segment.publish_use(self.capacity, self._used)
             return block
 
     def wait_for_room(self, deadline: float) -> None:
         """Wait until a receiver releases a block, at most a tenth of a second."""
-        poller = select.poll()
-        poller.register(self._event, select.POLLIN)
-        left = min(_SLICE, deadline - time.monotonic())
-        if left > 0 and poller.poll(left * 1000):
+        if is_readable(self._event, min(_SLICE, deadline - time.monotonic())):
             try:
                 os.eventfd_read(self._event)
             except BlockingIOError:
                 return  # another thread read it; both look again
 
-    def cancel(self, block: ArenaBlock) -> None:
-        """Free a block that was never sent."""
+    def cancel(self, block: ArenaBlock, *leases: int) -> None:
+        """Free leases of a block, by default all: those who would hold them were never notified."""
         if block.segment is not self._segment:
             return  # spilled: it goes with its last reference
         with self._lock:
-            for lease in block.leases:
+            for lease in leases or block.leases:
                 self._free_lease(lease)
-            self.segment.publish_use(self._capacity, self._used)
-
-    def cancel_lease(self, block: ArenaBlock, place: int) -> None:
-        """Free the lease of a receiver that was never notified of it."""
-        if block.segment is self._segment:
-            with self._lock:
-                self._free_lease(block.leases[place])
-                self.segment.publish_use(self._capacity, self._used)
+            self.segment.publish_use(self.capacity, self._used)
 
     def owner_lost(self, owner: str, is_dead: Callable[[], bool]) -> None:
         """Free the leases of a receiver whose connection ended, once `is_dead()`: a dead process has no views."""
         with self._lock:
-            if any(holder.owner == owner for holder in self._holders.values()):
+            if any(owner == holder for _, holder in self._holders.values()):
                 self._gone[owner] = is_dead
             self._reap()
 
@@ -375,19 +359,19 @@ class Arena:
             position = memory.find(_RELEASED, position + 1, CONTROL_SIZE)
         for owner in [owner for owner, is_dead in self._gone.items() if is_dead()]:
             del self._gone[owner]
-            held = [lease for lease, holder in self._holders.items() if holder.owner == owner]
+            held = [lease for lease, (_, holder) in self._holders.items() if holder == owner]
             for lease in held:
                 if memory[FIRST_LEASE + lease] == LeaseState.HELD:
                     self._free_lease(lease)
         if self._used != before:
-            self.segment.publish_use(self._capacity, self._used)
+            self.segment.publish_use(self.capacity, self._used)
 
     def _free_lease(self, lease: int) -> None:
         self.segment.mark(lease, LeaseState.FREE)
         holder = self._holders.pop(lease, None)
         if holder is None:
             return
-        block = holder.block
+        block, _ = holder
         block.standing -= 1
         if not block.standing:
             self._used -= block.size

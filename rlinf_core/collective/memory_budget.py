@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlinf_core.process import proc
+
 _RESERVE = 64 << 20
 UNLIMITED = 1 << 60
 _LARGEST_DEFAULT = 2 << 30
@@ -20,28 +22,17 @@ def default_arena_bytes(root: Path = Path("/")) -> int:
 
 def allowed_bytes(root: Path = Path("/")) -> int:
     """Return the memory of the machine, or the tightest limit of the control groups that this process is in."""
-    machine = _meminfo(root).get("MemTotal", UNLIMITED)
-    return min([machine, *(limit for limit, _ in _groups(root))])
+    return min([_machine(root, "MemTotal"), *(limit for limit, _ in _groups(root))])
 
 
 def free_bytes(root: Path = Path("/")) -> int:
     """Return how many bytes may be allocated now: what machine and control groups have left, less a reserve."""
-    machine = _meminfo(root).get("MemAvailable", UNLIMITED)
-    return max(0, min([machine, *(limit - used for limit, used in _groups(root))]) - _RESERVE)
+    return max(0, min([_machine(root, "MemAvailable"), *(limit - used for limit, used in _groups(root))]) - _RESERVE)
 
 
-def _meminfo(root: Path) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    try:
-        text = (root / "proc/meminfo").read_text()
-    except OSError:
-        return sizes
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if len(fields) == 2:
-            sizes[name] = int(fields[0]) << 10
-    return sizes
+def _machine(root: Path, name: str) -> int:
+    size = proc.fields(str(root / "proc/meminfo")).get(name)
+    return int(size.removesuffix("kB")) << 10 if size else UNLIMITED
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:

@@ -313,7 +313,7 @@ class Sender:
                 work.fail(error)
             return
         for place, (stream, work, connection) in enumerate(sharers):
-            body = shared_body(block, place, lambda place=place: self._arena.cancel_lease(block, place))
+            body = shared_body(block, place, lambda place=place: self._arena.cancel(block, block.leases[place]))
             if len(sharers) > 1:
                 body.flags |= Flag.PRIVATE_COPY
             self._write_share(stream, message, work, connection, body)
