@@ -132,13 +132,11 @@ class Reaper:
         self.dropped: SimpleQueue[ChannelOperation[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
-        self._tables: dict[int, Callable[[], dict[int, ChannelOperation[Any]]]] = {}
+        # By identity: they are compared by what is in them.
+        self._tables: dict[int, dict[int, ChannelOperation[Any]]] = {}
 
-    def watch(self, table: Callable[[], dict[int, ChannelOperation[Any]]]) -> None:
-        """Expire the operations of a table at their deadlines, until it is empty.
-
-        The table is a function that returns the pending operations by id; always the same object for one table.
-        """
+    def watch(self, table: dict[int, ChannelOperation[Any]]) -> None:
+        """Expire the pending operations of a table, by their ids, at their deadlines, until it is empty."""
         if id(table) in self._tables:
             return
         with self._lock:
@@ -157,10 +155,10 @@ class Reaper:
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _LOOK_EVERY
                 for table in list(self._tables.copy().values()):
-                    _expire(table())
+                    _expire(table)
                     with self._lock:
                         # Under the lock: an operation that is added after this look is watched again.
-                        if not table():
+                        if not table:
                             del self._tables[id(table)]
 
     def handle_dropped(self, *first: ChannelOperation[Any] | None) -> None:

@@ -28,7 +28,6 @@ class LocalBackend:
         self._lock = threading.Lock()
         self._op_ids = itertools.count(1)
         self._open: dict[int, ChannelOperation[Any]] = {}
-        self._pending = lambda: self._open
 
     def put(
         self, item: object, weight: float, key: str, *, wait: bool, timeout: float | None, detached: bool
@@ -81,7 +80,7 @@ class LocalBackend:
         )
         self._open[operation.op_id] = operation
         if detached:
-            REAPER.watch(self._pending)
+            REAPER.watch(self._open)
         return operation
 
     def _withdraw(self, operation: ChannelOperation[Any]) -> bool:

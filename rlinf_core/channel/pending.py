@@ -52,7 +52,6 @@ class Pending:
         self._open: dict[int, AnyOperation] = {}
         # Operations that were withdrawn and that the channel has not answered yet.
         self._withdrawn: dict[int, AnyOperation] = {}
-        self._table = lambda: self._open
         self.mailbox: ClientMailbox | None = None
         self.closed_notice: ClosedNotice | None = None
         self.pipelines: dict[str, PutPipeline] = {}
@@ -64,7 +63,7 @@ class Pending:
         """Register an operation for replies; a `detached` one expires at its deadline although nobody waits for it."""
         self._open[operation.op_id] = operation
         if detached:
-            REAPER.watch(self._table)
+            REAPER.watch(self._open)
 
     def watch(self, operation: AnyOperation) -> None:
         """Look into the operation's answer slot for a moment, then request a message for its answer."""
