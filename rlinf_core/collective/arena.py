@@ -99,11 +99,6 @@ class SharedSegment:
             if self._owns_event and self.release_event is not None:
                 os.close(self.release_event)
 
-    @property
-    def passes_once(self) -> bool:
-        """Whether a receiver should not keep it for further messages."""
-        return self.release_event is None or self.orphaned
-
     def private_memory(self) -> mmap.mmap:
         """Return the segment as memory whose changes stay in this process, mapped when first needed."""
         if self._private is None:

@@ -7,12 +7,12 @@ import threading
 
 from rlinf_core.collective.arena import BlockLease, LeaseState
 from rlinf_core.collective.connections.connection import Connection
-from rlinf_core.collective.messages.frame import Flag, SharedPlace
+from rlinf_core.collective.messages.frame import Flag
 from rlinf_core.collective.messages.message import Bytes, EncodedBody, Message
 from rlinf_core.collective.messages.payload import HostPart
 from rlinf_core.collective.transfer.peer_stream import PeerStream
 from rlinf_core.collective.transfer.received_message import ReceivedMessage
-from rlinf_core.collective.transfer.sender import Sender, descriptors
+from rlinf_core.collective.transfer.sender import Sender, shared_body
 from rlinf_core.collective.work import Work
 
 # Released leases are removed whenever the table has grown by about this many.
@@ -145,10 +145,7 @@ class Forwarder:
             return EncodedBody(buffers=buffers, size=frame.body_size)
         if lease is None or lease.private or not lend or not connection.shares_memory:
             return None
-        segment = lease.segment
-        flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
-        place = SharedPlace(segment.identity, lease.offset, lease.size, lease.index)
-        return EncodedBody(flags, place, fds=descriptors(segment))
+        return shared_body(lease)
 
     def _hand_over(
         self,

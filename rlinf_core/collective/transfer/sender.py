@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 
-from rlinf_core.collective.arena import Arena, ArenaBlock, SharedSegment, spill
+from rlinf_core.collective.arena import Arena, ArenaBlock, BlockLease, spill
 from rlinf_core.collective.connections.connection import Connection, ConnectionLostError
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.messages.frame import Flag, Frame, FrameKind, SharedPlace, pack_message
@@ -26,19 +26,14 @@ from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CommunicationTimeoutError, WorkerDiedError
 
 
-def shared_body(block: ArenaBlock, place: int, undo: Callable[[], None] = do_nothing) -> EncodedBody:
-    """Return a body for the holder number `place` of a block."""
-    segment = block.segment
-    where = SharedPlace(segment.identity, block.offset, block.size, block.leases[place])
-    flags = Flag.SHARED | Flag.ONE_SHOT if segment.passes_once else Flag.SHARED
-    return EncodedBody(flags, where, fds=descriptors(segment), undo=undo)
-
-
-def descriptors(segment: SharedSegment) -> tuple[int, ...]:
-    """Return the descriptors that another process needs: of the memory, and of the event that signals a release."""
-    if segment.release_event is None or segment.orphaned:
-        return (segment.fd,)
-    return (segment.fd, segment.release_event)
+def shared_body(lease: BlockLease, undo: Callable[[], None] = do_nothing) -> EncodedBody:
+    """Return a body that lies in shared memory, for the holder of a lease of it."""
+    segment = lease.segment
+    place = SharedPlace(segment.identity, lease.offset, lease.size, lease.index)
+    if segment.orphaned or segment.release_event is None:
+        return EncodedBody(Flag.SHARED | Flag.ONE_SHOT, place, fds=(segment.fd,), undo=undo)
+    # Who keeps it for further messages signals each release.
+    return EncodedBody(Flag.SHARED, place, fds=(segment.fd, segment.release_event), undo=undo)
 
 
 # Below this, one buffer is cheaper than two.
@@ -78,7 +73,7 @@ class Sender:
             Exception: what `work` fails with: a deadline, a dead peer, an injected failure.
         """
         self.check_open()
-        if stream.run_at_once(lambda: self._try(stream, message)):
+        if stream.run_at_once(lambda: self.transmit(stream, message, None)):
             return
         with self._waits.during(work):
             stream.run(lambda: self.transmit(stream, message, work), work)
@@ -87,7 +82,9 @@ class Sender:
         """Send in the background; `work` finishes when the message's memory may be changed."""
         self.check_open()
         small = message.body_size <= self._settings.direct_limit
-        stream.start(lambda: small and self._try(stream, message), lambda: self.transmit(stream, message, work), work)
+        stream.start(
+            lambda: small and self.transmit(stream, message, None), lambda: self.transmit(stream, message, work), work
+        )
 
     def broadcast(self, streams: Sequence[PeerStream], message: Message, works: Sequence[Work[object]]) -> None:
         """Send one message to several peers: those on this host share one copy of the body.
@@ -145,27 +142,21 @@ class Sender:
             return None
         message.sizes = (size,)
         # Its own segment is freed with its last reference.
-        body = shared_body(block, 0)
+        body = shared_body(block.lease())
         stream.run(lambda: self._write_or_undo(stream, connection, message, body, work), work)
         return block.memory()
 
     # One message at its turn. Without `work` it is sent only if that needs no wait.
 
-    def _try(self, stream: PeerStream, message: Message) -> bool:
-        """Send if no wait is needed; return whether it was sent."""
-        connection = self.ready_connection(stream)
-        body = None if connection is None else self._encode(message, connection, None)
-        if connection is None or body is None:
-            return False
-        return self._write_or_undo(stream, connection, message, body, None)
-
-    def transmit(self, stream: PeerStream, message: Message, work: Work[object]) -> None:
-        connection = self.connect(stream, work)
-        body = None if connection is None else self._encode(message, connection, work)
-        if connection is None or body is None:
-            self._deliver_here(stream, message)
-        else:
-            self._write_or_undo(stream, connection, message, body, work)
+    def transmit(self, stream: PeerStream, message: Message, work: Work[object] | None) -> bool:
+        """Send a message; return whether it was sent."""
+        connection = self.ready_connection(stream) if work is None else self.connect(stream, work)
+        if connection is None:
+            if work is not None:
+                self._deliver_here(stream, message)
+            return work is not None
+        body = self._encode(message, connection, work)
+        return body is not None and self._write_or_undo(stream, connection, message, body, work)
 
     def _encode(self, message: Message, connection: Connection, work: Work[object] | None) -> EncodedBody | None:
         """Return the body of a message; None where there is no room for it now, and no `work` says how long to wait.
@@ -185,7 +176,7 @@ class Sender:
         if block is None:
             return None
         self._fill(block, message)
-        return shared_body(block, 0, lambda: self._arena.cancel(block))
+        return shared_body(block.lease(), lambda: self._arena.cancel(block))
 
     def _fill(self, block: ArenaBlock, message: Message) -> None:
         try:
@@ -313,7 +304,8 @@ class Sender:
                 work.fail(error)
             return
         for place, (stream, work, connection) in enumerate(sharers):
-            body = shared_body(block, place, lambda place=place: self._arena.cancel(block, block.leases[place]))
+            lease = block.lease(place)
+            body = shared_body(lease, lambda lease=lease: self._arena.cancel(block, lease.index))
             if len(sharers) > 1:
                 body.flags |= Flag.PRIVATE_COPY
             self._write_share(stream, message, work, connection, body)
