@@ -156,7 +156,7 @@ class CollectiveGroup:
         """
         deadline = time.monotonic() + timeout
         for stream in list(self._streams.values()):
-            for work in list(stream.unacknowledged.values()):
+            for work in stream.unacknowledged_works():
                 if not work.wait_until(deadline):
                     return False
             for error in stream.take_mismatches():

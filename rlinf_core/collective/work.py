@@ -407,21 +407,16 @@ class WaitTable:
                 work.fail(error)
 
     @contextmanager
-    def during(
-        self, work: Work[Any], task_key: Hashable = None, seconds: float | None = None
-    ) -> Generator[None, None, None]:
-        """Publish, within the block, that the calling thread, or the task `task_key`, waits for `work`.
-
-        `seconds` is how long it waits at most; by default as long as the operation may take.
-        """
-        serial = self.enter(work, task_key, seconds)
+    def during(self, work: Work[Any], task_key: Hashable = None) -> Generator[None, None, None]:
+        """Publish, within the block, that the calling thread, or the task `task_key`, waits for `work`."""
+        serial = self.enter(work, task_key)
         try:
             yield
         finally:
             self.leave(work, serial)
 
     def enter(self, work: Work[Any], task_key: Hashable = None, seconds: float | None = None) -> int:
-        """Do what `during` does first; return what `leave` takes."""
+        """Do what `during` does first, for a wait of `seconds` at most; return what `leave` takes."""
         self.check()
         bounded = (work.seconds if seconds is None else seconds) < self.patience
         serial = work.serial

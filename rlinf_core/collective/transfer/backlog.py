@@ -37,6 +37,7 @@ class Backlog:
 
     def __init__(self, settings: Settings) -> None:
         self._most_messages = settings.inbox_messages
+        self._half_of_messages = (settings.inbox_messages - 1) // 2
         self._most_bytes = settings.inbox_bytes
         self._lock = threading.Lock()
         self._bytes = 0
@@ -108,17 +109,9 @@ class Backlog:
         _wake(crossed)
 
     def _subtract(self, size: int) -> list[_Pause]:
-        """Subtract bytes; return the threads that they suffice for. The caller holds the lock."""
+        """Subtract bytes; return the threads whose limit that crosses. The caller holds the lock."""
         before, self._bytes = self._bytes, self._bytes - size
-        return self._between(self._bytes, before)
-
-    @property
-    def _half_of_messages(self) -> int:
-        return (self._most_messages - 1) // 2
-
-    def _between(self, after: int, before: int) -> list[_Pause]:
-        """Return the threads whose limit is between two numbers of bytes."""
-        start = bisect_left(self._pauses, after, key=_limit)
+        start = bisect_left(self._pauses, self._bytes, key=_limit)
         return self._pauses[start : bisect_left(self._pauses, before, start, key=_limit)]
 
     def _wait(

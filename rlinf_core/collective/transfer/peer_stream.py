@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Container
-from typing import cast
+from typing import Any
 
 from rlinf_core.collective.connections.connection import Connection
 from rlinf_core.collective.endpoint_info import Resolver
@@ -40,7 +40,8 @@ class PeerStream:
         ended: the connection whose loss was told.
         routed: the connection that knows `route`.
         sequence: counts the messages sent.
-        unacknowledged: the operations whose messages no receive has taken yet, by sequence.
+        unacknowledged: the operations whose messages no receive has taken yet, by sequence, with what each message was
+            sent through: None within this process.
         incarnation: the endpoint of the peer.
         former: the endpoints of the peer's predecessors, whose messages may still be on their way.
         binding: held while `connection`, `incarnation` and `former` change, and until others have heard of it.
@@ -56,7 +57,7 @@ class PeerStream:
         self.routed: Connection | None = None
         self.route = 0
         self.sequence = 0
-        self.unacknowledged: dict[int, Work[None]] = {}
+        self.unacknowledged: dict[int, tuple[Work[Any], Connection | None]] = {}
         self.incarnation: str | None = None
         self.former: set[str] = set()
         self.binding = threading.RLock()
@@ -70,8 +71,6 @@ class PeerStream:
         self._jobs_lock = threading.Lock()
         self._jobs: deque[tuple[Callable[[], object], Work[object]]] = deque()
         self.busy = False
-        # By sequence: what the unacknowledged messages were sent through; not those within this process.
-        self._sent_through: dict[int, Connection] = {}
         self._mismatches: deque[MismatchError] = deque(maxlen=_MISMATCHES_KEPT)
         # The mismatches of messages up to this one are nobody's any more.
         self._disregarded = 0
@@ -80,14 +79,13 @@ class PeerStream:
         """Return whether a receive, or one of the `waiting` sends, needs what comes through a connection."""
         if self.incarnation != connection.peer.incarnation:
             return False
-        sent = cast("list[Work[object]]", list(self.unacknowledged.values()))
-        return bool(self.posted()) or any(work in waiting for work in sent)
+        return bool(self.posted()) or any(work in waiting for work in self.unacknowledged_works())
 
     def open_works(self) -> list[Work[object]]:
         """Return the operations that the peer's death ends."""
         waiting: list[Work[object]] = list(self.posted())
         waiting.extend(posted for posted in list(self._claimed) if not posted.given_up)
-        waiting.extend(cast("Work[object]", work) for work in list(self.unacknowledged.values()))
+        waiting.extend(self.unacknowledged_works())
         waiting.extend(self.queued())
         return waiting
 
@@ -238,24 +236,16 @@ class PeerStream:
             time.sleep(_DRAIN_SLICE)
         return not self.busy
 
-    def await_acknowledgement(self, sequence: int, work: Work[None], connection: Connection | None) -> None:
-        """Record a message whose sender wants to hear that it was taken; no connection within this process."""
-        if connection is not None:
-            self._sent_through[sequence] = connection
-        self.unacknowledged[sequence] = work
-
-    def forget_acknowledgement(self, sequence: int) -> None:
-        self.unacknowledged.pop(sequence, None)
-        self._sent_through.pop(sequence, None)
+    def unacknowledged_works(self) -> list[Work[Any]]:
+        return [work for work, _ in self.unacknowledged.copy().values()]
 
     def take_unacknowledged(self, is_over: Callable[[Connection], bool]) -> list[Work[object]]:
         """Remove the operations whose messages went through a connection that is over; return them."""
         works: list[Work[object]] = []
-        for sequence, connection in self._sent_through.copy().items():
-            if is_over(connection) and self._sent_through.pop(sequence, None) is not None:
-                work = self.unacknowledged.pop(sequence, None)
-                if work is not None:
-                    works.append(cast("Work[object]", work))
+        for sequence, (work, connection) in self.unacknowledged.copy().items():
+            over = connection is not None and is_over(connection)
+            if over and self.unacknowledged.pop(sequence, None) is not None:
+                works.append(work)
         return works
 
     def acknowledged(self, sequence: int, error: MismatchError | None) -> None:
@@ -264,7 +254,7 @@ class PeerStream:
         A mismatch fails the operation that sent the message. Where that has returned it is kept for `take_mismatches`:
         an operation that comes after it is sound and must not fail in its place.
         """
-        work = self.unacknowledged.get(sequence)
+        work, _ = self.unacknowledged.get(sequence, (None, None))
         if error is None:
             if work is not None:
                 work.finish(None)
@@ -274,7 +264,7 @@ class PeerStream:
             if work is not None:
                 work.fail(error)
         # Last: once nothing is unacknowledged, every mismatch has been recorded.
-        self.forget_acknowledgement(sequence)
+        self.unacknowledged.pop(sequence, None)
 
     def take_mismatches(self) -> list[MismatchError]:
         """Return the mismatches that the peer reported and that no operation raised, oldest first; forget them."""

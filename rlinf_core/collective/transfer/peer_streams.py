@@ -180,7 +180,7 @@ class PeerStreams:
 
     def sent(self, stream: PeerStream, sequence: int, work: Work[None], connection: Connection) -> None:
         """Record a message that is about to be sent, and whose acknowledgement is wanted."""
-        stream.await_acknowledgement(sequence, work, connection)
+        stream.unacknowledged[sequence] = work, connection
         # Somebody may wait for it already.
         self._backlog.stir(connection.peer.incarnation)
         if connection.peer.incarnation in stream.former:
@@ -191,7 +191,7 @@ class PeerStreams:
         if not self._backlog.holds_back:
             return
         for stream in self.all():
-            if stream.peer == work.target and work in list(stream.unacknowledged.values()) and stream.incarnation:
+            if stream.peer == work.target and work in stream.unacknowledged_works() and stream.incarnation:
                 self._backlog.stir(stream.incarnation)
 
     def _fail_later(self, stream: PeerStream, works: Sequence[Work[object]], reason: str) -> None:

@@ -244,7 +244,7 @@ class Sender:
                 buffers: list[Bytes] = [data, *body.buffers]
                 connection.write([b"".join(buffers)] if body.size <= _JOIN else buffers, fds, work)
         except ConnectionLostError as error:
-            stream.forget_acknowledgement(stream.sequence + 1)
+            stream.unacknowledged.pop(stream.sequence + 1, None)
             if work is None:
                 # The explanation may take a moment, which who sends without a wait does not have.
                 return False
@@ -329,7 +329,7 @@ class Sender:
         stream.sequence += 1
         frame = message.frame(0, stream.sequence, EncodedBody(size=size))
         if message.acknowledgement is not None:
-            stream.await_acknowledgement(stream.sequence, message.acknowledgement, None)
+            stream.unacknowledged[stream.sequence] = message.acknowledgement, None
         block = self._arena.try_allocate(size) if size > self.limit else None
         if block is None:
             copy = private_memory(size)

@@ -29,7 +29,7 @@ class SlowEndpoint:
         return timeout or 5.0
 
     def send(self, stream: PeerStream, message: Any, work: Any) -> None:
-        stream.unacknowledged[1] = message.acknowledgement
+        stream.unacknowledged[1] = message.acknowledgement, None
         stream.queue(lambda: stream.acknowledged(1, MismatchError("uint8[5]", "uint8[3]")), work)
         work.wait()
 

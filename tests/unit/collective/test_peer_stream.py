@@ -122,7 +122,7 @@ def test_mismatch_is_recorded_before_its_acknowledgement() -> None:
     stream, error = PeerStream("me:0", "peer:0"), MismatchError("float32[1]", "float32[2]")
     # Of a send that has returned: nobody holds it.
     work: Work[None] = Work(OperationKind.SEND, "peer:0", 5.0)
-    stream.unacknowledged[7] = work
+    stream.unacknowledged[7] = work, None
     result: list[tuple[list[MismatchError], list[int]]] = []
     work.add_done_callback(lambda: result.append((stream.take_mismatches(), list(stream.unacknowledged))))
     stream.acknowledged(7, error)
