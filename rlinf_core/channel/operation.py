@@ -121,6 +121,7 @@ class ChannelOperation(Work[T], Generic[T]):
         if self._was_accepted():
             return self.finish(cast("T", None))
         self._end_in_slot()
+        self._drop_pieces()
         return self._settle(None, self._refusal(reason, why))
 
     def _was_accepted(self) -> bool:
@@ -163,16 +164,13 @@ class ChannelOperation(Work[T], Generic[T]):
             self._withdraw(self)
             if self.sending is not None:
                 self.sending.fail(error)
-            if self._decoding is not None:
-                with self._decoding:
-                    self._drop_encoded()
+            self._drop_pieces()
             # Only now: the next owner of the box asks after this one was withdrawn.
             self._end_in_slot()
         return failed
 
-    def _drop_encoded(self) -> None:
-        """Drop the arrived part of a failed result. The caller holds `_opening`: who fails it and who asks for
-        the result meet here, and each must find either all or nothing."""
+    def _drop_pieces(self) -> None:
+        """Drop the arrived part of a result that has failed."""
         pieces, self.pieces = self.pieces, []
         let_go(pieces)
 

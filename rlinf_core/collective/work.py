@@ -285,17 +285,12 @@ class Work(Generic[T]):
         with self._decoding:
             if self._decode is None:
                 return
-            if self._error is not None:
-                self._drop_encoded()
-            else:
+            if self._error is None:
                 try:
                     self._value = self._decode(self._value)
                 except Exception as error:  # noqa: BLE001 - whatever rebuilding raises is this operation's outcome
                     self._value, self._error = None, error
             self._decode = None
-
-    def _drop_encoded(self) -> None:
-        """Drop what had arrived of a result, since the operation has failed."""
 
     def _settle(self, value: object, error: BaseException | None) -> bool:
         with _lock:
