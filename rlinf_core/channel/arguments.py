@@ -94,8 +94,10 @@ def checked_key(key: Key) -> str:
         return f"{_NO_TEXT}{_canonical(key)!r}"
     if key.startswith(_NO_TEXT):
         raise ValueError(f"a key must not begin with the invisible character {_NO_TEXT!r}")
-    if not key.isascii() and not _travels(key):
-        raise ValueError(f"a key is text, and {short_repr(key)} holds half a character")
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"a key is text, and {short_repr(key)} holds half a character") from None
     return key
 
 
@@ -117,14 +119,6 @@ def _canonical(key: object) -> object:
     if isinstance(key, float) and math.isfinite(key):
         return int(key) if key.is_integer() else float(key)
     raise TypeError(f"a key is text, a number, None, bytes or a tuple of such, not {short_repr(key)}")
-
-
-def _travels(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def check_channel_name(name: str) -> None:

@@ -133,7 +133,7 @@ class Queue(Generic[T]):
         blocked: puts that wait for room, first come; empty while a get waits.
         delivering: the number of deliveries not yet taken.
         sequence: the place that the next accepted item gets, and so the number of those before it.
-        bytes, delivered, put_wait, get_wait: as in `KeyStatistics`, where `delivered` is `gets`.
+        delivered: items that were delivered and did not come back.
     """
 
     key: str

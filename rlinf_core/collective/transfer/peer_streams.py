@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from rlinf_core.address import WorkerAddress
@@ -25,11 +25,6 @@ Explain = Callable[[str, str], Exception]
 def died(peer: str, reason: str) -> Exception:
     """Return the error for a peer that was lost for an unknown reason."""
     return WorkerDiedError(peer, cause=reason)
-
-
-def fail_all(works: Iterable[Work[object]], error: Exception) -> None:
-    for work in works:
-        work.fail(error)
 
 
 class PeerStreams:
@@ -195,8 +190,12 @@ class PeerStreams:
                 self._backlog.stir(stream.incarnation)
 
     def _fail_later(self, stream: PeerStream, works: Sequence[Work[object]], reason: str) -> None:
+        def fail(error: Exception) -> None:
+            for work in works:
+                work.fail(error)
+
         if works:
-            self.explain_later(stream.peer, reason, lambda error: fail_all(works, error))
+            self.explain_later(stream.peer, reason, fail)
 
     def explain_later(self, peer: str, reason: str, then: Callable[[Exception], object]) -> None:
         """Call `then` with the error for a lost peer, in its own thread: the explanation may take a moment.
