@@ -73,7 +73,7 @@ class Connection:
         self._process = (identity(peer_credentials(sock)[0]) or "") if self.shares_memory else ""
         self._moved = moved
         self._write_lock = threading.Lock()
-        self._outbox: deque[tuple[Bytes, Sequence[int]]] = deque()
+        self._outbox: deque[tuple[list[Bytes], Sequence[int]]] = deque()
         self._shut_because = ""
         self._routes = itertools.count(1)
 
@@ -130,7 +130,12 @@ class Connection:
         try:
             while not self._flush():
                 self._await_room(work, started=False)
-            self._write_all(list(buffers), fds, work)
+            rest, started = list(buffers), False
+            while rest:
+                if self._push(rest, fds):
+                    started, fds = True, ()
+                else:
+                    self._await_room(work, started=started)
         finally:
             self._write_lock.release()
         self._flush_leftovers()
@@ -144,14 +149,12 @@ class Connection:
         if not self._write_lock.acquire(blocking=False):
             return False
         try:
-            if self._outbox:
+            rest: list[Bytes] = [data]
+            if self._outbox or not self._push(rest, fds):
                 return False
-            sent = self._send([data], fds)
-            if not sent:
-                return False
-            if sent < len(data):
+            if rest:
                 # Before what others posted meanwhile.
-                self._outbox.appendleft((memoryview(data)[sent:], ()))
+                self._outbox.appendleft((rest, ()))
         finally:
             self._write_lock.release()
         self._flush_leftovers()
@@ -159,7 +162,7 @@ class Connection:
 
     def post(self, data: bytes, fds: Sequence[int] = ()) -> None:
         """Send `data` now or as soon as there is room; never blocks, and raise nothing on a lost connection."""
-        self._outbox.append((data, fds))
+        self._outbox.append(([data], fds))
         self._flush_leftovers()
 
     def _flush_leftovers(self) -> None:
@@ -193,43 +196,35 @@ class Connection:
     def _flush(self) -> bool:
         """Send the posted messages; return whether all were sent. The caller holds the write lock."""
         while self._outbox:
-            data, fds = self._outbox[0]
-            sent = self._send([data], fds)
-            if sent < len(data):
+            rest, fds = self._outbox[0]
+            sent = self._push(rest, fds)
+            if rest:
                 if sent:
-                    self._outbox[0] = (memoryview(data)[sent:], ())
+                    self._outbox[0] = (rest, ())
                 return False
             self._outbox.popleft()
         return True
 
-    def _write_all(self, buffers: list[Bytes], fds: Sequence[int], work: Work[object]) -> None:
-        started = False
-        while buffers:
-            batch = buffers[:_BUFFERS_PER_CALL]
-            sent = self._send(batch, fds)
-            if not sent:
-                self._await_room(work, started=started)
-                continue
-            started, fds = True, ()
-            done = 0
-            while done < len(batch) and sent >= len(batch[done]):
-                sent -= len(batch[done])
-                done += 1
-            del buffers[:done]
-            if sent:
-                buffers[0] = memoryview(buffers[0])[sent:]
-                self._moved()
-
-    def _send(self, buffers: Sequence[Bytes], fds: Sequence[int]) -> int:
+    def _push(self, buffers: list[Bytes], fds: Sequence[int]) -> bool:
+        """Send the start of the buffers, as much as there is room for, and remove it; return whether any was sent."""
         if self.closed:
             raise ConnectionLostError("the connection is closed")
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else ()
         try:
-            return self.sock.sendmsg(buffers, ancillary, _FLAGS)
+            sent = self.sock.sendmsg(buffers[:_BUFFERS_PER_CALL], ancillary, _FLAGS)
         except BlockingIOError:
-            return 0
+            return False
         except OSError as error:
             raise ConnectionLostError(_broken(error)) from error
+        done, rest = 0, sent
+        while done < len(buffers) and rest >= len(buffers[done]):
+            rest -= len(buffers[done])
+            done += 1
+        del buffers[:done]
+        if rest:
+            buffers[0] = memoryview(buffers[0])[rest:]
+            self._moved()
+        return sent > 0
 
     def _await_room(self, work: Work[object], *, started: bool) -> None:
         """Wait until the socket is writable. A timeout ends the connection: a partial frame cannot be withdrawn."""
