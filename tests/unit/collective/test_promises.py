@@ -716,7 +716,8 @@ def test_a_service_gets_messages_in_order_with_their_words(pair: Pair) -> None:
     pair.far.serve(7, lambda *delivery: came.append(delivery))
     stream = pair.near.stream(HERE, THERE, pair.resolver)
     for number, size in enumerate(SIZES):
-        message = pair.near.message(bytes(size), tag=7, key=b"%d" % number, weight=number / 2)
+        message = pair.near.message(bytes(size), tag=7)
+        message.key, message.weight = b"%d" % number, number / 2
         pair.near.send_async(stream, message, pair.near.work(OperationKind.PUT, "c"))
     until(lambda: len(came) == len(SIZES))
     assert [(received.frame.key, received.frame.weight, stream.peer) for stream, received in came] == [
