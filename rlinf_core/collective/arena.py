@@ -126,9 +126,13 @@ class SharedSegment:
 
 
 class BlockLease:
-    """The right to read and write one block, until it is released or its last view dies."""
+    """The right to read and write one block, until it is released or its last view dies.
 
-    __slots__ = ("_pid", "_released", "index", "offset", "private", "segment", "size")
+    Attributes:
+        released: whether the block was given back, or that is the duty of another process.
+    """
+
+    __slots__ = ("_pid", "index", "offset", "private", "released", "segment", "size")
 
     def __init__(self, segment: SharedSegment, offset: int, size: int, index: int, private: bool = False) -> None:
         """`private`: other processes hold the same block; writes must stay in this process."""
@@ -137,29 +141,24 @@ class BlockLease:
         self.size = size
         self.index = index
         self.private = private
-        self._released = False
+        self.released = False
         self._pid = os.getpid()
 
     def release(self) -> None:
         """Give the block back at once; views of it must not be used any more."""
-        if not self._released and self._pid == os.getpid():
-            self._released = True
+        if not self.released and self._pid == os.getpid():
+            self.released = True
             self.segment.release(self.index)
-
-    @property
-    def forwarded(self) -> bool:
-        """Whether the duty to release is another process's, or the block was given back."""
-        return self._released
 
     def forward(self, mark: int) -> None:
         """Transfer the release to another process, before it is notified; `mark` names the holder."""
-        self._released = True
+        self.released = True
         self.segment.memory[FIRST_LEASE + self.index] = mark
 
     def keep(self) -> None:
         """Take the duty back: the other process never heard of it."""
         self.segment.mark(self.index, LeaseState.HELD)
-        self._released = False
+        self.released = False
 
     def forwarded_by(self, mark: int) -> bool:
         return self.segment.memory[FIRST_LEASE + self.index] == mark

@@ -135,7 +135,8 @@ class CollectiveGroup:
             return self.recv(src, async_op=async_op, timeout=timeout)
         streams = [self._stream(member) for member in self.members if member != self.me]
         message = self._endpoint.message(obj)
-        done: Work[object] = self._endpoint.work(OperationKind.BROADCAST, _names(streams), timeout, detached=async_op)
+        names = ", ".join(stream.peer for stream in streams)
+        done: Work[object] = self._endpoint.work(OperationKind.BROADCAST, names, timeout, detached=async_op)
         works = [self._endpoint.work(OperationKind.BROADCAST, stream.peer, timeout) for stream in streams]
         if async_op:
             threading.Thread(
@@ -235,7 +236,3 @@ class CollectiveGroup:
             done.fail(errors[0])
         else:
             done.fail(ExceptionGroup(f"the broadcast failed for {len(errors)} of {len(works)} members", errors))
-
-
-def _names(streams: Sequence[PeerStream]) -> str:
-    return ", ".join(stream.peer for stream in streams)

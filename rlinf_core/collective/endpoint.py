@@ -116,7 +116,7 @@ class Endpoint:
         self.on_peer_lost = self._streams.on_lost
         self.streams = self._streams.all
         self.explain_later = self._streams.explain_later
-        self.shared_memory = self._arena.use
+        self.shared_memory, self.answers_for_memory = self._arena.use, relay.forwards.outstanding
         self._listener = Listener(
             [listen_unix(path), tcp],
             secret,
@@ -223,10 +223,6 @@ class Endpoint:
     def recipients_in_transit(self) -> tuple[str, ...]:
         """Return the incarnations of the endpoints to which bytes are on their way, see `Connection.in_transit`."""
         return tuple(one.peer.incarnation for one in self._connections.all() if one.in_transit)
-
-    def answers_for_memory(self) -> bool:
-        """Return whether a receiver still uses memory that this process forwarded, and releases if that one dies."""
-        return self._forwards.outstanding()
 
     # The end
 

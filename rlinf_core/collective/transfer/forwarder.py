@@ -64,6 +64,7 @@ class ForwardedLeases:
             self._departed = (self._departed & still_held) - dead
 
     def outstanding(self) -> bool:
+        """Return whether a receiver still uses memory that this process forwarded, and releases if that one dies."""
         with self._lock:
             self._sweep()
             return bool(self._held)
@@ -132,7 +133,7 @@ class Forwarder:
         connection = stream.connection
         if lease is None or connection is None:
             return
-        if lease.forwarded:
+        if lease.released:
             self.forwards.remember(lease, connection)
         else:
             lease.release()

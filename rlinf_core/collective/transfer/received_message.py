@@ -21,24 +21,21 @@ class ReceivedMessage:
 
     Attributes:
         frame: the message's frame.
+        lease: the lease of its body, where that lies in shared memory.
         nbytes: the bytes that it takes of this process's own memory.
         reserved: bytes of its body that the backlog counts, until it has arrived.
         connection: the connection that it came through; None within a process.
     """
 
-    __slots__ = ("_body", "_lease", "connection", "frame", "nbytes", "reserved")
+    __slots__ = ("_body", "connection", "frame", "lease", "nbytes", "reserved")
 
     def __init__(self, frame: Frame, body: memoryview | None = None, lease: BlockLease | None = None) -> None:
         self.frame = frame
         self._body = body
-        self._lease = lease
+        self.lease = lease
         self.connection: Connection | None = None
         self.nbytes = len(frame.head) + (body.nbytes if body is not None else 0)
         self.reserved = 0
-
-    @property
-    def lease(self) -> BlockLease | None:
-        return self._lease
 
     @property
     def size(self) -> int:
@@ -70,7 +67,7 @@ class ReceivedMessage:
                 buffers = buffers[1:]
             return decode(head, buffers)
         finally:
-            self._body = self._lease = None
+            self._body = self.lease = None
 
     def fill(self, target: TensorTarget) -> None:
         try:
@@ -81,13 +78,13 @@ class ReceivedMessage:
 
     def release(self) -> None:
         """Drop the message undecoded."""
-        lease, self._lease, self._body = self._lease, None, None
+        lease, self.lease, self._body = self.lease, None, None
         if lease is not None:
             lease.release()
 
     def take_lease(self) -> BlockLease | None:
         """Return the lease, which is the caller's from now on."""
-        lease, self._lease = self._lease, None
+        lease, self.lease = self.lease, None
         return lease
 
     def body(self) -> memoryview:
@@ -95,7 +92,7 @@ class ReceivedMessage:
         return self._whole(keep=False)
 
     def _whole(self, keep: bool) -> memoryview:
-        lease = self._lease
+        lease = self.lease
         if lease is None:
             return self._body if self._body is not None else memoryview(b"")
         if not keep:
