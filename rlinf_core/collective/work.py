@@ -153,39 +153,31 @@ class Work(Generic[T]):
     async def async_wait(self) -> T:
         """Return the result without blocking the event loop, see `wait`. Cancelling leaves the operation as it is."""
         deadline = self.deadline
-        while not self._done:
-            try:
-                await self._async_wait_until(deadline)
-            except TimeoutError:
-                if self._done:
-                    break
-                later = await asyncio.to_thread(self.later, self.since, self.seconds)
-                if later is None:
-                    raise await asyncio.to_thread(self._too_late, self.seconds) from None
-                deadline = later
+        while not await self._async_wait_until(deadline):
+            later = await asyncio.to_thread(self.later, self.since, self.seconds)
+            if later is None:
+                raise await asyncio.to_thread(self._too_late, self.seconds)
+            deadline = later
         return self.result()
 
-    async def _async_wait_until(self, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-
-        def finish() -> None:
-            if not future.done():
-                future.set_result(None)
+    async def _async_wait_until(self, deadline: float) -> bool:
+        if self._done:
+            return True
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(finish)
+                loop.call_soon_threadsafe(woken.set)
 
         self.add_done_callback(wake)
-        waits = self._waits
-        published = nullcontext() if waits is None else waits.during(self, current_task_key())
+        published = nullcontext() if self._waits is None else self._waits.during(self, current_task_key())
         try:
-            with published:
+            with published, suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    await future
+                    await woken.wait()
         finally:
             self._remove_callback(wake)
+        return self._done
 
     def then(self, function: Callable[[T], U]) -> Work[U]:
         """Return a handle of `function(result)`, called in its own thread once this one has succeeded.
