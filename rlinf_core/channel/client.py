@@ -216,7 +216,7 @@ class ChannelClient:
         use_slot: bool = False,
     ) -> AnyOperation:
         """Return a new operation, registered for replies. With `use_slot` its caller looks for the answer in a slot."""
-        seconds = self._endpoint.seconds(timeout)
+        seconds = self._endpoint.settings.timeout if timeout is None else timeout
         op_id = self.pending.next_op_id()
         mailbox = self.pending.mailbox if use_slot else None
         if mailbox is not None and (mailbox.small or kind is OperationKind.PUT):

@@ -16,7 +16,6 @@ Every operation takes constant time, amortised, whatever the number of keys, wai
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
@@ -52,14 +51,10 @@ class KeyedQueue(Generic[T]):
 
     Every command returns the effects to carry out, in order. `now` is the caller's monotonic clock in seconds; it
     serves the statistics only. Deadlines are the caller's: it calls `cancel` when one has passed.
-
-    Raises:
-        ValueError: `maxsize` is negative.
+    Weights and bounds are checked where the user gives them.
     """
 
     def __init__(self, maxsize: int = 0) -> None:
-        if maxsize < 0:
-            raise ValueError(f"`maxsize` is {maxsize}, expected an integer >= 0 (0 means no bound)")
         self.maxsize = maxsize
         self.closed = False
         self.held_back = False
@@ -88,13 +83,7 @@ class KeyedQueue(Generic[T]):
         now: float = 0.0,
         wait: bool = True,
     ) -> list[Effect[T]]:
-        """Put an item, announced before or not: `Accepted` at once, or later when there is room, or `Refused`.
-
-        Raises:
-            ValueError: the weight is negative or not finite.
-        """
-        if not 0 <= weight < math.inf:
-            raise ValueError(f"`weight` is {weight}, expected a finite number from 0")
+        """Put an item, announced before or not: `Accepted` at once, or later when there is room, or `Refused`."""
         if isinstance(announced := self._entries.get(op_id), Announced):
             self._leave(op_id, announced.producer)
         if self.closed:
@@ -131,12 +120,7 @@ class KeyedQueue(Generic[T]):
 
         Once the channel is closed, the remaining items are delivered even below that weight. Without `wait` it is
         `Refused` where it is not delivered now.
-
-        Raises:
-            ValueError: `need` is not a finite number above 0.
         """
-        if need is not None and not 0 < need < math.inf:
-            raise ValueError(f"`batch_weight` is {need}, expected a finite number above 0")
         queue = self._queue(key)
         get: Get[T] = Get(queue, consumer, need, now, [])
         self._enter(op_id, consumer, get)

@@ -116,23 +116,6 @@ def test_weightless_items_are_taken_along_and_the_wait_says_so() -> None:
     assert summaries(queue.get(2, 2)) == [("delivered", 2, "abcd")]
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf")])
-def test_a_batch_of_nothing_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match="batch_weight"):
-        KeyedQueue[str]().get(1, weight)
-
-
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
-def test_a_weight_that_is_none_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match="`weight`"):
-        KeyedQueue[str]().put(1, "a", weight=weight)
-
-
-def test_a_negative_bound_is_refused() -> None:
-    with pytest.raises(ValueError, match="maxsize"):
-        KeyedQueue[str](-1)
-
-
 def test_without_waiting() -> None:
     queue: KeyedQueue[str] = KeyedQueue(1)
     assert summaries(queue.get(1, wait=False)) == [("empty", 1, None)]
