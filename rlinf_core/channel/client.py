@@ -217,7 +217,7 @@ class ChannelClient:
     ) -> AnyOperation:
         """Return a new operation, registered for replies. With `use_slot` its caller looks for the answer in a slot."""
         seconds = self._endpoint.settings.timeout if timeout is None else timeout
-        op_id = self.pending.next_op_id()
+        op_id = next(self.pending.op_ids)
         mailbox = self.pending.mailbox if use_slot else None
         if mailbox is not None and (mailbox.small or kind is OperationKind.PUT):
             op_id = mailbox.reserve(op_id)

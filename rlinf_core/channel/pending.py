@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 from rlinf_core.channel import wire
 from rlinf_core.channel.handle import REAPER
@@ -28,7 +28,6 @@ from rlinf_core.failures import PackedError
 from rlinf_core.process import tracing
 from rlinf_core.waiting import OperationKind
 
-T = TypeVar("T")
 AnyOperation: TypeAlias = ChannelOperation[Any]
 # Long after this many seconds, a store of one processor is visible to all others.
 _VISIBLE_AFTER = 1e-3
@@ -43,21 +42,19 @@ class Pending:
         mailbox: the memory that is shared with the channel, if any.
         closed_notice: the last words of the channel, once it has ended.
         pipelines: the asynchronous puts that are not accepted yet, by key.
+        op_ids: the ids of further operations.
     """
 
     def __init__(self, endpoint: Endpoint, stream: PeerStream) -> None:
         self._endpoint = endpoint
         self._stream = stream
-        self._op_ids = itertools.count(ID_STEP, ID_STEP)
+        self.op_ids = itertools.count(ID_STEP, ID_STEP)
         self._open: dict[int, AnyOperation] = {}
         # Operations that were withdrawn and that the channel has not answered yet.
         self._withdrawn: dict[int, AnyOperation] = {}
         self.mailbox: ClientMailbox | None = None
         self.closed_notice: ClosedNotice | None = None
         self.pipelines: dict[str, PutPipeline] = {}
-
-    def next_op_id(self) -> int:
-        return next(self._op_ids)
 
     def add(self, operation: AnyOperation, *, detached: bool) -> None:
         """Register an operation for replies; a `detached` one expires at its deadline although nobody waits for it."""
@@ -103,7 +100,10 @@ class Pending:
     def take_all(self) -> list[AnyOperation]:
         taken: list[AnyOperation] = []
         for operations in (self._open, self._withdrawn):
-            taken.extend(one for op_id in operations.copy() if (one := operations.pop(op_id, None)) is not None)
+            for op_id in operations.copy():
+                operation = operations.pop(op_id, None)
+                if operation is not None:
+                    taken.append(operation)
         return taken
 
     def fail_all(self, error: Exception) -> None:
@@ -214,19 +214,18 @@ def _end(operation: AnyOperation, reply: ReplyHeader, head: bytes | bytearray) -
         operation.arrive((head,))
 
 
-def spin(look: Callable[[], T], until: float) -> T | None:
-    """Return the first true answer of `look` before `until`, on the monotonic clock; None when others need the core."""
+def spin(look: Callable[[], bool], until: float) -> bool:
+    """Return whether `look` is true before `until`, on the monotonic clock; False also when others need the core."""
     now = time.monotonic()
     while now < until:
-        answer = look()
-        if answer:
-            return answer
+        if look():
+            return True
         # The kernel likes to put both sides on one core: only looking would keep the other from answering.
         os.sched_yield()
         before, now = now, time.monotonic()
         if now - before > _NEEDED_BY_OTHERS:
             break
-    return None
+    return False
 
 
 # One frame holds at most that many puts, and about that many bytes of them.
