@@ -83,20 +83,15 @@ class DoctorReport(NamedTuple):
         return self.reached and not self.count(CheckVerdict.FAULT)
 
 
-class Look(NamedTuple):
-    """The nodes that answered, and a finding for each that did not."""
-
-    probed: list[ProbedNode]
-    findings: list[Finding]
-
-
 async def examine(request: DoctorRequest, transport: Transport, notify: Notify) -> DoctorReport:
     """Run all preflight checks."""
     begun = time.monotonic()
     names = tuple(request.here.get("packages") or ())
-    look = await look_at(request.nodes, request.cluster_id, transport, notify, recipe=request.recipe, packages=names)
-    findings = look.findings + judge(look.probed, request)
-    by_rank = {machine.node.rank: machine for machine in look.probed}
+    probed, findings = await look_at(
+        request.nodes, request.cluster_id, transport, notify, recipe=request.recipe, packages=names
+    )
+    findings += judge(probed, request)
+    by_rank = {machine.node.rank: machine for machine in probed}
     placed = _placed(request.cluster, by_rank)
     findings += await _trials(request, by_rank, placed, transport, notify)
     if request.link_seconds and len(by_rank) > 1:
@@ -113,15 +108,15 @@ async def look_at(
     *,
     recipe: str | None = None,
     packages: Sequence[str] = (),
-) -> Look:
-    """Return the facts of each node, collected in parallel, with the versions of `packages`."""
+) -> tuple[list[ProbedNode], list[Finding]]:
+    """Return the nodes that answered, with the versions of `packages`, and a finding for each that did not."""
     connect = max(node.connect_seconds for node in nodes)
     count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
     notify(f"asking {count}, {connect + LOOK_SECONDS:.0f} s at most")
     request = {"verb": "inspect", "cluster": cluster_id, "recipe": recipe, "packages": list(packages)}
     answers = await asyncio.gather(*(_look(node, request, transport) for node in nodes))
     probed = [answer for answer in answers if isinstance(answer, ProbedNode)]
-    return Look(probed, [answer for answer in answers if isinstance(answer, Finding)])
+    return probed, [answer for answer in answers if isinstance(answer, Finding)]
 
 
 async def _look(node: NodeTarget, request: dict[str, Any], transport: Transport) -> ProbedNode | Finding:

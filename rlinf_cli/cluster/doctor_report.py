@@ -188,13 +188,13 @@ def hardware_of(file: str | None, overrides: list[str] | None, name: str | None,
         record = recorded_cluster(name)
         cluster, nodes = record.name, recorded_targets(record)
     transport = Transport(parallel=parallel)
-    look = run(doctor.look_at(nodes, identity.cluster_id(cluster), transport, console.message))
-    findings = [*look.findings, *judged(look.probed)]
+    probed, unanswered = run(doctor.look_at(nodes, identity.cluster_id(cluster), transport, console.message))
+    findings = [*unanswered, *judged(probed)]
     verdicts = {finding.verdict for finding in findings}
     code = ExitCode.FAILED if FAULT in verdicts else ExitCode.OK
     return Result(
-        lambda: hardware_text(nodes, look.probed, findings),
-        lambda: hardware_record(nodes, look.probed, findings),
+        lambda: hardware_text(nodes, probed, findings),
+        lambda: hardware_record(nodes, probed, findings),
         ExitCode.UNREACHABLE if CheckVerdict.UNREACHABLE in verdicts else code,
     )
 

@@ -165,21 +165,13 @@ def address_of(facts: Mapping[str, Any], declared: str | None = None) -> str:
     return str(facts["primary"])
 
 
-class ThisNode(NamedTuple):
-    """The node of this machine, where each is started on its own: by hand, Slurm or Kubernetes.
-
-    Attributes:
-        head_address: the address of node 0; None on node 0 itself.
-    """
-
-    rank: int
-    head_address: str | None
-
-
 def place(
     nodes: Sequence[NodeTarget], node_rank: int | None, head_address: str | None, environ: Mapping[str, str]
-) -> ThisNode | None:
-    """Return the node of this machine, or None if all nodes are to be started from here.
+) -> tuple[int | None, str | None]:
+    """Return the rank of this machine, where each node is started on its own, and the address of node 0.
+
+    Nodes are started so by hand, Slurm or Kubernetes. Both are None if all nodes are to be started from here; the
+    address is None on node 0 itself.
 
     Args:
         node_rank, head_address: the options; by default from Slurm, if the file has no hosts.
@@ -191,7 +183,7 @@ def place(
         raise ConfigError("`--head-address` requires `--node-rank`", help="add `--node-rank K`")
     if node_rank is None:
         if len(nodes) == 1 or nodes[0].host is not None:
-            return None
+            return None, None
         node_rank, head_address = _from_slurm(environ)
     if node_rank is None:
         raise ConfigError(
@@ -205,7 +197,7 @@ def place(
         head_address = _from_slurm(environ)[1]
         if head_address is None:
             raise ConfigError("the address of node 0 is missing", help="add `--head-address A`")
-    return ThisNode(node_rank, head_address)
+    return node_rank, head_address
 
 
 def _from_slurm(environ: Mapping[str, str]) -> tuple[int | None, str | None]:

@@ -52,8 +52,7 @@ def prepare(
     cluster = job.cluster
     name = identity.cluster_name(file, name)
     nodes = targets(cluster)
-    alone = place(nodes, node_rank, head_address, os.environ)
-    rank = alone.rank if alone else None
+    rank, head_address = place(nodes, node_rank, head_address, os.environ)
     token = identity.shared_token(name, token_file, rank, timeout) if authenticated else None
     archive = agent.archive(Path(code)) if code is not None else None
     return UpRequest(
@@ -61,11 +60,11 @@ def prepare(
         file=file,
         path=os.path.realpath(job.files[0]) if file != "-" else "",
         section=section_digest(cluster),
-        nodes=nodes if alone is None else here(nodes),
-        head_address=(alone.head_address if alone else None) or cluster.head_address,
+        nodes=nodes if rank is None else here(nodes),
+        head_address=head_address or cluster.head_address,
         authenticated=authenticated,
         only=rank,
-        wait_head=alone is not None,
+        wait_head=rank is not None,
         token=token,
         fingerprint=None if archive else node_probe.software(dict(os.environ))["fingerprint"],
         archive=archive,

@@ -55,12 +55,12 @@ def prober(file: str, assume: Sequence[str] | None = None, *, live: bool = True)
         from rlinf_cli.cluster.transports.transport import Transport, run
 
         nodes, cluster_id = reachable(cluster), identity.cluster_id(identity.cluster_name(file, None))
-        look = run(doctor.look_at(nodes, cluster_id, Transport(), console.message))
-        if look.findings:
-            lines = [f"{finding.where}: {finding.what}" for finding in look.findings]
+        probed, unanswered = run(doctor.look_at(nodes, cluster_id, Transport(), console.message))
+        if unanswered:
+            lines = [f"{finding.where}: {finding.what}" for finding in unanswered]
             missing = f"{len(lines)} of {len(nodes)} nodes could not be probed"
-            raise ClusterError(missing, why="\n".join(lines), help=look.findings[0].help or None)
-        return [node_info(machine) for machine in look.probed]
+            raise ClusterError(missing, why="\n".join(lines), help=unanswered[0].help or None)
+        return [node_info(machine) for machine in probed]
 
     return probe
 

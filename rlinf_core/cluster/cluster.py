@@ -346,15 +346,15 @@ class Cluster:
                 waiting[rank, command] = None if here else self.run_on(self._members[rank], prepare, command)
         for (rank, command), reference in waiting.items():
             member = self._members[rank]
-            prepared = prepare(command) if reference is None else answer(reference, member, asked_at)
-            if prepared.fault:
+            executable, fault = prepare(command) if reference is None else answer(reference, member, asked_at)
+            if fault:
                 raise ClusterError(
                     f"the interpreter `{command.interpreter}` cannot run workers",
                     where=f"node {rank} ({member.ip})",
-                    why=prepared.fault,
+                    why=fault,
                     help="`python_interpreter_path` must be a Python with the cluster's ray and this rlinf installed",
                 )
-            self._prepared[rank, command] = prepared.executable
+            self._prepared[rank, command] = executable
 
     def given_variables(self, node_rank: int, node_group: str) -> frozenset[str]:
         """Return the names of the variables that the file sets for the processes of a group on a node."""

@@ -248,16 +248,11 @@ class ProcessCommand:
         return cls(interpreter, tuple(variables.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A node's answer to a command: what Ray is to run in place of its own Python, or the error."""
+def prepare(command: ProcessCommand) -> tuple[str, str | None]:
+    """Write the environment of a command to a private file on this node, and check its interpreter.
 
-    executable: str
-    fault: str | None = None
-
-
-def prepare(command: ProcessCommand) -> Prepared:
-    """Write the environment of a command to a private file on this node, and check its interpreter."""
+    Returns: what Ray is to run in place of its own Python, and what is wrong with it, or None.
+    """
     interpreter = command.interpreter or sys.executable
     words = [interpreter]
     if command.variables:
@@ -266,7 +261,7 @@ def prepare(command: ProcessCommand) -> Prepared:
         path = node_env.write(session_folder(), {"interpreter": interpreter, "env": variables, "prepended": lists})
         words = node_env.command(sys.executable, path)
     fault = _fault_of(words) if command.interpreter is not None else None
-    return Prepared(shlex.join(words), fault)
+    return shlex.join(words), fault
 
 
 def _fault_of(words: list[str]) -> str | None:

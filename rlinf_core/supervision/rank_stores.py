@@ -6,7 +6,6 @@ Each group has its own. Nobody names it: the data plane has proved which worker 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.transfer.peer_stream import PeerStream
@@ -23,14 +22,15 @@ class RankStores:
     def __init__(self, answer: Callable[[Caller, object], None]) -> None:
         self._reply = answer
         self._values: dict[str, dict[str, bytes]] = {}
-        self._waiting: list[_WaitingRead] = []
+        # Reads that wait for their keys.
+        self._waiting: list[tuple[Caller, tuple[str, ...]]] = []
 
     def read(self, caller: Caller, keys: tuple[str, ...], wait: bool) -> object:
         """Return the value of each key, or None where it has none; `LATER` until all have arrived, if it waits."""
         values = self._values_of(caller)
         result = tuple(values.get(key) for key in keys)
         if wait and None in result:
-            self._waiting.append(_WaitingRead(caller, keys))
+            self._waiting.append((caller, keys))
             return LATER
         return result
 
@@ -43,15 +43,15 @@ class RankStores:
             return before
         values[key] = str(int(before or 0) + value).encode() if isinstance(value, int) else value
         waiting, self._waiting = self._waiting, []
-        for read in waiting:
-            result = self.read(read.caller, read.keys, True)
+        for reader, keys in waiting:
+            result = self.read(reader, keys, True)
             if result is not LATER:
-                self._reply(read.caller, result)
+                self._reply(reader, result)
         return values[key]
 
     def forget(self, stream: PeerStream, serial: int) -> None:
         """Drop a read whose sender no longer waits."""
-        self._waiting = [read for read in self._waiting if read.caller != (stream, serial)]
+        self._waiting = [read for read in self._waiting if read[0] != (stream, serial)]
 
     def drop(self, group: str) -> None:
         """Drop the values of a group: it has ended, or is launched once more."""
@@ -59,8 +59,3 @@ class RankStores:
 
     def _values_of(self, caller: Caller) -> dict[str, bytes]:
         return self._values.setdefault(str(WorkerAddress.from_name(caller.name).get_parent_address()), {})
-
-
-class _WaitingRead(NamedTuple):
-    caller: Caller
-    keys: tuple[str, ...]

@@ -20,7 +20,7 @@ from rlinf_core.cluster import engine
 from rlinf_core.cluster.ray_api import join_at_first_use, pickle_by_value
 from rlinf_core.failures import PackedError
 from rlinf_core.worker.calls import RemoteFailure, unpicklable
-from rlinf_core.worker.process import WorkerProcess
+from rlinf_core.worker.process import CurrentTask, WorkerProcess
 
 LENGTH: Final = struct.Struct("!Q")
 
@@ -51,22 +51,10 @@ class HostedAnswer(NamedTuple):
     content: bytes
 
 
-class _CurrentTask(threading.local):
-    """The call that the current thread answers; in the place of Ray's runtime context."""
-
-    ask: HostedCall | None = None
-
-    def get_task_name(self) -> str:
-        return self.ask.task if self.ask is not None else ""
-
-    def get_task_id(self) -> str:
-        return self.ask.serial if self.ask is not None else ""
-
-
 class _ForkedProcess:
     def __init__(self, connection: socket.socket, name: str) -> None:
         self._connection, self._name = connection, name
-        self._task = _CurrentTask()
+        self._task = CurrentTask()
         self._process = WorkerProcess(name, self._task)
         self._asked: queue.SimpleQueue[HostedCall] = queue.SimpleQueue()
         self._sending = threading.Lock()
@@ -104,7 +92,7 @@ class _ForkedProcess:
             os._exit(end.code if isinstance(end.code, int) else 1)
 
     def _answer(self, ask: HostedCall) -> None:
-        self._task.ask = ask
+        self._task.name, self._task.serial = ask.task, ask.serial
         failed = True
         try:
             content = self._pickled(ask, self._result(ask))

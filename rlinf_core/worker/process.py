@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import cache
 from types import AsyncGeneratorType, GeneratorType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.membership import free_port
@@ -56,16 +56,19 @@ T = TypeVar("T")
 _CANCELLED_KEPT = 4096
 
 
-class CurrentTask(Protocol):
-    """The call that the current thread answers; Ray's runtime context is one."""
+class CurrentTask(threading.local):
+    """The call that the current thread of a forked process answers; in the place of Ray's runtime context."""
+
+    name = ""
+    serial = ""
 
     def get_task_name(self) -> str:
         """Return the name of the worker's method."""
-        ...
+        return self.name
 
     def get_task_id(self) -> str:
         """Return Ray's id of the call."""
-        ...
+        return self.serial
 
 
 class WorkerProcess:

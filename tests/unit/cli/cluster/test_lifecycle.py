@@ -18,7 +18,7 @@ import pytest
 from rlinf_cli.cluster import identity
 from rlinf_cli.cluster.down import DownReport, running_jobs, take_down
 from rlinf_cli.cluster.identity import cluster_id
-from rlinf_cli.cluster.inventory import NodeTarget, ThisNode, here, place, recorded_targets
+from rlinf_cli.cluster.inventory import NodeTarget, here, place, recorded_targets
 from rlinf_cli.cluster.progress import Event, Phase
 from rlinf_cli.cluster.transports.transport import CommandOutcome
 from rlinf_cli.cluster.up import UpRequest, bring_up
@@ -114,15 +114,15 @@ def without(make_nodes: Nodes) -> tuple[NodeTarget, ...]:
 
 
 def test_hosts_or_a_single_node_are_started_from_here(make_nodes: Nodes) -> None:
-    assert place(make_nodes(3), None, None, SLURM) is None
-    assert place(make_nodes(text="cluster: {num_nodes: 1}"), None, None, SLURM) is None
+    assert place(make_nodes(3), None, None, SLURM) == (None, None)
+    assert place(make_nodes(text="cluster: {num_nodes: 1}"), None, None, SLURM) == (None, None)
 
 
 def test_what_is_asked_for_and_what_slurm_says(without: tuple[NodeTarget, ...]) -> None:
-    assert place(without, 3, "10.0.0.1", SLURM) == ThisNode(3, "10.0.0.1")
-    assert place(without, None, None, SLURM) == ThisNode(2, "gpu07")
-    assert place(without, 1, None, SLURM) == ThisNode(1, "gpu07")
-    assert place(without, 0, None, {}) == ThisNode(0, None)
+    assert place(without, 3, "10.0.0.1", SLURM) == (3, "10.0.0.1")
+    assert place(without, None, None, SLURM) == (2, "gpu07")
+    assert place(without, 1, None, SLURM) == (1, "gpu07")
+    assert place(without, 0, None, {}) == (0, None)
 
 
 def test_nothing_says_how_to_reach_the_nodes(without: tuple[NodeTarget, ...]) -> None:
