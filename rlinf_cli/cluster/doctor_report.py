@@ -17,7 +17,6 @@ from rlinf_cli.cluster.checks.finding import (
     WARNING,
     CheckVerdict,
     Finding,
-    Merged,
     ProbedNode,
     merged,
     size,
@@ -120,14 +119,8 @@ def doctor_text(report: DoctorReport, *, every_node: bool = False) -> str:
     Args:
         every_node: whether nodes with equal findings have a line each.
     """
-    if every_node:
-        lines = [Merged(finding, () if finding.rank is None else (finding.rank,)) for finding in report.findings]
-    else:
-        lines = merged(_short(report.findings))
-    rows = [
-        (str(line.finding.verdict), line.finding.check, line.where, line.finding.what, line.finding.help)
-        for line in lines
-    ]
+    findings = report.findings if every_node else merged(_short(report.findings))
+    rows = [(str(finding.verdict), finding.check, finding.where, finding.what, finding.help) for finding in findings]
     headers = ("verdict", "check", "where", "what", "do")
     if not any(help for *_, help in rows):
         headers, rows = headers[:-1], [row[:-1] for row in rows]

@@ -75,35 +75,23 @@ class ProbedNode(NamedTuple):
         return Finding(check, said.verdict, said.what, self.node.rank, self.node.name, said.help, said.data)
 
 
-class Merged(NamedTuple):
-    """The same finding on several nodes."""
-
-    finding: Finding
-    ranks: tuple[int, ...]
-
-    @property
-    def where(self) -> str:
-        """`node 3 (trainer3)`, `nodes 0-7`, `cluster`."""
-        if len(self.ranks) < 2:
-            return self.finding.where
-        return f"nodes {format_ranks(self.ranks)}"
-
-
 def distinct(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings without duplicates: several interpreters of a node may have the same."""
     return list({finding[:6]: finding for finding in findings}.values())
 
 
-def merged(findings: Sequence[Finding]) -> list[Merged]:
-    """Merge findings shared by several nodes; the order of the checks is kept."""
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Merge findings shared by several nodes, as of `nodes 0-7`; the order of the checks is kept."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for item in findings:
         place = "" if item.rank is not None else item.where
         groups.setdefault((item.check, item.verdict, item.what, item.help, place), []).append(item)
-    return [
-        Merged(group[0], tuple(sorted(item.rank for item in group if item.rank is not None)))
-        for group in groups.values()
-    ]
+    return [_of_all(group) for group in groups.values()]
+
+
+def _of_all(group: Sequence[Finding]) -> Finding:
+    ranks = sorted(item.rank for item in group if item.rank is not None)
+    return group[0] if len(ranks) < 2 else group[0]._replace(where=f"nodes {format_ranks(ranks)}")
 
 
 def size(count: float) -> str:

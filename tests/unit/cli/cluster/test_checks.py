@@ -102,11 +102,11 @@ def site(make_nodes: Nodes) -> Site:
 
 def test_like_nodes_are_told_in_one_line_of_each_check(site: Site) -> None:
     lines = merged(site.judge(site.see({}, {}, {})))
-    assert {line.finding.verdict for line in lines} == {OK}
-    everywhere = {line.finding.check for line in lines if line.where == "nodes 0-2"}
+    assert {line.verdict for line in lines} == {OK}
+    everywhere = {line.check for line in lines if line.where == "nodes 0-2"}
     checks = {"interpreter", "ray", "code", "driver", "clock", "disk", "shm", "limits", "ports", "accelerators"}
     assert everywhere == checks | {"reach"}
-    assert {line.finding.check for line in lines} == everywhere | {"head"}
+    assert {line.check for line in lines} == everywhere | {"head"}
 
 
 @pytest.mark.parametrize(
