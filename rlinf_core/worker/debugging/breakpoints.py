@@ -42,15 +42,6 @@ def is_own_peer(connection: socket.socket) -> bool:
     return peer_credentials(connection)[1] == os.getuid()
 
 
-def stop_at(frame: FrameType) -> None:
-    """Stop the code of a frame, as `entering.wait_here`."""
-    client = current_client()
-    if client is None or client.endpoint.info.unix_path is None:
-        print(f"breakpoint at {_place(frame)} passed: no debugger can attach to this process", file=sys.stderr)
-        return
-    Debugger(client).set_trace(frame)
-
-
 class Debugger(pdb.Pdb):
     """Python's debugger at the other end of a socket. A detached one waits for the next terminal."""
 
@@ -202,5 +193,9 @@ def wait_here(*_: Any, **__: Any) -> None:
         bdb.BdbQuit: the user quit the debugger.
         CancelledOperationError: the call was cancelled meanwhile.
     """
-
-    stop_at(sys._getframe(1))  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage] - documented, in spite of its name
+    client = current_client()
+    if client is None or client.endpoint.info.unix_path is None:
+        print(f"breakpoint at {_place(frame)} passed: no debugger can attach to this process", file=sys.stderr)
+    else:
+        Debugger(client).set_trace(frame)
