@@ -218,21 +218,18 @@ class _Run:
     async def _start_all(self, own: LocalSoftware) -> None:
         """Start the head, then all others, unless the head failed."""
         address, process = self.request.head_address, None
+        others = [node for node in self._nodes if node is not self._head]
         if self._head is not None:
             await self._start(self._head, own, None, None)
             record = self._head.record
             if record is None:
-                self._skip_others()
+                for node in others:
+                    if node.action is not None:
+                        node.record = {**node.running, "started": False} if node.running else None
+                        self._emit(Event(node.rank, Phase.JOIN, Progress.SKIPPED, "the head is not up"))
                 return
             address, process = str(record["gcs"]).rpartition(":")[0], record["process"]
-        others = [node for node in self._nodes if node is not self._head]
         await asyncio.gather(*(self._start(node, own, address, process) for node in others))
-
-    def _skip_others(self) -> None:
-        for node in self._nodes:
-            if node.action is not None and node is not self._head:
-                node.record = {**node.running, "started": False} if node.running else None
-                self._emit(Event(node.rank, Phase.JOIN, Progress.SKIPPED, "the head is not up"))
 
     async def _start(
         self, node: NodeState, own: LocalSoftware, head_address: str | None, head_process: str | None

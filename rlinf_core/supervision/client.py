@@ -281,7 +281,8 @@ class ManagerClient(Resolver):
 
     def died(self, caller: Caller, died: Died) -> None:
         """Fail the operations with a worker that has died, unless its successor is connected already."""
-        if not self._succeeded(died):
+        connected = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == died.address}
+        if connected <= {None, died.endpoint}:
             self.endpoint.fail(died.error(self._name), WorkerAddress.from_name(died.address))
 
     def stuck(self, caller: Caller, serials: Sequence[int], members: tuple[str, ...], picture: str) -> None:
@@ -327,11 +328,6 @@ class ManagerClient(Resolver):
         folder = os.path.dirname(session.log_folder) if session.log_folder is not None else None
         run = f"--job {session.job}" if folder is None else min(os.path.relpath(folder), folder, key=len)
         _log.warning("%s waits at a breakpoint, %s; `rlinf ps --attach %s %s` attaches to it", name, place, run, name)
-
-    def _succeeded(self, died: Died) -> bool:
-        """Return whether a successor of a dead worker is connected already."""
-        bound = {stream.incarnation for stream in self.endpoint.streams() if stream.peer == died.address}
-        return bool(bound - {None, died.endpoint})
 
     def _warn_of_names(self) -> None:
         """Log once that a name may be misspelt: not at once, since groups start in parallel."""

@@ -154,18 +154,15 @@ def _standing(job: JobSnapshot, process: JobProcess) -> Standing:
     at = f", at {frame}" if frame else ""
     below = f"; its process {child.pid} is at {_innermost(child.stacks)}" if child is not None else ""
     if answer is None:
+        reason = f" ({process.reason})" if process.reason else ""
         return Standing(
             view.name,
-            f"{place} does not answer: native code holds the interpreter's lock{at or _reason(process)}{below}",
+            f"{place} does not answer: native code holds the interpreter's lock{at or reason}{below}",
         )
     since = f" for {spell_seconds(view.since)}" if view.since is not None else ""
     collective = any(part in process.stacks for part in _COLLECTIVE) and not _own_frame_is_last(process.stacks)
     debugged = waits_at_breakpoint(job, view.name) is not None
     return Standing(view.name, f"{place} {view.doing}{since}{at}{below}", collective, debugged)
-
-
-def _reason(process: JobProcess) -> str:
-    return f" ({process.reason})" if process.reason else ""
 
 
 def _frames(stacks: str) -> list[tuple[str, str, str]]:

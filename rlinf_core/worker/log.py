@@ -36,7 +36,9 @@ def set_up_logging(context: WorkerContext) -> None:
             problem = error
         else:
             handlers.append(logging.StreamHandler(file))
-            file.write(f"{_moment()} INFO [{context.address}] {_birth(context)}\n")
+            place = context.placement
+            rank = f"rank {place.rank} of {place.world_size} on node {place.cluster_node_rank} ({context.node_ip})"
+            file.write(f"{_moment()} INFO [{context.address}] process {os.getpid()} is {rank}\n")
             sys.stdout = cast("TextIO", Tee(sys.stdout, file))
             sys.stderr = cast("TextIO", Tee(sys.stderr, file))
     for handler in handlers:
@@ -63,14 +65,6 @@ def _moment() -> str:
     """Return the current time in the loggers' format."""
     seconds = time.time()
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{int(seconds % 1 * 1000):03}"
-
-
-def _birth(context: WorkerContext) -> str:
-    placement = context.placement
-    return (
-        f"process {os.getpid()} is rank {placement.rank} of {placement.world_size} on node"
-        f" {placement.cluster_node_rank} ({context.node_ip})"
-    )
 
 
 class Tee:

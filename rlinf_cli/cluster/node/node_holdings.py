@@ -10,14 +10,11 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from typing import NamedTuple
 
 from rlinf_core.node.node_facts import folder_of, read_record, temporary_folder
 from rlinf_core.process import proc
-from rlinf_core.process.proc import MARK, command, open_files, pids, processes_of, read
-
-_PAUSE = 0.1
+from rlinf_core.process.proc import MARK, command, open_files, pids, read
 
 _LISTEN = "0A"
 
@@ -27,13 +24,6 @@ def command_of(pid: int) -> str | None:
     process."""
     words = command(pid).decode("utf-8", "replace").split("\0")[:-1]
     return subprocess.list2cmdline(words) if os.path.exists(f"/proc/{pid}") else None
-
-
-def wait_gone(owner: str, folder: str, seconds: float) -> None:
-    """Wait until no process of a Ray is left, or the time is over."""
-    end = time.monotonic() + seconds
-    while processes_of(owner, folder) and time.monotonic() < end:
-        time.sleep(_PAUSE)
 
 
 class Holdings(NamedTuple):

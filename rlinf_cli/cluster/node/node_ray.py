@@ -328,7 +328,9 @@ def _end_all(cluster: str, folder: str, grace: float = _GRACE_SECONDS) -> dict[s
     if first:
         # Ray's own shutdown: it notifies its head and workers, and takes seconds.
         processes.send(first, signal.SIGTERM)
-        holdings.wait_gone(cluster, folder, grace)
+        end = time.monotonic() + grace
+        while processes.processes_of(cluster, folder) and time.monotonic() < end:
+            time.sleep(_PAUSE)
     remaining = processes.kill_all(cluster, folder)
     others = holdings.listeners() if held.ports else {}
     shared = [path for path in held.shared if holdings.remove(path)] if not remaining else list(held.shared)
