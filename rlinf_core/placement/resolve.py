@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from rlinf_core.config.ranks import RankMap, RankMapPart, common, format_range, merge_ranges
-from rlinf_core.placement.selection import PlacementProblem, Selection, select
-from rlinf_core.suggest import quoted
-from rlinf_core.topology import ClusterTopology, NodeGroupInfo, Unit, UnitKind
+from rlinf_core.config.ranks import RankMap, RankMapPart, common, format_range, intersect, merge_ranges
+from rlinf_core.placement.selection import PlacementProblem, Selection, selection_of
+from rlinf_core.suggest import did_you_mean, quoted
+from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, Unit, UnitKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Resolution(NamedTuple):
     """
 
     selection: Selection | None
-    blocks: tuple[Block, ...]
-    problems: tuple[PlacementProblem, ...]
+    blocks: tuple[Block, ...] = ()
+    problems: tuple[PlacementProblem, ...] = ()
     unknown: tuple[str, ...] = ()
     groups: tuple[NodeGroupInfo, ...] = ()
     by_number: bool = True
@@ -102,6 +102,95 @@ class Resolution(NamedTuple):
             yield from block
 
 
+def select(topology: ClusterTopology, labels: Sequence[str], subject: str) -> Resolution:
+    """Select groups by label (none means `cluster`), without blocks; `subject` starts the messages, as in "component
+    `actor`"."""
+    labels = tuple(labels) or (CLUSTER_LABEL,)
+    problems = [
+        _unknown_group(topology, label, index, subject)
+        for index, label in enumerate(labels)
+        if label not in topology.groups
+    ]
+    groups = tuple(topology.groups[label] for label in labels if label in topology.groups)
+    problems += _listed_twice(labels, subject)
+    if problems:
+        return Resolution(None, problems=tuple(problems), groups=groups)
+    unknown = tuple(group.label for group in groups if group.unit is None)
+    problems = _mixed_units(groups, subject) or _overlaps(topology, groups, subject)
+    if problems or unknown:
+        return Resolution(None, (), tuple(problems), unknown, groups)
+    empty = [_without_units(group, i, subject) for i, group in enumerate(groups) if group.num_units == 0]
+    if empty:
+        return Resolution(None, problems=tuple(empty), groups=groups)
+    return Resolution(selection_of(topology, groups), groups=groups)
+
+
+def _unknown_group(topology: ClusterTopology, label: str, index: int, subject: str) -> PlacementProblem:
+    hint = did_you_mean(label, topology.groups) or f"the groups are {quoted(topology.groups)}"
+    message = f"{subject} is placed on node group `{label}`, which does not exist"
+    return PlacementProblem("unknown-node-group", message, hint, label=index)
+
+
+def _listed_twice(labels: Sequence[str], subject: str) -> list[PlacementProblem]:
+    listed: set[str] = set()
+    problems: list[PlacementProblem] = []
+    for index, label in enumerate(labels):
+        if label in listed:
+            message = f"{subject} lists node group `{label}` twice"
+            problems.append(PlacementProblem("groups-overlap", message, "name each group once", label=index))
+        listed.add(label)
+    return problems
+
+
+def _mixed_units(groups: Sequence[NodeGroupInfo], subject: str) -> list[PlacementProblem]:
+    units = {group.unit for group in groups}
+    # A group with unknown accelerators may count accelerators or nodes, but never robots.
+    certain = [unit for unit in units if unit is not None]
+    if len(certain) < 2 and not (None in units and any(unit.robot for unit in certain)):
+        return []
+    counts = ", ".join(
+        f"`{group.label}` counts {group.unit.plural if group.unit else 'accelerators or nodes'}" for group in groups
+    )
+    first = groups[0].unit
+    other = next(index for index, group in enumerate(groups) if group.unit != first)
+    return [
+        PlacementProblem(
+            "groups-mixed-units",
+            f"{subject} mixes groups that count different things: {counts}",
+            "select groups that count the same units, or split the component in two",
+            label=other,
+        )
+    ]
+
+
+def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subject: str) -> list[PlacementProblem]:
+    problems: list[PlacementProblem] = []
+    for index, group in enumerate(groups):
+        for other in groups[:index]:
+            if group.unit is None or group.unit != other.unit:
+                continue
+            shared = intersect(group.segments, other.segments)
+            if not shared:
+                continue
+            nodes = map(topology.numbers(group.unit).nodes_of, shared)
+            shown = ",".join(map(format_range, merge_ranges(nodes)))
+            where = f"node{'s' * (not shown.isdecimal())} {shown}"
+            message = f"{subject} selects `{other.label}` and `{group.label}`, which share {where}"
+            help = "the groups of a component may not share units: remove one, or narrow its `node_ranks`"
+            problems.append(PlacementProblem("groups-overlap", message, help, label=index))
+    return problems
+
+
+def _without_units(group: NodeGroupInfo, index: int, subject: str) -> PlacementProblem:
+    what = group.unit.plural if group.unit else "units"
+    return PlacementProblem(
+        "group-without-units",
+        f"{subject} is placed on node group `{group.label}`, which has no {what}",
+        "declare its `hardware.configs`, or remove `hardware` to count accelerators or nodes",
+        label=index,
+    )
+
+
 # Checks, linter, layout and strategies share results; a topology is compared by identity, which is cheap.
 @lru_cache(maxsize=256)
 def resolve(component: str, rank_map: RankMap, labels: tuple[str, ...], topology: ClusterTopology) -> Resolution:
@@ -110,10 +199,10 @@ def resolve(component: str, rank_map: RankMap, labels: tuple[str, ...], topology
     parts = _Parts(component, selected.selection, selected.groups)
     for part in rank_map.parts:
         parts.take(part)
-    problems = [*selected.problems, *parts.problems]
-    by_number = any(part.resources is not None for part in rank_map.parts)
-    return Resolution(
-        selected.selection, tuple(parts.blocks), tuple(problems), selected.unknown, selected.groups, by_number
+    return selected._replace(
+        blocks=tuple(parts.blocks),
+        problems=(*selected.problems, *parts.problems),
+        by_number=any(part.resources is not None for part in rank_map.parts),
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rlinf_core.config.ranks import RankMapPart, format_range, format_ranks, intersect, merge_ranges
+from rlinf_core.config.ranks import RankMapPart, format_ranks
 from rlinf_core.errors import PlacementError
-from rlinf_core.suggest import did_you_mean, quoted
-from rlinf_core.topology import CLUSTER_LABEL, ClusterTopology, NodeGroupInfo, Unit, UnitKind, UnitNumbers
+from rlinf_core.suggest import quoted
+from rlinf_core.topology import ClusterTopology, NodeGroupInfo, Unit, UnitKind, UnitNumbers
 
 
 class PlacementProblem(NamedTuple):
@@ -124,41 +124,8 @@ class Selection:
         return {node: len(self._numbers.on_node(node)) for group in self.groups for node in group.node_ranks}
 
 
-class Selected(NamedTuple):
-    """The outcome of selecting groups.
-
-    `selection` is None if there are problems, or if the accelerators of the groups in `unknown` are unknown.
-    """
-
-    selection: Selection | None
-    problems: tuple[PlacementProblem, ...] = ()
-    unknown: tuple[str, ...] = ()
-    groups: tuple[NodeGroupInfo, ...] = ()
-
-
-def select(topology: ClusterTopology, labels: Sequence[str], subject: str) -> Selected:
-    """Select groups by label (none means `cluster`); `subject` starts the messages, as in "component `actor`"."""
-    labels = tuple(labels) or (CLUSTER_LABEL,)
-    problems = [
-        _unknown_group(topology, label, index, subject)
-        for index, label in enumerate(labels)
-        if label not in topology.groups
-    ]
-    groups = tuple(topology.groups[label] for label in labels if label in topology.groups)
-    problems += _listed_twice(labels, subject)
-    if problems:
-        return Selected(None, tuple(problems), groups=groups)
-    unknown = tuple(group.label for group in groups if group.unit is None)
-    problems = _mixed_units(groups, subject) or _overlaps(topology, groups, subject)
-    if problems or unknown:
-        return Selected(None, tuple(problems), unknown, groups)
-    empty = [_without_units(group, i, subject) for i, group in enumerate(groups) if group.num_units == 0]
-    if empty:
-        return Selected(None, tuple(empty), groups=groups)
-    return Selected(_make(topology, groups), groups=groups)
-
-
-def _make(topology: ClusterTopology, groups: tuple[NodeGroupInfo, ...]) -> Selection:
+def selection_of(topology: ClusterTopology, groups: tuple[NodeGroupInfo, ...]) -> Selection:
+    """Return the units of groups that count the same, whose accelerators are known."""
     unit = groups[0].unit
     if unit is None:
         raise ValueError(f"the units of group {groups[0].label} are unknown")
@@ -170,69 +137,3 @@ def _make(topology: ClusterTopology, groups: tuple[NodeGroupInfo, ...]) -> Selec
             count += len(units)
     firsts = [segment.first for segment in segments]
     return Selection(topology, groups, unit, tuple(segments), count, firsts, topology.numbers(unit))
-
-
-def _unknown_group(topology: ClusterTopology, label: str, index: int, subject: str) -> PlacementProblem:
-    hint = did_you_mean(label, topology.groups) or f"the groups are {quoted(topology.groups)}"
-    message = f"{subject} is placed on node group `{label}`, which does not exist"
-    return PlacementProblem("unknown-node-group", message, hint, label=index)
-
-
-def _listed_twice(labels: Sequence[str], subject: str) -> list[PlacementProblem]:
-    listed: set[str] = set()
-    problems: list[PlacementProblem] = []
-    for index, label in enumerate(labels):
-        if label in listed:
-            message = f"{subject} lists node group `{label}` twice"
-            problems.append(PlacementProblem("groups-overlap", message, "name each group once", label=index))
-        listed.add(label)
-    return problems
-
-
-def _mixed_units(groups: Sequence[NodeGroupInfo], subject: str) -> list[PlacementProblem]:
-    units = {group.unit for group in groups}
-    # A group with unknown accelerators may count accelerators or nodes, but never robots.
-    certain = [unit for unit in units if unit is not None]
-    if len(certain) < 2 and not (None in units and any(unit.robot for unit in certain)):
-        return []
-    counts = ", ".join(
-        f"`{group.label}` counts {group.unit.plural if group.unit else 'accelerators or nodes'}" for group in groups
-    )
-    first = groups[0].unit
-    other = next(index for index, group in enumerate(groups) if group.unit != first)
-    return [
-        PlacementProblem(
-            "groups-mixed-units",
-            f"{subject} mixes groups that count different things: {counts}",
-            "select groups that count the same units, or split the component in two",
-            label=other,
-        )
-    ]
-
-
-def _overlaps(topology: ClusterTopology, groups: Sequence[NodeGroupInfo], subject: str) -> list[PlacementProblem]:
-    problems: list[PlacementProblem] = []
-    for index, group in enumerate(groups):
-        for other in groups[:index]:
-            if group.unit is None or group.unit != other.unit:
-                continue
-            shared = intersect(group.segments, other.segments)
-            if not shared:
-                continue
-            nodes = map(topology.numbers(group.unit).nodes_of, shared)
-            shown = ",".join(map(format_range, merge_ranges(nodes)))
-            where = f"node{'s' * (not shown.isdecimal())} {shown}"
-            message = f"{subject} selects `{other.label}` and `{group.label}`, which share {where}"
-            help = "the groups of a component may not share units: remove one, or narrow its `node_ranks`"
-            problems.append(PlacementProblem("groups-overlap", message, help, label=index))
-    return problems
-
-
-def _without_units(group: NodeGroupInfo, index: int, subject: str) -> PlacementProblem:
-    what = group.unit.plural if group.unit else "units"
-    return PlacementProblem(
-        "group-without-units",
-        f"{subject} is placed on node group `{group.label}`, which has no {what}",
-        "declare its `hardware.configs`, or remove `hardware` to count accelerators or nodes",
-        label=index,
-    )

@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol, Self, TypeAlias, cast
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.errors import PlacementError
 from rlinf_core.hardware.accelerators import get_accelerator
-from rlinf_core.placement.selection import Location, Selection, select
+from rlinf_core.placement.resolve import select
+from rlinf_core.placement.selection import Location, Selection
 from rlinf_core.suggest import as_index, quoted, short_repr
 from rlinf_core.topology import ClusterTopology, NodeInfo, Unit, UnitKind
 
