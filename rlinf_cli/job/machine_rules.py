@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import cache
 from typing import Final
 
 from rlinf_core.config.machines.cluster import EnvConfig
@@ -165,7 +164,16 @@ def _count(site: Site, path: Path, count: int, wanted: int, subject: str, overla
 
 
 def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range]]]) -> None:
-    places = _Places(site)
+    @cache
+    def items(path: Path) -> list[int]:
+        """Return for each host of a value the index of the item that names it, and maybe others; none for a text."""
+        node = find(site.view.tree, path)
+        named = enumerate(node.items if isinstance(node, SequenceNode) else ())
+        return [index for index, item in named if isinstance(item, ScalarNode) for _ in expand_hosts(item.raw)]
+
+    def place(path: Path, number: int) -> Span:
+        return site.place((*path, items(path)[number]) if items(path) else path)
+
     host_of: dict[int, tuple[str, Path, int]] = {}
     node_of: dict[str, tuple[int, Path, int]] = {}
     for path, hosts, nodes in claims:
@@ -175,32 +183,15 @@ def _assign(site: Site, claims: list[tuple[Path, tuple[str, ...], Sequence[range
             if known_host != host:
                 message = f"node {rank} is `{host}` here and `{known_host}` in another group"
                 help = "groups that share a node must name the same host for it"
-                related = [(places.of(first, at), "the other host is set at")]
-                site.report("host-conflict", message, path, span=places.of(path, number), help=help, related=related)
+                related = [(place(first, at), "the other host is set at")]
+                site.report("host-conflict", message, path, span=place(path, number), help=help, related=related)
                 continue
             known_rank, first, at = node_of.setdefault(host, (rank, path, number))
             if known_rank != rank:
                 message = f"`{host}` is node {known_rank} and node {rank}"
                 help = "every node must be a separate machine"
-                related = [(places.of(first, at), "first given at")]
-                site.report("duplicate-host", message, path, span=places.of(path, number), help=help, related=related)
-
-
-class _Places:
-    """The span of host number N of a value; in a list, of the item that names it and maybe others."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._starts: dict[Path, list[int]] = {}
-
-    def of(self, path: Path, number: int) -> Span:
-        node = find(self._site.view.tree, path)
-        if not isinstance(node, SequenceNode):
-            return self._site.place(path)
-        if path not in self._starts:
-            sizes = (len(expand_hosts(item.raw)) for item in node.items if isinstance(item, ScalarNode))
-            self._starts[path] = list(accumulate(sizes, initial=0))
-        return self._site.place((*path, bisect_right(self._starts[path], number) - 1))
+                related = [(place(first, at), "first given at")]
+                site.report("duplicate-host", message, path, span=place(path, number), help=help, related=related)
 
 
 def _without_host(site: Site, covered: list[range]) -> None:

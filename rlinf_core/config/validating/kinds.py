@@ -179,7 +179,6 @@ class _Choice(NamedTuple):
         entry: what chooses it.
         otherwise: the kind without that, and its name.
         section: the path of the section.
-        within: the way from that section to the one at hand.
     """
 
     kind: type[Variant]
@@ -188,7 +187,6 @@ class _Choice(NamedTuple):
     entry: Entry | None
     otherwise: tuple[type[Variant], str | None]
     section: Path
-    within: Path = ()
 
     @classmethod
     def of(
@@ -229,47 +227,48 @@ def _section(
         types = [annotation for annotation in types if annotation is choice.kind or annotation not in variants]
     before = node
     if choice is not None:
-        node = _of_kind(node, choice, {step[0] for step in moved}, dropped)
+        node = _of_kind(node, choice, path, {step[0] for step in moved}, dropped)
     entries: list[Entry] = []
     for entry in node.entries:
         value = entry.value
         if isinstance(value, MappingNode):
             below = [member for upper in types for part in step(upper, entry.key.raw) for member in alternatives(part)]
             within = [path[1:] for path in moved if path[0] == entry.key.raw and path[1:]]
-            inner = None if choice is None else choice._replace(within=(*choice.within, entry.key.raw))
             here = (*path, entry.key.raw)
-            value = _section(value, below, within, before, inner, here, dropped) if below else value
+            value = _section(value, below, within, before, choice, here, dropped) if below else value
         entries.append(entry if value is entry.value else Entry(entry.key, value, entry.replaced))
     return node if all(map(is_, entries, node.entries)) else MappingNode(node.span, tuple(entries))
 
 
-def _of_kind(node: MappingNode, choice: _Choice, moved: Collection[str | int], dropped: list[_Dropped]) -> MappingNode:
-    own = fields_at(choice.kind, choice.within)
+def _of_kind(
+    node: MappingNode, choice: _Choice, path: Path, moved: Collection[str | int], dropped: list[_Dropped]
+) -> MappingNode:
+    within = path[len(choice.section) :]
+    own = fields_at(choice.kind, within)
     gone = set[str | int]() if own.keys() & set(moved) else set(moved)
-    takes_any = _takes_any(choice.kind, choice.within)
-    if not own and not takes_any and not any(map(model_of, types_at(choice.kind, choice.within))):
+    takes_any = _takes_any(choice.kind, within)
+    if not own and not takes_any and not any(map(model_of, types_at(choice.kind, within))):
         return node  # within a value
 
     def is_dropped(entry: Entry) -> bool:
         name, before = entry.key.raw, _kinds_before(choice, entry)
         if name in own or takes_any:
-            if not takes_any and (choice.within or name not in choice.kind.of_kind):
+            if not takes_any and (within or name not in choice.kind.of_kind):
                 return False
-            others = [kind for kind in before if kind[1] != choice.name and _has(kind[0], choice.within, name)]
+            others = [kind for kind in before if kind[1] != choice.name and _has(kind[0], within, name)]
             other = next(iter(others), None)
             if other is None or choice.kind.keeps(name, to_data(entry.value), str(other[1]), str(choice.name)):
                 return False
         else:
-            owners = [owner for owner in choice.variants if name in fields_at(owner, choice.within)]
-            if name in gone or any(_says_nothing(entry, owner, choice.within) for owner in owners):
+            owners = [owner for owner in choice.variants if name in fields_at(owner, within)]
+            if name in gone or any(_says_nothing(entry, owner, within) for owner in owners):
                 return bool(owners)
-            other = next((kind for kind in before if _has(kind[0], choice.within, name)), None)
+            other = next((kind for kind in before if _has(kind[0], within, name)), None)
             if other is None:
                 return False
         # Nobody misses what a configuration of this package says to its own kind.
         if choice.entry is not None and not is_shipped(entry.key.span.source.name) and not is_null(entry.value):
-            path = (*choice.section, *choice.within, name)
-            dropped.append(_Dropped(path, entry, other[1], (choice.section, choice.entry)))
+            dropped.append(_Dropped((*path, name), entry, other[1], (choice.section, choice.entry)))
         return True
 
     entries = tuple(entry for entry in node.entries if not is_dropped(entry))
