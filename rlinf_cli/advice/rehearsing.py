@@ -166,7 +166,8 @@ def _pacing(
 
 def _result(folder: RunFolder, predicted: float, staleness: int, runs: Sequence[str]) -> Result:
     seconds = [line.metrics["time/step"] for line in read_metrics(folder.metrics_file) if "time/step" in line.metrics]
-    kept = seconds[1 : len(seconds) - staleness]
+    # The answers of the steps that follow the first one came while it waited for its own.
+    kept = seconds[1 + staleness : len(seconds) - staleness]
     if not kept:
         help = "give a larger `runner.max_steps`"
         raise RunError("the rehearsal had too few steps", where=str(folder.path), help=help)

@@ -137,8 +137,8 @@ def rlinf(folder: Path, *words: str, work: Any = WORK, **variables: str) -> str:
 def overrides_of(place: dict[str, Any], stages: int, ahead: int) -> list[str]:
     words = [f"cluster.component_placement.{name}={json.dumps(ranks)}" for name, ranks in place.items()]
     words += [f"rollout.pipeline_stage_num={stages}"] if stages > 1 else []
-    # Steps that run ahead are long and short in turn: few of them have no mean.
-    return [*words, f"runner.max_staleness={ahead}", *([f"runner.max_steps={7 + 6 * ahead}"] if ahead else [])]
+    # Steps that run ahead are long and short in turn: the mean of ten is off by up to a twelfth.
+    return [*words, f"runner.max_staleness={ahead}", *([f"runner.max_steps={7 + 16 * ahead}"] if ahead else [])]
 
 
 def measured(folder: Path, name: str, words: list[str], *, job: str = "job.yaml", **options: Any) -> tuple[str, float]:
