@@ -142,7 +142,7 @@ class Broker:
         client.produces = True
         now = time.monotonic()
         effects: list[Effect[Payload]] = []
-        for op_id, weight, payload in wire.unpack(received.frame.head):
+        for op_id, weight, payload in wire.unpack_plain(received.frame.head):
             if client.cancelled and op_id in client.cancelled:
                 continue
             self._hold(len(payload))

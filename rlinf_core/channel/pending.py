@@ -120,7 +120,7 @@ class Pending:
         say, op_id = reply.say, reply.op_id
         head = received.frame.head
         if say == ReplyKind.ACCEPTED:
-            self._accepted(wire.unpack(head) if head else (op_id,))
+            self._accepted(wire.unpack_plain(head) if head else (op_id,))
         elif say == ReplyKind.ITEM:
             operation = self._open.pop(op_id, None)
             if operation is not None:
@@ -134,7 +134,7 @@ class Pending:
             self._note_size(False)
             self._some(reply, [received])
         elif say == ReplyKind.ITEMS:
-            self._some(reply, wire.unpack(head))
+            self._some(reply, wire.unpack_plain(head))
         elif say == ReplyKind.ENDED:
             self.closed_notice = wire.unpack(head)
         else:

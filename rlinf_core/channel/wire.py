@@ -8,6 +8,7 @@ An op_id identifies one operation of one client for the client's lifetime.
 
 from __future__ import annotations
 
+import io
 import pickle
 import struct
 from collections.abc import Sequence
@@ -131,6 +132,22 @@ def pack(value: object) -> bytes:
 
 def unpack(data: bytes | bytearray | memoryview) -> Any:
     return pickle.loads(data)  # noqa: S301 - the peer is authenticated
+
+
+class _PlainData(pickle.Unpickler):
+    """Builds numbers, texts, bytes and containers of these: what a broker opens runs no code of its clients."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise pickle.UnpicklingError(f"`{module_name}.{global_name}` is no plain data")
+
+
+def unpack_plain(data: bytes | bytearray) -> Any:
+    """Return what `pack` packed, of numbers, texts, bytes and containers of these.
+
+    Raises:
+        pickle.UnpicklingError: there is something else in it.
+    """
+    return _PlainData(io.BytesIO(data)).load()
 
 
 def pack_item(head: bytes, parts: Sequence[Part]) -> bytes:

@@ -101,7 +101,7 @@ def test_requests_and_closing_are_not_published_as_put_or_get(
     with stage.broker._lock:
         thread.start()
         until(lambda: board.publication().operations)
-        published = [operation.operation for operation in board.publication().operations]
+        published = list(board.publication().operations)
     thread.join(10)
     assert [(item.kind, item.target) for item in published] == [(kind, "c")]
 

@@ -56,3 +56,21 @@ def test_arrays_in_a_packed_item_are_writable_and_its_own() -> None:
 def test_an_item_that_does_not_unpickle_is_a_payload_error() -> None:
     with pytest.raises(PayloadError, match="cannot be rebuilt"):
         wire.unpack_item(wire.pack_item(pickle.dumps(Step)[:-3], []))
+
+
+class Planted:
+    """Runs a function where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ran.append, ("it ran",)
+
+
+ran: list[str] = []
+
+
+def test_plain_data_comes_back_and_runs_nothing() -> None:
+    puts = [(16, 0.5, b"item"), (32, 1.0, b"")]
+    assert wire.unpack_plain(wire.pack(puts)) == puts
+    with pytest.raises(pickle.UnpicklingError, match="no plain data"):
+        wire.unpack_plain(wire.pack([(16, 1.0, Planted())]))
+    assert not ran
