@@ -130,13 +130,10 @@ def probe(request: dict[str, Any]) -> dict[str, Any]:
     disk = shutil.disk_usage(existing)
     shm = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     return {
-        "hostname": socket.gethostname(),
-        "user": os.getuid(),
         "machine": machine(),
         "interpreter": sys.executable,
         "address": address_of_login(),
         "primary": primary_address(),
-        "time": time.time(),
         "folder": folder,
         "disk_free": disk.free,
         "shm_free": shm.f_bavail * shm.f_frsize if shm else 0,
@@ -189,7 +186,6 @@ def inspect(request: dict[str, Any]) -> dict[str, Any]:
         "files_hard": hard,
         "memory": _memory(),
         "ephemeral": _ephemeral(),
-        "shm_total": shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
     }
 
 
