@@ -152,7 +152,7 @@ class Processes:
             over = self.calls.done()
             for group in self._arrived():
                 counts[group.prompt.slot] = counts.get(group.prompt.slot, 0) + 1
-                timeouts += sum(stats.failure == "tool" for stats in group.episode_stats)
+                timeouts += sum(rollout.failure == "tool" for rollout in group.rollouts)
             if left and len(counts) > tasks / 3:
                 for member in self.agents._members[:left]:  # pyright: ignore[reportPrivateUsage]
                     os.kill(cast("int", member.pid), signal.SIGKILL)

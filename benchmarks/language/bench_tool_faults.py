@@ -92,8 +92,8 @@ class Runs(AgentWorker):
         problem, route, members = Problem(prompt=str(number), answer="right"), cast("Any", None), list[Member]()
         for sample in range(GROUP):
             begin = self._attempt if as_samples else self._run
-            stats = (await begin(PROMPT, problem, sample, route)).stats
-            members.append(Member(self._asked, float(stats.reward or 0.0), bool(stats.failure)))
+            run = await begin(PROMPT, problem, sample, route)
+            members.append(Member(self._asked, run.score.reward if run.score else 0.0, bool(run.failure)))
         return members if as_samples else [member for member in members if not member.failed]
 
     def learn(self, members: list[Member]) -> list[float]:

@@ -36,7 +36,7 @@ class _Turn(FileModel):
 
 
 class _Sample(FileModel):
-    """A line of `samples/step_N.jsonl`: an answer, as `SampleRecord` is written."""
+    """A line of `samples/step_N.jsonl`: an answer, as `AnswerGroup.lines` has it."""
 
     model_config = ConfigDict(extra="allow")
 

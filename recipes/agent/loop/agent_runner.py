@@ -20,9 +20,8 @@ from recipes.language.loop.generation import (
     scoring,
     wait_for,
 )
-from recipes.language.loop.protocols import Generation
 from recipes.language.loop.reasoning_runner import ReasoningRunner
-from recipes.language.prompts.prompt_messages import Prompt, ScoredGroup
+from recipes.language.prompts.prompt_messages import GenerationReport, Prompt, ScoredGroup
 from rlinf_core import Channel, Relaunching, WorkerGroup
 from rlinf_core.errors import RunError
 from rlinf_core.runners.record import RunRecord
@@ -55,7 +54,7 @@ class AgentSyncRollouts(SyncRollouts):
 
     def _serve(
         self, asked: tuple[Prompt, ...], _wait: Wait
-    ) -> tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]:
+    ) -> tuple[Sequence[GenerationReport], Sequence[list[ScoredGroup]]]:
         """Have tasks done and scored; return the engines' metrics, and the groups of each reward worker."""
         serving, lost = self._serving.serve(), self._calls.lost
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from recipes.agent.config.agent_config import AgentConfig
 from recipes.agent.conversation import agents
@@ -18,9 +18,8 @@ from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import TEXTS_MENDED, Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
-from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats, KeptGroups, TurnRecord, put_groups
-from recipes.language.answers.exits import Cause, Exit
-from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.answers.answer_group import AnswerGroup, KeptGroups, Rollout, TurnRecord, put_groups
+from recipes.language.answers.exits import Cause, Exit, Score
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.data.text_tokens import mended
@@ -39,14 +38,6 @@ _MOST_WARNINGS = 3
 _RETRIED: Final = (Cause.ENGINE, Cause.TOOL, Cause.ERROR)
 # A limit that ends a run is the end of what it may use, and not a failure.
 _LIMITS: Final = (Exit.TURNS, Exit.TOKENS)
-
-
-class _Run(NamedTuple):
-    """A run of an agent that is over: its answer, its segments, and how it went."""
-
-    text: str
-    segments: list[Answer]
-    stats: EpisodeStats
 
 
 class AgentWorker(ComparingWorker):
@@ -151,18 +142,11 @@ class AgentWorker(ComparingWorker):
             (index,) = training_order(len(tasks), index, 1, seed=data.seed, shuffle=data.reshuffles)
         problem, route = tasks[index], self._client.route(prompt.answers)
         runs = await asyncio.gather(*(self._run(prompt, problem, sample, route) for sample in range(prompt.answers)))
-        group = AnswerGroup(
-            prompt,
-            index,
-            problem,
-            tuple(run.text for run in runs),
-            tuple(segment for run in runs for segment in run.segments),
-            episode_stats=tuple(run.stats for run in runs),
-        )
+        group = AnswerGroup(prompt, index, problem, tuple(runs))
         if not self._whole:
             asyncio.get_running_loop().call_soon(self._hand_on)
         self._whole.append(group)
-        return sum(segment.drawn for segment in group.answers)
+        return sum(run.drawn for run in runs)
 
     def _hand_on(self) -> None:
         """Hand on all groups that became whole together."""
@@ -171,7 +155,7 @@ class AgentWorker(ComparingWorker):
             self._kept.add(groups)
         put_groups(self._channel, groups, self._layout.rewards, streams=self._streams)
 
-    async def _run(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
+    async def _run(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> Rollout:
         """Run the agent once, and once more, from the beginning, where something failed that may not be the policy's
         fault.
 
@@ -179,17 +163,16 @@ class AgentWorker(ComparingWorker):
         """
         run = await self._attempt(prompt, problem, sample, route)
         retries = 0.0
-        if run.stats.failure in _RETRIED or run.stats.exit == Exit.ERROR:
+        if run.failure in _RETRIED or run.exit == Exit.ERROR:
             run, retries = await self._attempt(prompt, problem, sample, route), 1.0
         self._client.leave(route)
-        figures = {**run.stats.figures, "agent/retries": retries}
-        return run._replace(stats=run.stats._replace(figures=figures))
+        return run._replace(figures={**run.figures, "agent/retries": retries})
 
-    async def _attempt(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> _Run:
+    async def _attempt(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> Rollout:
         if prompt.set_aside:
             why = "its processes died repeatedly"
-            stats = EpisodeStats(self._config.reward.incorrect_reward, f"quarantined: {why}", failure=Cause.KILLED)
-            return _Run("", [no_turn(sample)], stats)
+            score = Score(self._config.reward.incorrect_reward, f"quarantined: {why}", failure=Cause.KILLED)
+            return Rollout((no_turn(sample),), score=score)
         turns: list[TurnRecord] = []
 
         def use(call: ToolCall, seen: Observation) -> None:
@@ -221,17 +204,22 @@ class AgentWorker(ComparingWorker):
                 " only counted, in `%s`",
                 TEXTS_MENDED,
             )
-        shown = tuple(turns) if prompt.shown else ()
-        stats = EpisodeStats(outcome.reward, "given by the agent", outcome.parts, turns=shown, figures=figures)
-        if isinstance(ended, Exit):
-            stats = stats._replace(exit=ended)
+        score, reward = None, config.reward
         if ended and ended not in _LIMITS:
             # What turns were credited with stays: it is the state that was reached.
-            reason = f"the agent failed: {why}"
-            stats = stats._replace(reward=self._config.reward.incorrect_reward, reason=reason, correct=False)
-        if isinstance(ended, Cause):
-            stats = stats._replace(failure=ended)
-        return _Run(answer, model.segments(), stats)
+            failure = ended if isinstance(ended, Cause) else ""
+            score = Score(reward.incorrect_reward, f"the agent failed: {why}", outcome.parts, failure)
+        elif outcome.reward is not None:
+            correct = outcome.reward >= reward.correct_reward
+            score = Score(outcome.reward, "given by the agent", outcome.parts, correct=correct)
+        return Rollout(
+            tuple(model.segments()),
+            answer,
+            score=score,
+            turns=tuple(turns) if prompt.shown else (),
+            figures=figures,
+            exit=ended if isinstance(ended, Exit) else "",
+        )
 
     async def _outcome(
         self, task: AgentTask, model: LanguageModel, tools: Toolbox

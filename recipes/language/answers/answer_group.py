@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
+from recipes.language.answers.exits import Cause, Score
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.data.problems import Problem
 from recipes.language.loop.generation import ANSWERS
-from recipes.language.prompts.prompt_messages import Prompt
+from recipes.language.prompts.prompt_messages import GroupReport, Prompt
 from rlinf_core import Channel
 
 
@@ -33,58 +35,149 @@ class TurnRecord(NamedTuple):
     segment: int = 0
 
 
-class EpisodeStats(NamedTuple):
-    """The result of a multi-turn answer.
+class Rollout(NamedTuple):
+    """An answer to a prompt, of one turn or of the many of an agent's run.
 
     Attributes:
-        reward: set by the agent; None: the text is scored like any other.
-        reason: the reason for that reward.
-        parts: named parts of it.
-        failure: the `Cause` of a failure that makes it no sample; "" else.
-        turns: what was said.
-        figures: metrics by their full names, whose means are reported.
-        correct: whether the answer is right; None: when its reward is at least `reward.correct_reward`.
-        exit: the bad end that the policy can have caused, an `Exit`; "" else.
+        segments: its sequences; more than one where a trajectory branched.
+        text: the answer without the token that ends it.
+        pieces: text of each token; empty unless they are shown.
+        score: its score, which an agent may set; None: the text is to be scored.
+        turns: what was said in the run of an agent.
+        figures: metrics of such a run by their full names, whose means are reported.
+        exit: the bad end of such a run that the policy can have caused, an `Exit`; "" else.
     """
 
-    reward: float | None = None
-    reason: str = ""
-    parts: Mapping[str, float] = {}
-    failure: str = ""
+    segments: tuple[Answer, ...]
+    text: str = ""
+    pieces: tuple[str, ...] = ()
+    score: Score | None = None
     turns: tuple[TurnRecord, ...] = ()
     figures: Mapping[str, float] = {}
-    correct: bool | None = None
     exit: str = ""
+
+    @property
+    def failure(self) -> str:
+        """The cause for which it is no sample; "" where it is one or is not scored yet."""
+        return self.score.failure if self.score else ""
+
+    @property
+    def unanswered(self) -> str:
+        """Why the engine has not answered; "" where it has."""
+        return next((segment.failure for segment in self.segments if segment.failed), "")
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens of all segments."""
+        return [token for segment in self.segments for token in segment.tokens]
+
+    @property
+    def drawn(self) -> int:
+        """Number of the tokens that the model drew."""
+        return sum(segment.drawn for segment in self.segments)
 
 
 class AnswerGroup(NamedTuple):
-    """The answers to one prompt, on their way to be scored.
+    """The answers to one prompt.
 
     Attributes:
         prompt: the prompt that was answered.
         problem: number of the problem in its set.
         question: the problem.
-        texts: the answers without the tokens that end them; empty for a prompt that was skipped.
-        answers: the sequences; where a trajectory branched its segments, next to each other, with its number.
-        pieces: text of each token, by answer; empty unless they are shown.
-        episode_stats: the metrics of each trajectory; empty where answers are of one turn.
+        rollouts: the answers, by number; empty for a prompt that was skipped.
     """
 
     prompt: Prompt
     problem: int
     question: Problem
-    texts: tuple[str, ...]
-    answers: tuple[Answer, ...]
-    pieces: tuple[tuple[str, ...], ...] = ()
-    episode_stats: tuple[EpisodeStats, ...] = ()
+    rollouts: tuple[Rollout, ...] = ()
 
     @property
-    def trajectories(self) -> list[list[Answer]]:
-        """The sequences of each trajectory, by number."""
-        by_sample: dict[int, list[Answer]] = {}
-        for answer in self.answers:
-            by_sample.setdefault(answer.sample, []).append(answer)
-        return list(by_sample.values())
+    def answers(self) -> list[Answer]:
+        """The sequences; segments of a trajectory next to each other."""
+        return [segment for rollout in self.rollouts for segment in rollout.segments]
+
+    @property
+    def unscored(self) -> list[Rollout]:
+        """The answers whose texts are to be scored: those that the engine gave, and the agent has not scored."""
+        return [rollout for rollout in self.rollouts if rollout.score is None and not rollout.unanswered]
+
+    @property
+    def scored(self) -> list[tuple[Rollout, Score]]:
+        """The answers that could be scored, with their scores."""
+        return [(one, one.score) for one in self.rollouts if one.score and not one.score.failed]
+
+    def scores(self, judged: Iterable[Score], incorrect: float) -> list[Score]:
+        """Return the score of each answer; what the engine has not answered is no sample.
+
+        Args:
+            judged: the scores of `unscored`.
+            incorrect: reward of an answer that is not right.
+        """
+        rest = iter(judged)
+        return [
+            Score(incorrect, one.unanswered, failure=Cause.ENGINE) if one.unanswered else one.score or next(rest)
+            for one in self.rollouts
+        ]
+
+    def with_scores(self, scores: Iterable[Score]) -> AnswerGroup:
+        """Return the group with these scores of its answers."""
+        pairs = zip(self.rollouts, scores, strict=True)
+        return self._replace(rollouts=tuple(rollout._replace(score=score) for rollout, score in pairs))
+
+    def report(self) -> GroupReport:
+        """Return the facts about the answers; whether they are trained on is for others to say."""
+        scored, scores = self.scored, [rollout.score for rollout in self.rollouts if rollout.score]
+        parts, figures = Counter[str](), Counter[str]()
+        for rollout, score in scored:
+            parts.update(score.parts)
+            figures.update(rollout.figures)
+        segments = [segment for rollout, _ in scored for segment in rollout.segments]
+        versions = [version for segment in segments for version in segment.drawn_versions]
+        return GroupReport(
+            slot=self.prompt.slot,
+            step=self.prompt.step,
+            problem=self.problem,
+            source=self.question.source,
+            difficulty=self.question.difficulty,
+            tokens=sum(len(segment.prompt) + len(segment.tokens) for segment in segments),
+            rewards=tuple(score.reward for _, score in scored),
+            lengths=tuple(rollout.drawn for rollout, _ in scored),
+            truncated=sum(any(one.finish_reason == "length" for one in rollout.segments) for rollout, _ in scored),
+            failures=dict(Counter(str(score.failure) for score in scores if score.failed)),
+            exits=dict(Counter(str(score.exit) for _, score in scored if score.exit)),
+            parts=dict(parts),
+            oldest=min(versions, default=0),
+            version_sum=sum(versions),
+            skipped=not self.rollouts,
+            figures=dict(figures),
+            corrects=tuple(score.correct for _, score in scored),
+            failure=next((score.reason for score in scores if score.failed), ""),
+        )
+
+    def lines(self) -> tuple[dict[str, Any], ...]:
+        """Return the scored answers for people to read, as lines of `samples/step_N.jsonl`."""
+        return tuple(self._line(rollout, rollout.score) for rollout in self.rollouts if rollout.score)
+
+    def _line(self, rollout: Rollout, score: Score) -> dict[str, Any]:
+        # A conversation is read turn by turn; its longest segment stands for its tokens.
+        answer = max(rollout.segments, key=lambda segment: len(segment.prompt) + len(segment.tokens))
+        return {
+            "slot": self.prompt.slot,
+            "sample": answer.sample,
+            "prompt": self.question.prompt,
+            "text": rollout.text,
+            "answer": self.question.answer,
+            "reward": score.reward,
+            "reason": score.reason,
+            "finish_reason": answer.finish_reason,
+            "parts": dict(score.parts),
+            "tokens": answer.tokens,
+            "logprobs": answer.logprobs,
+            "versions": answer.versions,
+            "pieces": rollout.pieces,
+            "turns": tuple(turn._asdict() for turn in rollout.turns),
+        }
 
 
 def put_groups(channel: Channel, groups: Sequence[AnswerGroup], rewards: int, *, streams: bool) -> None:

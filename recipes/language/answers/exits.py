@@ -1,4 +1,4 @@
-"""The bad ends of answers and of runs of agents: those that the policy can cause, and those that it cannot.
+"""Scores of answers, and bad ends of answers and of runs of agents, which the policy can have caused or cannot.
 
 What the policy can cause is a sample: it is graded by the state that was reached, or 0, and counted as `exit/<status>`.
 What it cannot have caused is left out of its group and of every mean, and counted as `failed/<cause>`. Where the two
@@ -7,6 +7,8 @@ can't be told apart, the same is done once more on a healthy place: a second fai
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -34,6 +36,32 @@ class Cause(StrEnum):
     CRASH = "crash"
     JUDGE = "judge"
     KILLED = "killed"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The score of an answer: right, wrong, or failed.
+
+    Attributes:
+        reward: the reward for training; `incorrect_reward`, for people alone, where it could not be scored.
+        reason: what it was judged by.
+        parts: further metrics by name.
+        failure: the `Cause` of a failure for which it could not be scored; "" else.
+        correct: whether the answer is right; no penalty of training changes that.
+        exit: the bad end that the policy can have caused, an `Exit`; "" else.
+    """
+
+    reward: float
+    reason: str
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    failure: str = ""
+    correct: bool = False
+    exit: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the answer could not be scored: it is not a sample then."""
+        return bool(self.failure)
 
 
 class BadEnd(NamedTuple):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class LanguageLayout(NamedTuple):
@@ -29,23 +28,3 @@ class LanguageLayout(NamedTuple):
     references: int = 0
     teachers: int = 0
     judges: int = 0
-
-
-class SampleRecord(NamedTuple):
-    """An answer for human readers; a line of `samples/step_N.jsonl`. `pieces` are the texts of its tokens, `turns`
-    those of a conversation."""
-
-    slot: int
-    sample: int
-    prompt: str
-    text: str
-    answer: str
-    reward: float
-    reason: str
-    finish_reason: str
-    parts: dict[str, float]
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
-    pieces: tuple[str, ...] = ()
-    turns: tuple[Mapping[str, Any], ...] = ()

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from recipes.language.answers.exits import Cause, Exit
+from recipes.language.answers.exits import Cause, Exit, Score
 from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.described_models import judge_job
@@ -23,7 +23,7 @@ from recipes.language.engines.registry import make_engine
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
-from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer, StandInScorer
+from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Scorer, StandInScorer
 from recipes.language.templates.chat_template import TemplateRefusalError
 from rlinf_core import Channel
 from rlinf_core.process import pacing

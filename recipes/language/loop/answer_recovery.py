@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from recipes.language.data.problems import training_order
-from recipes.language.loop.protocols import AnsweringGroup, Generation, GenerationGroup
-from recipes.language.prompts.prompt_messages import Prompt, ScoredGroup
+from recipes.language.loop.protocols import AnsweringGroup, GenerationGroup
+from recipes.language.prompts.prompt_messages import GenerationReport, Prompt, ScoredGroup
 from recipes.language.prompts.prompt_plan import PromptPlan
 from rlinf_core import Channel, Relaunching, WorkerDiedError, WorkerGroup, WorkerGroupError, WorkerGroupHandle
 from rlinf_core.errors import RunError
@@ -150,7 +150,7 @@ class AnswerRecovery(Relaunching):
 
     def answered(
         self, asked: tuple[Prompt, ...], wait: Callable[..., Sequence[Sequence[Any]]] | None = None
-    ) -> tuple[list[Generation], list[list[ScoredGroup]]]:
+    ) -> tuple[list[GenerationReport], list[list[ScoredGroup]]]:
         """Have prompts answered and scored.
 
         Args:
@@ -184,7 +184,7 @@ class AnswerRecovery(Relaunching):
 
     def _attempt(
         self, wait: Callable[..., Sequence[Sequence[Any]]]
-    ) -> tuple[list[Generation], list[list[ScoredGroup]]]:
+    ) -> tuple[list[GenerationReport], list[list[ScoredGroup]]]:
         generating = self._generating.begin(self._asked) if self._draws else ()
         # A reward worker that was started again holds nothing of this step.
         held = self._held if self._repeated else set[int]()

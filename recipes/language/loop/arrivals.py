@@ -35,7 +35,7 @@ class Arrivals:
         self._plan, self._answers, self._most_failed = plan, answers, most_failed
         # Of steps that are not trained on yet.
         self._failures: dict[int, Failures] = {}
-        self._samples: dict[int, list[Any]] = {}
+        self._samples: dict[int, list[Mapping[str, Any]]] = {}
         self.all_failures = Failures()
 
     def take(self, groups: Sequence[ScoredGroup]) -> None:
@@ -65,7 +65,7 @@ class Arrivals:
         self._failures.pop(step, None)
         samples = self._samples.pop(step, [])
         if samples:
-            write_samples(run_folder, step, [sample._asdict() for sample in samples[:most_samples]])
+            write_samples(run_folder, step, samples[:most_samples])
 
 
 FOLDER: Final = "samples"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from recipes.language.loop.order_inbox import Inbox
-from recipes.language.loop.protocols import EngineGroup, Generation, GenerationGroup, RewardGroup
-from recipes.language.prompts.prompt_messages import KeepUnfinished, NewWeights, Prompt, ScoredGroup
+from recipes.language.loop.protocols import EngineGroup, GenerationGroup, RewardGroup
+from recipes.language.prompts.prompt_messages import GenerationReport, KeepUnfinished, NewWeights, Prompt, ScoredGroup
 from rlinf_core import Channel, CommunicationTimeoutError, RLinfError, WorkerGroupHandle, env_vars
 from rlinf_core.errors import RunError
 from rlinf_core.waiting import Deadline
@@ -102,7 +102,9 @@ class PromptService(ABC):
 
 
 Wait: TypeAlias = Callable[..., Sequence[Sequence[Any]]]
-Answered: TypeAlias = Callable[[tuple[Prompt, ...], Wait], tuple[Sequence[Generation], Sequence[list[ScoredGroup]]]]
+Answered: TypeAlias = Callable[
+    [tuple[Prompt, ...], Wait], tuple[Sequence[GenerationReport], Sequence[list[ScoredGroup]]]
+]
 
 
 class SyncRollouts(PromptService):

@@ -10,22 +10,13 @@ from typing import Any, Protocol, TypeAlias
 
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
-from recipes.language.prompts.prompt_messages import Assignment, Prompt, ScoredGroup
+from recipes.language.prompts.prompt_messages import Assignment, GenerationReport, Prompt, ScoredGroup
 from recipes.training.comparing_worker import Comparing
 from rlinf_core import WorkerGroup, WorkerGroupHandle
 from rlinf_core.worker.worker_reference import WorkerReference
 
 Metrics: TypeAlias = Mapping[str, float]
 Nothing: TypeAlias = WorkerGroupHandle[None]
-
-
-class Generation(Protocol):
-    """Figures of one worker's share of a generation: tokens drawn, and seconds that its engine worked."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
 
 
 class PreparedGroup(Comparing, Protocol):
@@ -61,7 +52,7 @@ class AnsweringGroup(PreparedGroup, Protocol):
     """The workers that answer prompts."""
 
     def problem_counts(self) -> WorkerGroupHandle[tuple[int, int]]: ...
-    def generate(self, prompts: tuple[Prompt, ...], /) -> WorkerGroupHandle[Generation]: ...
+    def generate(self, prompts: tuple[Prompt, ...], /) -> WorkerGroupHandle[GenerationReport]: ...
     def put_again(self, slots: tuple[int, ...], /) -> WorkerGroupHandle[tuple[int, ...]]: ...
 
 

@@ -123,11 +123,11 @@ class ScoredGroup(NamedTuple):
 
     Attributes:
         report: its facts.
-        samples: records of answers for people to read, each with `_asdict`.
+        samples: answers for people to read, as lines of `samples/step_N.jsonl`.
     """
 
     report: GroupReport
-    samples: tuple[Any, ...] = ()
+    samples: tuple[Mapping[str, Any], ...] = ()
 
 
 # The groups of a batch that each actor learns from, by their slots: by rank, and by optimizer step of a pass.

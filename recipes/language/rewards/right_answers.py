@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
+from recipes.language.answers.exits import Score
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problem_sources import check_file, read_file
@@ -19,7 +20,7 @@ from recipes.language.rewards.matching.final_answer import answer_number
 from recipes.language.rewards.matching.readings import Other, read, text_of
 from recipes.language.rewards.matching.rules import RULES, Verdict, is_expression
 from recipes.language.rewards.programs import fault_of_tests
-from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Score, Scorer
+from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Scorer
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 from rlinf_core.suggest import excerpt
@@ -172,7 +173,8 @@ def check_right_answers(
             raise error
     elif ":" in rule or rule == "reasoning_gym":
         problems, places = _first_problems(data, _ASKED_OF_FUNCTION if ":" in rule else _ASKED_OF_TASK, share)
-        tally.look(lambda batch: scorer.score_all([_given(problem) for problem in batch]), problems, places, deadline)
+        given = [Item.of(problem, problem.answer) for problem in problems]
+        tally.look(lambda _: scorer.score_all(given), problems, places, deadline)
     if not tally.checked:
         return None
     warnings = [complaint(rule, tally.faults, tally.checked)] if tally.faults else []
@@ -189,7 +191,7 @@ def _earned_by_canaries(data: LanguageDataConfig, scorer: AnswerScorer, share: t
     warnings: list[str] = []
     for name, program in _CANARIES.items():
         text = f"```python\n{program}\n```"
-        scores = scorer.score_all([replace(_given(problem), text=text) for problem in problems])
+        scores = scorer.score_all([Item.of(problem, text) for problem in problems])
         passed = [place for place, score in zip(places, scores, strict=True) if score.correct]
         if passed:
             warnings.append(
@@ -227,10 +229,3 @@ def _first_problems(
         return (), ()
     numbers = [number for number in range(rank, len(first), workers) if first[number].answer]
     return [first[number] for number in numbers], [places[number] for number in numbers]
-
-
-def _given(problem: Problem) -> Item:
-    """Return the right answer of a problem as if the model had given it."""
-    return Item(
-        text=problem.answer, answer=problem.answer, prompt=problem.prompt, row=problem.row, messages=problem.messages
-    )

@@ -18,7 +18,8 @@ from decimal import Decimal
 from types import TracebackType
 from typing import IO, Any, Final, Protocol, Self, cast
 
-from recipes.language.answers.exits import EXIT_OF_SCORING, Cause
+from recipes.language.answers.exits import EXIT_OF_SCORING, Cause, Score
+from recipes.language.data.problems import Problem
 from recipes.language.rewards.matching.rules import RULES, Verdict
 from rlinf_core import ConfigError
 from rlinf_core.process.import_path import module_command
@@ -116,31 +117,17 @@ class Item:
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     messages: Sequence[Mapping[str, Any]] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """The score of an answer: right, wrong, or failed.
-
-    Attributes:
-        reward: the reward for training; `incorrect_reward`, for people alone, where it could not be scored.
-        reason: what it was judged by.
-        parts: further metrics by name.
-        failure: the `Cause` of a failure for which it could not be scored; "" else.
-        correct: whether the answer is right; no penalty of training changes that.
-        exit: the bad end that the policy can have caused, an `Exit`; "" else.
-    """
-
-    reward: float
-    reason: str
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])
-    failure: str = ""
-    correct: bool = False
-    exit: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """Whether the answer could not be scored: it is not a sample then."""
-        return bool(self.failure)
+    @classmethod
+    def of(cls, problem: Problem, text: str, tokens: Sequence[int] = ()) -> Item:
+        """Return an answer to a problem."""
+        return cls(
+            text=text,
+            answer=problem.answer,
+            prompt=problem.prompt,
+            tokens=tokens,
+            row=problem.row,
+            messages=problem.messages,
+        )
 
 
 class AnswerScorer(Protocol):

@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+from recipes.language.answers.answer_group import AnswerGroup, Rollout
 from recipes.language.answers.sequences import Request, sampling_params
 from recipes.language.answers.sequences import Sequence as Answer
 from recipes.language.config.language_config import LanguageConfig
@@ -22,8 +22,8 @@ from recipes.language.engines.registry import make_engine
 from recipes.language.judging.judge import Ask, Judge, make_scorer
 from recipes.language.loop.answer_evaluation import evaluation_metrics, progress_ends, progress_text
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
-from recipes.language.prompts.prompt_messages import GroupReport
-from recipes.language.rewards.scoring import AnswerScorer, Item, Score
+from recipes.language.prompts.prompt_messages import GroupReport, unlearned_prompts
+from recipes.language.rewards.scoring import AnswerScorer, Item
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from rlinf_core import Job
 from rlinf_core.cluster.claiming import claim_here
@@ -33,37 +33,6 @@ from rlinf_core.runners.storage.checkpoint import open_checkpoint, versions
 
 SCHEMA: Final = "rlinf.eval_answers/1"
 _TELL_SECONDS: Final = 5.0
-
-
-@dataclass(slots=True)
-class AskedProblem:
-    """A problem with its judged answers; none where its prompt was too long."""
-
-    problem: Problem
-    skipped: bool = False
-    answers: list[tuple[Answer, str, Score]] = field(default_factory=list[tuple[Answer, str, Score]])
-
-    def report(self) -> GroupReport:
-        """Return the facts about the answers."""
-        scored = [(answer, score) for answer, _, score in self.answers if not score.failed]
-        return GroupReport(
-            slot=0,
-            step=0,
-            problem=0,
-            source=self.problem.source,
-            difficulty=self.problem.difficulty,
-            tokens=sum(len(answer.prompt) + len(answer.tokens) for answer, _ in scored),
-            rewards=tuple(score.reward for _, score in scored),
-            lengths=tuple(len(answer.tokens) for answer, _ in scored),
-            truncated=sum(answer.finish_reason == "length" for answer, _ in scored),
-            failures=dict(Counter(score.failure for _, _, score in self.answers if score.failed)),
-            parts={},
-            oldest=0,
-            version_sum=0,
-            skipped=self.skipped,
-            corrects=tuple(score.correct for _, score in scored),
-            exits=dict(Counter(str(score.exit) for _, score in scored if score.exit)),
-        )
 
 
 def evaluate(
@@ -102,14 +71,15 @@ def evaluate(
         problems = load_problems(config.data, evaluation=True)
         count = min(len(problems), episodes or len(problems))
         asked = _answered(config, [problems[number] for number in range(count)], emit)
+    reports = [group.report() for group in asked]
     folder.mkdir(parents=True)
     samples, data, sampling = config.data.val_samples, config.data, config.rollout.sampling_params
     parts = {
         "data": {"paths": list(data.val_data_paths), "type": data.source, "problems": count, "samples": samples},
         "sampling": {**sampling.model_dump(mode="json"), "temperature": _temperature(config)},
         "reward": {"reward_type": config.reward.reward_type},
-        "sets": figures_by_set([problem.report() for problem in asked], samples),
-        "left_out": sum(problem.report().failed for problem in asked),
+        "sets": figures_by_set(reports, samples),
+        "left_out": sum(report.failed for report in reports),
     }
     lines = [json.dumps(line, ensure_ascii=False) for line in _lines(asked)]
     durable.write_whole(folder / "answers.jsonl", "\n".join(lines) + "\n")
@@ -137,11 +107,12 @@ def _temperature(config: LanguageConfig) -> float:
     return 0.0 if config.data.val_samples == 1 else config.rollout.sampling_params.temperature
 
 
-def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callable[[str], None]) -> list[AskedProblem]:
-    """Return problems with their judged answers."""
+def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callable[[str], None]) -> list[AnswerGroup]:
+    """Return problems with their judged answers; none where the prompt was too long."""
     tokenizer, data = make_tokenizer(config.actor), config.data
     encoder = PromptEncoder.of(tokenizer, data)
-    asked = [AskedProblem(problem) for problem in problems]
+    prompts = unlearned_prompts(0, len(problems), 1, data.val_samples, _temperature(config), 0)
+    asked = [AnswerGroup(prompt, prompt.slot, problem) for prompt, problem in zip(prompts, problems, strict=True)]
     stops = stop_token_ids(tokenizer, config.actor.model.model_path)
     device = computing_device()
     if device.type != "cpu":
@@ -159,21 +130,18 @@ def _answered(config: LanguageConfig, problems: Sequence[Problem], emit: Callabl
         with closing(make_scorer(config, ask)) as scorer:
             scorer.start()
             for first in range(0, len(asked), EVALUATED_AT_ONCE):
-                part = asked[first : first + EVALUATED_AT_ONCE]
-                for number, problem in enumerate(part):
-                    prompt = encoder.encode(problem.problem)
-                    problem.skipped = prompt is None
+                for number, group in enumerate(asked[first : first + EVALUATED_AT_ONCE]):
+                    prompt = encoder.encode(group.question)
                     if prompt is not None:
-                        request = Request(
-                            request_id=str(number), prompt=prompt, params=params, group_size=data.val_samples
-                        )
-                        engine.submit(request)
+                        name, size = str(number), data.val_samples
+                        engine.submit(Request(request_id=name, prompt=prompt, params=params, group_size=size))
                 drawn: dict[int, list[Answer]] = {}
                 for answer in engine.results():
                     drawn.setdefault(int(answer.request_id), []).append(answer)
                     progress.look(f"{first + len(drawn)} of {len(asked)} problems answered")
                 for number, answers in drawn.items():
-                    part[number].answers = _scored(part[number].problem, answers, encoder, scorer)
+                    group = asked[first + number]
+                    asked[first + number] = _scored(group, answers, encoder, scorer, config.reward.incorrect_reward)
                     progress.look(_progress(asked, data.val_samples))
     finally:
         for started in (engine, *(judge.engine for judge in judges)):
@@ -194,57 +162,35 @@ class _Telling:
             self._emit(line)
 
 
-def _progress(asked: Sequence[AskedProblem], samples: int) -> str:
+def _progress(asked: Sequence[AnswerGroup], samples: int) -> str:
     """Return `12 of 64 answers, 3 timed out`."""
-    scored = sum(len(problem.answers) for problem in asked)
+    scored = sum(len(group.rollouts) for group in asked)
     ends = Counter[str]()
-    for report in (problem.report() for problem in asked):
+    for report in (group.report() for group in asked):
         ends.update(progress_ends(report.failures, report.exits))
     return progress_text(scored, len(asked) * samples, ends)
 
 
 def _scored(
-    problem: Problem, answers: Sequence[Answer], encoder: PromptEncoder, scorer: AnswerScorer
-) -> list[tuple[Answer, str, Score]]:
-    """Return answers to a problem with their texts and scores; one that the engine failed to give is none."""
+    group: AnswerGroup, answers: Sequence[Answer], encoder: PromptEncoder, scorer: AnswerScorer, incorrect: float
+) -> AnswerGroup:
+    """Return a group with the answers that were drawn, and their scores."""
     ordered = sorted(answers, key=lambda answer: answer.sample)
-    texts = [encoder.text(answer.tokens) for answer in ordered]
-    items = [
-        Item(
-            prompt=problem.prompt,
-            text=text,
-            answer=problem.answer,
-            tokens=list(answer.tokens),
-            row=problem.row,
-            messages=problem.messages,
-        )
-        for answer, text in zip(ordered, texts, strict=True)
-        if not answer.failed
-    ]
-    judged = iter(scorer.score_all(items) if items else ())
-    scores = [Score(0.0, answer.failure, failure="engine") if answer.failed else next(judged) for answer in ordered]
-    return list(zip(ordered, texts, scores, strict=True))
+    group = group._replace(rollouts=tuple(Rollout((answer,), encoder.text(answer.tokens)) for answer in ordered))
+    items = [Item.of(group.question, rollout.text, rollout.tokens) for rollout in group.unscored]
+    return group.with_scores(group.scores(scorer.score_all(items) if items else (), incorrect))
 
 
-def _lines(asked: Sequence[AskedProblem]) -> list[dict[str, Any]]:
+def _lines(asked: Sequence[AnswerGroup]) -> list[dict[str, Any]]:
     """Return what `answers.jsonl` says of each answer."""
-    return [
-        {
-            "problem": number,
-            "sample": answer.sample,
-            "source": problem.problem.source,
-            "prompt": problem.problem.prompt,
-            "text": text,
-            "answer": problem.problem.answer,
-            "correct": score.correct,
-            "reward": score.reward,
-            "reason": score.reason,
-            "finish_reason": answer.finish_reason,
-            "tokens": len(answer.tokens),
-        }
-        for number, problem in enumerate(asked)
-        for answer, text, score in problem.answers
-    ]
+    names = "sample", "source", "prompt", "text", "answer", "correct", "reward", "reason", "finish_reason", "tokens"
+    lines: list[dict[str, Any]] = []
+    for group in asked:
+        for rollout, line in zip(group.rollouts, group.lines(), strict=True):
+            correct = rollout.score is not None and rollout.score.correct
+            line |= {"source": group.question.source, "correct": correct, "tokens": len(rollout.tokens)}
+            lines.append({"problem": group.problem, **{name: line[name] for name in names}})
+    return lines
 
 
 def write_evaluation(

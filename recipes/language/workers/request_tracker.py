@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from recipes.language.answers.answer_group import AnswerGroup
+from recipes.language.answers.answer_group import AnswerGroup, Rollout
 from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
 from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence, sampling_params
 from recipes.language.config.language_config import LanguageConfig
@@ -193,11 +193,11 @@ class Answering:
                 LOGGER.warning("skipped prompt %d: %s; further ones are only counted", index, refusal.reason)
             self._refused += 1
         if not tokens:
-            self._put([AnswerGroup(prompt, index, problem, (), ())])
+            self._put([AnswerGroup(prompt, index, problem)])
             return
         if prompt.set_aside:
-            answers = tuple(_unanswered(tokens, sample) for sample in range(prompt.answers))
-            self._put([AnswerGroup(prompt, index, problem, ("",) * prompt.answers, answers)])
+            aside = tuple(Rollout((_unanswered(tokens, sample),)) for sample in range(prompt.answers))
+            self._put([AnswerGroup(prompt, index, problem, aside)])
             return
         # Slots of evaluation are their own numbers.
         name = f"{'train' if prompt.trains else 'eval'}:{prompt.slot}"
@@ -254,15 +254,13 @@ class Answering:
             self._put(whole)
 
     def _whole(self, group: _Open) -> AnswerGroup:
-        answers = tuple(sorted(group.answers, key=lambda answer: answer.sample))
+        answers = sorted(group.answers, key=lambda answer: answer.sample)
         # Answers to one prompt are often alike.
-        texts = {answer.tokens: "" for answer in answers}
-        for tokens in texts:
-            texts[tokens] = self._encoder.text(self._without_stop(tokens))
-        written = tuple(texts[answer.tokens] for answer in answers)
-        shown = group.prompt.shown
-        pieces = tuple(self._encoder.pieces(answer.tokens) for answer in answers) if shown else ()
-        return AnswerGroup(group.prompt, group.number, group.problem, written, answers, pieces)
+        alike = dict.fromkeys(answer.tokens for answer in answers)
+        texts = {tokens: self._encoder.text(self._without_stop(tokens)) for tokens in alike}
+        pieces = self._encoder.pieces if group.prompt.shown else lambda tokens: ()
+        rollouts = tuple(Rollout((one,), texts[one.tokens], pieces(one.tokens)) for one in answers)
+        return AnswerGroup(group.prompt, group.number, group.problem, rollouts)
 
     def _without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tokens[:-1] if tokens and tokens[-1] in self._stops else tokens

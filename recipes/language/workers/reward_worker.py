@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from recipes.language.answers.answer_batch import RolloutBatch, ScoredAnswers
-from recipes.language.answers.answer_group import AnswerGroup, EpisodeStats
-from recipes.language.answers.exits import Cause
-from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.answers.answer_group import AnswerGroup, Rollout
+from recipes.language.answers.exits import Score
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
-from recipes.language.config.group_names import LanguageLayout, SampleRecord
+from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.judging.judge import JudgeClient, make_scorer
 from recipes.language.loop.answer_evaluation import progress_ends
@@ -21,7 +19,7 @@ from recipes.language.loop.generation import ANSWERS, PROGRESS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import Assignment, GroupReport, ScoredGroup
 from recipes.language.rewards.right_answers import check_right_answers
-from recipes.language.rewards.scoring import Item, Score
+from recipes.language.rewards.scoring import Item
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core.algorithms.advantages import varies
@@ -143,7 +141,7 @@ class RewardWorker(ComparingWorker):
 
     def _score_groups(self, groups: Sequence[AnswerGroup]) -> list[tuple[ScoredGroup, ScoredAnswers | None]]:
         """Return the reports of groups, each with its answers where they are trained on."""
-        items = [self._items(group) for group in groups]
+        items = [[Item.of(group.question, one.text, one.tokens) for one in group.unscored] for group in groups]
         with self.worker_timer("reward/score", sum(map(len, items))):
             scores = self._scores_of(items)
         return [self._with_scores(group, mine) for group, mine in zip(groups, scores, strict=True)]
@@ -161,131 +159,64 @@ class RewardWorker(ComparingWorker):
 
         Args:
             group: the answers.
-            judged: scores of its `_items`.
+            judged: scores of those that are `unscored`.
         """
-        scores = self._scores(group, judged)
-        pairs = list(zip(scores, group.trajectories, strict=True))
-        report = self._report(group, [(score, parts) for score, parts in pairs if not score.failed], scores)
+        trains, pairs = group.prompt.trains, list(zip(group.rollouts, self._scores(group, judged), strict=True))
+        group = group.with_scores(self._with_credit(rollout, score, trains=trains) for rollout, score in pairs)
+        report = self._report(group)
         answers = None
-        if group.prompt.trains and report.kept:
-            scored = [(score.reward, answer) for score, parts in pairs if not score.failed for answer in parts]
-            answers = ScoredAnswers([answer for _, answer in scored], report.slot, [reward for reward, _ in scored])
-        return ScoredGroup(report, tuple(_records(group, scores)) if group.prompt.shown else ()), answers
+        if trains and report.kept:
+            learned = [(segment, score.reward) for rollout, score in group.scored for segment in rollout.segments]
+            answers = ScoredAnswers([segment for segment, _ in learned], report.slot, [reward for _, reward in learned])
+        return ScoredGroup(report, group.lines() if group.prompt.shown else ()), answers
 
-    def _report(
-        self, group: AnswerGroup, scored: Sequence[tuple[Score, list[Answer]]], scores: Sequence[Score]
-    ) -> GroupReport:
-        """Return the facts about a group.
+    def _scores(self, group: AnswerGroup, judged: Sequence[Score]) -> list[Score]:
+        """Return the score of each answer, and log failures that no agent has logged."""
+        scores = group.scores(judged, self._config.reward.incorrect_reward)
+        for rollout, score in zip(group.rollouts, scores, strict=True):
+            if rollout.score is None:
+                self._warn(score)
+        return scores
 
-        Args:
-            group: the answers.
-            scored: the trajectories that could be scored, with score and segments.
-            scores: the scores of all trajectories.
-        """
-        parts: Counter[str] = Counter()
-        for score, _ in scored:
-            parts.update(score.parts)
-        figures: Counter[str] = Counter()
-        for stats, score in zip(group.episode_stats, scores, strict=False):
-            if not score.failed:
-                figures.update(stats.figures)
-        answers = [answer for _, segments in scored for answer in segments]
-        versions = [version for answer in answers for version in answer.drawn_versions]
-        rewards = tuple(score.reward for score, _ in scored)
-        failures = Counter(score.failure for score in scores if score.failed)
-        exits = Counter(str(score.exit) for score, _ in scored if score.exit)
-        algorithm = self._config.algorithm
+    def _report(self, group: AnswerGroup) -> GroupReport:
+        """Return the facts about a group, and whether it is trained on."""
+        report, algorithm = group.report(), self._config.algorithm
         least = LEAST_MEMBERS if algorithm.adv_type in GROUP_ADVANTAGES else 1
         if algorithm.adv_type not in KNOWN_ADVANTAGES:
             # A user-defined advantage may count on whole groups.
             least = group.prompt.answers
-        return GroupReport(
-            slot=group.prompt.slot,
-            step=group.prompt.step,
-            problem=group.problem,
-            source=group.question.source,
-            difficulty=group.question.difficulty,
-            tokens=sum(len(answer.prompt) + len(answer.tokens) for answer in answers),
-            rewards=rewards,
-            lengths=tuple(sum(answer.drawn for answer in segments) for _, segments in scored),
-            truncated=sum(any(answer.finish_reason == "length" for answer in segments) for _, segments in scored),
-            failures={str(cause): count for cause, count in failures.items()},
-            exits=dict(exits),
-            parts=dict(parts),
-            oldest=min(versions, default=0),
-            version_sum=sum(versions),
-            skipped=not group.answers,
-            dropped=algorithm.filter_groups and not varies(rewards),
-            figures=dict(figures),
-            corrects=tuple(score.correct for score, _ in scored),
-            spoiled=bool(failures) and len(scored) < least,
-            failure=next((score.reason for score in scores if score.failed), ""),
+        return report._replace(
+            dropped=algorithm.filter_groups and not varies(report.rewards),
+            spoiled=bool(report.failures) and len(report.rewards) < least,
         )
 
-    def _items(self, group: AnswerGroup) -> list[Item]:
-        """Return the answers of a group to score: those that the engine gave, and the agent has not scored."""
-        problem, trajectories = group.question, group.trajectories
-        episode_stats = group.episode_stats or (EpisodeStats(),) * len(trajectories)
-        return [
-            Item(
-                prompt=problem.prompt,
-                text=text,
-                answer=problem.answer,
-                tokens=[token for answer in answers for token in answer.tokens],
-                row=problem.row,
-                messages=problem.messages,
-            )
-            for text, answers, stats in zip(group.texts, trajectories, episode_stats, strict=True)
-            if stats.reward is None and _unanswered(answers) is None
-        ]
+    def _with_credit(self, rollout: Rollout, score: Score, *, trains: bool) -> Score:
+        """Return the score of a rollout with its bad end, and with what its turns and its length count for."""
+        if rollout.exit:
+            score = replace(score, exit=rollout.exit)
+        credit = sum(sum(segment.rewards) for segment in rollout.segments)
+        if credit:
+            score = replace(score, reward=score.reward + credit, parts={**score.parts, "turns": credit})
+        # What training takes off says nothing of how good an answer is: evaluation does without.
+        return self._without_overlong(score, rollout.drawn) if trains else score
 
-    def _scores(self, group: AnswerGroup, scores: Sequence[Score]) -> list[Score]:
-        """Return a score per trajectory: the one set by the agent, or that of its text, in `scores`."""
-        trajectories = group.trajectories
-        episode_stats = group.episode_stats or (EpisodeStats(),) * len(trajectories)
-        judged = iter(scores)
-        results: list[Score] = []
-        for answers, stats in zip(trajectories, episode_stats, strict=True):
-            unanswered = _unanswered(answers)
-            if unanswered is not None:
-                score = Score(self._config.reward.incorrect_reward, unanswered, failure=Cause.ENGINE)
-            elif stats.reward is None:
-                score = next(judged)
-            else:
-                right = self._config.reward.correct_reward
-                correct = stats.reward >= right if stats.correct is None else stats.correct
-                score = Score(stats.reward, stats.reason, stats.parts, stats.failure, correct)
-            if stats.exit:
-                score = replace(score, exit=stats.exit)
-            credit = sum(sum(answer.rewards) for answer in answers)
-            if credit:
-                parts = {**score.parts, "turns": credit}
-                score = replace(score, reward=score.reward + credit, parts=parts)
-            # What training takes off says nothing of how good an answer is: evaluation does without.
-            if group.prompt.trains:
-                score = self._without_overlong(score, sum(answer.drawn for answer in answers))
-            results.append(score)
-        self._warn([score for score, stats in zip(results, episode_stats, strict=True) if stats.reward is None])
-        return results
-
-    def _warn(self, scores: Sequence[Score]) -> None:
+    def _warn(self, score: Score) -> None:
         """Log the first failure of each cause."""
-        for score in scores:
-            if score.failure and score.failure not in self._warned:
-                self._warned.add(score.failure)
-                self.log_warning(
-                    "an answer failed and was dropped: %s; further ones are counted as failed/%s",
-                    score.reason,
-                    score.failure,
-                )
-            elif score.exit and score.exit not in self._warned:
-                self._warned.add(score.exit)
-                self.log_warning(
-                    "an answer counts as wrong, since it could not be scored twice and others can: %s; further ones are"
-                    " counted as exit/%s",
-                    score.reason,
-                    score.exit,
-                )
+        if score.failure and score.failure not in self._warned:
+            self._warned.add(score.failure)
+            self.log_warning(
+                "an answer failed and was dropped: %s; further ones are counted as failed/%s",
+                score.reason,
+                score.failure,
+            )
+        elif score.exit and score.exit not in self._warned:
+            self._warned.add(score.exit)
+            self.log_warning(
+                "an answer counts as wrong, since it could not be scored twice and others can: %s; further ones are"
+                " counted as exit/%s",
+                score.reason,
+                score.exit,
+            )
 
     def _without_overlong(self, score: Score, length: int) -> Score:
         """Return a score less the punishment of an answer near its limit."""
@@ -302,38 +233,6 @@ class RewardWorker(ComparingWorker):
         scorer = getattr(self, "_scorer", None)
         if scorer is not None:
             scorer.close()
-
-
-def _unanswered(answers: Sequence[Answer]) -> str | None:
-    """Return why the engine has not answered; None where it has."""
-    return next((answer.failure for answer in answers if answer.failed), None)
-
-
-def _records(group: AnswerGroup, scores: list[Score]) -> list[SampleRecord]:
-    episode_stats = group.episode_stats or (EpisodeStats(),) * len(scores)
-    records: list[SampleRecord] = []
-    for number, (text, answers, score) in enumerate(zip(group.texts, group.trajectories, scores, strict=True)):
-        # A conversation is read turn by turn; its longest segment stands for its tokens.
-        answer = max(answers, key=lambda answer: len(answer.prompt) + len(answer.tokens))
-        records.append(
-            SampleRecord(
-                slot=group.prompt.slot,
-                sample=answer.sample,
-                prompt=group.question.prompt,
-                text=text,
-                answer=group.question.answer,
-                reward=score.reward,
-                reason=score.reason,
-                finish_reason=answer.finish_reason,
-                parts=dict(score.parts),
-                tokens=answer.tokens,
-                logprobs=answer.logprobs,
-                versions=answer.versions,
-                pieces=group.pieces[number] if group.pieces else (),
-                turns=tuple(turn._asdict() for turn in episode_stats[number].turns),
-            )
-        )
-    return records
 
 
 def overlong_penalty(length: int, limit: int, margin: int) -> float:

@@ -202,7 +202,7 @@ class Loop:
         return result
 
     def _learn(self, group: AnswerGroup) -> float:
-        ((scored, _),) = self._rewards._score_groups([group])
+        ((_, learned),) = self._rewards._score_groups([group])
         names = [*WORDS["play"], *WORDS["lost"]]
         said = {
             answer.sample: tuple(
@@ -210,9 +210,8 @@ class Loop:
             )
             for answer in group.answers
         }
-        scores = self._rewards._scores(group, self._rewards._scorer.score_all(self._rewards._items(group)))
-        kept = [(score.reward, said[sample]) for sample, score in enumerate(scores) if not score.failed]
-        if scored.report.kept:
+        if learned is not None:
+            kept = [(reward, said[one.sample]) for one, reward in zip(learned.answers, learned.rewards, strict=True)]
             advantages = group_advantages(torch.tensor([reward for reward, _ in kept]), len(kept))
             for (_, words), advantage in zip(kept, advantages.tolist(), strict=True):
                 self._policy.learn(words, advantage)

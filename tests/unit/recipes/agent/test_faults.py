@@ -23,7 +23,8 @@ from recipes.agent.tools.calculator import Calculator
 from recipes.agent.tools.tool import CallLost, FunctionTool, Tool, ToolError, ToolUnavailable
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.agent.workers.agent_worker import AgentWorker
-from recipes.language.answers.answer_group import EpisodeStats
+from recipes.language.answers.answer_group import Rollout
+from recipes.language.answers.exits import Score
 from recipes.language.data.problems import Problem
 from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.sandbox import sandbox
@@ -49,10 +50,10 @@ def engine() -> LocalEngine:
 
 
 @pytest.fixture
-def course(engine: LocalEngine) -> Callable[..., EpisodeStats]:
+def course(engine: LocalEngine) -> Callable[..., Rollout]:
     """Run an agent of a worker, as often as the worker does, and return how that went."""
 
-    def played(agent: Play, *tools: Tool, timeout: float = 60.0, **settings: Any) -> EpisodeStats:
+    def played(agent: Play, *tools: Tool, timeout: float = 60.0, **settings: Any) -> Rollout:
         worker: Any = Local.__new__(Local)
         worker._config = agent_config(agent={"tool_timeout": 0.2, "timeout": timeout, "max_turns": 2, **settings})
         worker._tools, worker._agent, worker._failures = list(tools), agent, 0
@@ -64,7 +65,7 @@ def course(engine: LocalEngine) -> Callable[..., EpisodeStats]:
             return await worker._run(PROMPT, Problem(prompt="12*3=", answer="36"), 0, route)
 
         (ended,) = engine.run(run())
-        return ended.stats
+        return ended
 
     return played
 
@@ -169,7 +170,7 @@ class TestTools:
             return AgentOutcome(reward=0.5)
 
         ended = course(agent)
-        assert (ended.failure, ended.exit, ended.reward) == ("", "turns", 0.5)
+        assert (ended.failure, ended.exit, ended.score.reward) == ("", "turns", 0.5)
 
     def test_what_a_framework_raises_at_the_end_of_turns_is_a_sample(self, course: Any) -> None:
         async def agent(task: AgentTask, llm: LanguageModel, tools: Toolbox) -> str:
@@ -180,7 +181,7 @@ class TestTools:
                 raise RuntimeError("status 429") from limit
 
         ended = course(agent)
-        assert (ended.failure, ended.reward) == ("", None)
+        assert (ended.failure, ended.score) == ("", None)
         assert (ended.exit, ended.figures["agent/retries"]) == ("turns", 0.0)
 
     def test_a_computation_that_takes_too_long_is_a_sample(self, course: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +326,11 @@ class TestPrograms:
 
         for one in (agent, without_an_end):
             ended = course(one, timeout=0.2)
-            assert (ended.failure, ended.exit, ended.reward, ended.correct) == ("", "time_limit", 0.0, False)
+            assert (ended.failure, ended.exit, ended.score) == (
+                "",
+                "time_limit",
+                Score(0.0, "the agent failed: not finished within 0.2 s"),
+            )
             assert ended.figures["agent/retries"] == 0.0
 
     @pytest.mark.parametrize(
@@ -335,7 +340,7 @@ class TestPrograms:
     )
     def test_what_follows_twice_from_the_models_words_is_a_sample(self, course: Any, agent: Play) -> None:
         ended = course(agent)
-        assert (ended.failure, ended.exit, ended.reward) == ("", "error", 0.0)
+        assert (ended.failure, ended.exit, ended.score.reward) == ("", "error", 0.0)
         assert ended.figures["agent/retries"] == 1.0
 
     def test_what_happens_once_is_done_again(self, course: Any) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from recipes.agent.workers.agent_worker import AgentWorker
-from recipes.language.answers.answer_group import EpisodeStats
+from recipes.language.answers.answer_group import Rollout
+from recipes.language.answers.exits import Score
 from recipes.language.prompts.prompt_messages import Prompt
 
 
@@ -26,11 +27,8 @@ class Attempts(AgentWorker):
         self.left.append(route)
 
     async def _attempt(self, prompt: Any, problem: Any, sample: int, route: Any) -> Any:
-        from recipes.agent.workers.agent_worker import _Run  # pyright: ignore[reportPrivateUsage]
-
-        return _Run(
-            f"{len(self.ended)} left", [], EpisodeStats(failure=self.ended.pop(0), figures={"agent/turns": 1.0})
-        )
+        score = Score(0.0, "", failure=self.ended.pop(0))
+        return Rollout((), f"{len(self.ended)} left", score=score, figures={"agent/turns": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -40,8 +38,8 @@ class Attempts(AgentWorker):
 def test_a_failed_run_begins_once_more(failures: tuple[str, ...], failure: str, retries: int) -> None:
     worker, nothing = Attempts(*failures), object()
     run = asyncio.run(worker._run(nothing, nothing, 0, nothing))  # pyright: ignore
-    assert run.stats.failure == failure
-    assert run.stats.figures == {"agent/turns": 1.0, "agent/retries": retries}
+    assert run.failure == failure
+    assert run.figures == {"agent/turns": 1.0, "agent/retries": retries}
     assert worker.ended == []
     assert worker.left == [nothing]
 
@@ -55,5 +53,5 @@ def test_task_that_is_set_aside_is_no_sample_and_not_run() -> None:
 
     run = asyncio.run(worker._attempt(prompt, nothing, 1, nothing))
 
-    assert (run.text, run.stats.failure) == ("", "killed")
+    assert (run.text, run.failure) == ("", "killed")
     assert [segment.sample for segment in run.segments] == [1]

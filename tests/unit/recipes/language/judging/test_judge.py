@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 import torch
 
+from recipes.language.answers.exits import Score
 from recipes.language.answers.sequences import Request, Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.judging import judge as judging
@@ -30,7 +31,7 @@ from recipes.language.judging.judge import (
 )
 from recipes.language.models.load_model import built_model, built_tokenizer, make_tokenizer
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key
-from recipes.language.rewards.scoring import Item, Score
+from recipes.language.rewards.scoring import Item
 from recipes.language.workers.judge_worker import JudgeWorker
 from recipes.math.config import MathConfig
 from rlinf_core import ConfigError

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.answers.answer_group import AnswerGroup, KeptGroups
+from recipes.language.answers.answer_group import AnswerGroup, KeptGroups, Rollout
 from recipes.language.data.problems import Problem
 from recipes.language.loop.answer_recovery import Calls
 from recipes.language.prompts.prompt_messages import Prompt
@@ -95,7 +95,9 @@ def test_a_group_that_died_as_a_whole_is_called_as_one(calls: Calls, group: Grou
 
 
 def answers(slot: int, step: int, text: str = "4") -> AnswerGroup:
-    return AnswerGroup(Prompt(slot, slot, step, 0, 1, 1.0), slot, Problem(prompt="2+2=", answer="4"), (text,), ())
+    return AnswerGroup(
+        Prompt(slot, slot, step, 0, 1, 1.0), slot, Problem(prompt="2+2=", answer="4"), (Rollout((), text),)
+    )
 
 
 def prompts(step: int) -> list[Prompt]:
@@ -118,7 +120,7 @@ def test_answers_of_evaluations_are_kept_for_one_round() -> None:
     for text in ("4", "5"):
         kept.begin(prompts(0))
         kept.add([answers(0, 0, text)])
-        assert [group.texts for group in kept.of({0, 1})] == [(text,)]
+        assert [group.rollouts for group in kept.of({0, 1})] == [(Rollout((), text),)]
     kept.begin(prompts(0))
     assert kept.of({0}) == []
 

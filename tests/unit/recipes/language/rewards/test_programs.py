@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from recipes.language.answers.exits import Score
 from recipes.language.rewards.programs import ProgramJudge, ProgramTests, fault_of_tests, program_in
 from recipes.language.rewards.right_answers import gold_verdict
-from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.rewards.scoring import Item, Scorer
 from recipes.language.sandbox import sandbox
 from rlinf_core import ConfigError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from recipes.language.answers.answer_group import AnswerGroup
+from recipes.language.answers.answer_group import AnswerGroup, Rollout
+from recipes.language.answers.exits import Score
 from recipes.language.answers.sequences import Sequence
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.problem_config import LanguageDataConfig
@@ -19,7 +21,7 @@ from recipes.language.data.problems import Problem
 from recipes.language.loop.generation import PROGRESS
 from recipes.language.prompts.prompt_messages import Prompt
 from recipes.language.rewards.right_answers import check_right_answers
-from recipes.language.rewards.scoring import Item, Score, Scorer
+from recipes.language.rewards.scoring import Item, Scorer
 from recipes.language.workers.reward_worker import RewardWorker
 from recipes.math.config import MathConfig
 from rlinf_core import ConfigError
@@ -30,20 +32,18 @@ from tests.unit.recipes.language.in_threads import Hub, in_thread
 
 
 def group(slot: int, *texts: str) -> AnswerGroup:
-    answers = tuple(
-        Sequence(
-            request_id=str(slot),
-            sample=number,
-            prompt=(1,),
-            tokens=(2,),
-            logprobs=(-0.5,),
-            versions=(1,),
-            finish_reason="stop",
-        )
-        for number in range(len(texts))
+    answer = Sequence(
+        request_id=str(slot),
+        sample=0,
+        prompt=(1,),
+        tokens=(2,),
+        logprobs=(-0.5,),
+        versions=(1,),
+        finish_reason="stop",
     )
+    rollouts = tuple(Rollout((replace(answer, sample=number),), text) for number, text in enumerate(texts))
     prompt = Prompt(slot, position=slot, step=1, worker=0, answers=len(texts), temperature=1.0)
-    return AnswerGroup(prompt, slot, Problem(prompt="1+1", answer="2"), texts, answers)
+    return AnswerGroup(prompt, slot, Problem(prompt="1+1", answer="2"), rollouts)
 
 
 def worker_of(
