@@ -18,7 +18,7 @@ from recipes.agent.tools.tool import CallLost, Tool, ToolUnavailable
 from recipes.agent.tools.toolbox import TEXTS_MENDED, Observation, Toolbox, ToolCall
 from recipes.agent.workers.engine_client import EngineClient, EngineRoute, next_item
 from recipes.agent.workers.index_worker import IndexGroup, IndexSearch, IndexWorker
-from recipes.language.answers.answer_group import AnswerGroup, KeptGroups, Rollout, TurnRecord, put_groups
+from recipes.language.answers.answer_group import AnswerGroup, GroupOutlet, Rollout, TurnRecord
 from recipes.language.answers.exits import Cause, Exit, Score
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.data.problems import Problem, training_order
@@ -55,7 +55,6 @@ class AgentWorker(ComparingWorker):
         self._failures = 0
         self._told_mended = False
         self._agent: Agent
-        self._kept = KeptGroups(keeps=config.runner.max_restarts.max > 0)
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load tasks, tools and the agent.
@@ -70,11 +69,10 @@ class AgentWorker(ComparingWorker):
         counts = Difference(note=f"{training} tasks for training, {evaluation} for evaluation")
         self._contact.keep("rows of `data`", "their keys and types", counts)
         self._channel = self.connect_channel(layout.answers)
+        self._outlet = GroupOutlet(self._channel, layout.rewards, keeps=config.runner.max_restarts.max > 0)
         self._client = EngineClient(self._channel, self._rank, layout.rollouts)
         # Groups that became whole and were not handed on yet.
         self._whole: list[AnswerGroup] = []
-        # Whether tasks come without an end, so that any reward worker may take any group.
-        self._streams = False
         if pacing.active is None:
             self._load_agent(config)
         else:
@@ -109,7 +107,7 @@ class AgentWorker(ComparingWorker):
         """Run the agent on those of the tasks that are this worker's, and return when all runs are over."""
         began = time.perf_counter()
         mine = [prompt for prompt in prompts if prompt.worker == self._rank]
-        self._kept.begin(prompts)
+        self._outlet.begin(prompts)
         self._slots = asyncio.Semaphore(self._config.agent.max_concurrent)
         async with self._client.open(), asyncio.TaskGroup() as tasks:
             drawn = [tasks.create_task(self._answer(prompt)) for prompt in mine]
@@ -121,19 +119,17 @@ class AgentWorker(ComparingWorker):
         Returns:
             The slots that this worker has answered.
         """
-        groups = self._kept.of(slots)
-        put_groups(self._channel, groups, self._layout.rewards, streams=False)
-        return tuple(group.prompt.slot for group in groups)
+        return self._outlet.put_again(slots)
 
     async def generate_forever(self) -> None:
         """Run the agent on tasks as the runner sends them, and return when it has sent None and all runs are over."""
-        self._streams = True
+        self._outlet.streams = True
         self._slots = asyncio.Semaphore(self._config.agent.max_concurrent)
         async with self._client.open(), asyncio.TaskGroup() as tasks:
             while (prompts := await next_item(self._channel, orders_key(self._rank))) is not None:
                 for prompt in prompts:
                     tasks.create_task(self._answer(prompt))
-        self._streams = False
+        self._outlet.streams = False
 
     async def _answer(self, prompt: Prompt) -> int:
         """Run the agent several times on one task, and return how many tokens the model drew."""
@@ -151,9 +147,7 @@ class AgentWorker(ComparingWorker):
     def _hand_on(self) -> None:
         """Hand on all groups that became whole together."""
         groups, self._whole = self._whole, []
-        if not self._streams:
-            self._kept.add(groups)
-        put_groups(self._channel, groups, self._layout.rewards, streams=self._streams)
+        self._outlet.put(groups)
 
     async def _run(self, prompt: Prompt, problem: Problem, sample: int, route: EngineRoute) -> Rollout:
         """Run the agent once, and once more, from the beginning, where something failed that may not be the policy's

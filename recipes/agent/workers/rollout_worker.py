@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -56,26 +55,16 @@ class AgentRolloutWorker(EngineWorker):
     def serve(self) -> GenerationReport:
         """Generate the requested turns until the request None arrives."""
         self._wake()
-        engine, before, seconds, ended = self._engine, self._drawn, 0.0, False
-        while not ended or engine.unfinished:
-            for requests in self._inbox.poll() if engine.unfinished or ended else [self._inbox.wait()]:
-                if requests is None:
-                    ended = True
-                else:
-                    self._begin(requests)
-            began = time.perf_counter()
-            with self.worker_timer("engine/step", engine.unfinished):
-                drawn = engine.step()
-            self._finish(drawn)
-            seconds += time.perf_counter() - began
-        return GenerationReport(self._drawn - before, seconds)
+        before, stream = self._drawn, EngineStream(self._engine, self._begin, self._finish)
+        stream.run(self._inbox)
+        return GenerationReport(self._drawn - before, stream.seconds)
 
     def serve_forever(self) -> None:
         """Generate the requested turns, and load weights as the actor sends them, until the request None arrives."""
         self._wake()
         partial = self._config.runner.partial_rollout
-        stream = EngineStream[DrawRequest](self._engine, self._receive, self._load, self._finish, partial=partial)
-        stream.run(self._inbox, lambda requests, waiting: requests, self._begin)
+        stream = EngineStream(self._engine, self._begin, self._finish, self._receive, self._load, partial=partial)
+        stream.run(self._inbox)
 
     def _begin(self, requests: Iterable[DrawRequest]) -> None:
         """Submit requests; those that cannot be encoded or have no room left are answered immediately."""

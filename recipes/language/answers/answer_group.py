@@ -180,35 +180,27 @@ class AnswerGroup(NamedTuple):
         }
 
 
-def put_groups(channel: Channel, groups: Sequence[AnswerGroup], rewards: int, *, streams: bool) -> None:
-    """Hand groups to the reward workers, in one message to each: a message costs more than most scores.
+class GroupOutlet:
+    """The way of groups to the reward workers; it keeps the answers of the present step, for reward workers that take
+    the place of dead ones.
 
     Args:
         channel: the channel to the reward workers.
-        groups: the groups that are whole.
         rewards: the number of reward workers.
-        streams: whether the group never stops, so that any reward worker may take any group.
-    """
-    shares: list[list[AnswerGroup]] = [[] for _ in range(rewards)]
-    for number, group in enumerate(groups):
-        shares[(number if streams else group.prompt.slot) % rewards].append(group)
-    for rank, share in enumerate(shares):
-        if share:
-            channel.put(share, key=ANSWERS if streams else str(rank))
+        keeps: whether any answers are kept; else all of them are lost with a reward worker.
 
-
-class KeptGroups:
-    """Answers of the present step, for reward workers that take the place of dead ones.
-
-    Args:
-        keeps: whether any are kept; else all of them are lost with a reward worker.
+    Attributes:
+        streams: whether groups come without an end, so that any reward worker may take any group and none is kept.
     """
 
-    def __init__(self, *, keeps: bool) -> None:
+    def __init__(self, channel: Channel, rewards: int, *, keeps: bool) -> None:
+        self._channel = channel
+        self._rewards = rewards
         self._keeps = keeps
         self._step = 0
         # Pickled, which takes a quarter of the memory.
         self._groups: dict[int, bytes] = {}
+        self.streams = False
 
     def begin(self, prompts: Sequence[Prompt]) -> None:
         """Forget the answers of evaluations and of all steps except that of `prompts`, which belong to one step."""
@@ -216,12 +208,23 @@ class KeptGroups:
             self._step = prompts[0].step
             self._groups.clear()
 
-    def add(self, groups: Sequence[AnswerGroup]) -> None:
-        """Keep groups that are whole."""
-        if self._keeps:
+    def put(self, groups: Sequence[AnswerGroup]) -> None:
+        """Hand on groups that are whole, in one message to each worker: a message costs more than most scores."""
+        if self._keeps and not self.streams:
             self._groups |= {group.prompt.slot: pickle.dumps(group) for group in groups}
+        self._send(groups)
 
-    def of(self, slots: Collection[int]) -> list[AnswerGroup]:
-        """Return the groups of these slots, as far as they are here."""
+    def put_again(self, slots: Collection[int]) -> tuple[int, ...]:
+        """Hand on those groups again that are in these slots, and return the slots of those that are here."""
         wanted = [content for slot, content in self._groups.items() if slot in slots]
-        return [pickle.loads(content) for content in wanted]  # noqa: S301 - pickled above
+        groups: list[AnswerGroup] = [pickle.loads(content) for content in wanted]  # noqa: S301 - pickled above
+        self._send(groups)
+        return tuple(group.prompt.slot for group in groups)
+
+    def _send(self, groups: Sequence[AnswerGroup]) -> None:
+        shares: list[list[AnswerGroup]] = [[] for _ in range(self._rewards)]
+        for number, group in enumerate(groups):
+            shares[(number if self.streams else group.prompt.slot) % self._rewards].append(group)
+        for rank, share in enumerate(shares):
+            if share:
+                self._channel.put(share, key=ANSWERS if self.streams else str(rank))

@@ -39,7 +39,7 @@ _SHOWN: Final = 120
 
 
 class Judge:
-    """A model that judges answers, with its engine, driven in small steps.
+    """A model that judges answers, with its engine.
 
     Args:
         config: the whole file.
@@ -70,11 +70,6 @@ class Judge:
         # Requests that are being judged, by the engine's name for them: how often each was tried, and why in vain.
         self._open: dict[str, tuple[JudgeRequest, int, str]] = {}
 
-    @property
-    def unfinished(self) -> int:
-        """Answers that are being judged."""
-        return len(self._open)
-
     def submit(self, requests: Iterable[JudgeRequest]) -> list[tuple[JudgeRequest, JudgeReply]]:
         """Begin to judge answers, and return those that cannot be asked about."""
         refused: list[tuple[JudgeRequest, JudgeReply]] = []
@@ -101,10 +96,10 @@ class Judge:
             return f"the judge cannot be asked: its prompt has more than {self._room} tokens"
         return tuple(tokens)
 
-    def step(self) -> list[tuple[JudgeRequest, JudgeReply]]:
-        """Draw a token of each reply, and return the verdicts of those that ended."""
+    def read(self, answers: Iterable[Answer]) -> list[tuple[JudgeRequest, JudgeReply]]:
+        """Return the verdicts in replies that ended; those that have none are drawn again."""
         replies: list[tuple[JudgeRequest, JudgeReply]] = []
-        for answer in self.engine.step():
+        for answer in answers:
             request, tries, earlier = self._open.pop(answer.request_id)
             right, reason = self._read(answer)
             if tries > _TRIES:
@@ -144,7 +139,7 @@ class Judge:
         for _, reply in self.submit(requests):
             yield reply
         while self._open:
-            for _, reply in self.step():
+            for _, reply in self.read(self.engine.step()):
                 yield reply
 
 

@@ -1,90 +1,70 @@
-"""An engine that never stops: requests and new weights reach it while it draws."""
+"""The loop of a worker that holds an engine: requests and new weights reach it while it draws."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import nullcontext
+from typing import Any
 
 from recipes.language.answers.sequences import Sequence
 from recipes.language.engines.engine import Engine
+from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import NewWeights
-from recipes.language.weights.weight_transfer import WeightUpdate
+from recipes.language.weights.weight_transfer import IncomingWeights, WeightUpdate
 from rlinf_core.worker.timer import timer
 
-T = TypeVar("T", covariant=True)
 
-
-class Arriving(Protocol[T]):
-    """Something that is on its way to this process."""
-
-    def done(self) -> bool: ...
-    def wait(self) -> T: ...
-
-
-class Orders(Protocol):
-    """Messages to the engine: requests, `NewWeights`, and None at the end."""
-
-    def poll(self) -> list[Any]: ...
-    def wait(self) -> Any: ...
-
-
-class Versioned(Protocol):
-    """A request that weights of a version, or newer ones, may answer."""
-
-    @property
-    def version(self) -> int: ...
-
-
-RequestT = TypeVar("RequestT", bound=Versioned)
-
-
-class EngineStream(Generic[RequestT]):
+class EngineStream:
     """Serves requests continuously, and loads new weights between two tokens, until the end.
 
     Weights travel while tokens are drawn. A request waits for the weights that it needs.
 
     Args:
         engine: the engine that draws.
-        receive: begins to receive weights.
-        load: loads them into the engine.
-        collect: takes what the engine has drawn.
+        begin: hands requests to the engine.
+        collect: takes what it has drawn.
+        receive: begins to receive weights; None: they do not change, and do for all requests.
+        load: loads weights into the engine.
         partial: whether answers under way continue under new weights; else they are ended under the old ones first.
         version: the version of the engine's weights; -1: there are none yet.
+
+    Attributes:
+        seconds: the seconds that the engine has worked.
     """
 
     def __init__(
         self,
         engine: Engine,
-        receive: Callable[[], Arriving[WeightUpdate]],
-        load: Callable[[WeightUpdate], None],
-        collect: Callable[[Iterable[Sequence]], None],
+        begin: Callable[[list[Any]], object],
+        collect: Callable[[Iterable[Sequence]], object],
+        receive: Callable[[], IncomingWeights] | None = None,
+        load: Callable[[WeightUpdate], None] = lambda update: None,
         *,
-        partial: bool,
+        partial: bool = True,
         version: int = -1,
     ) -> None:
         self._engine = engine
+        self._begin = begin
+        self._collect = collect
         self._receive = receive
         self._load = load
-        self._collect = collect
         self._partial = partial
         self._version = version
         self._announced = 0
-        self._receiving: Arriving[WeightUpdate] | None = None
+        self._receiving: IncomingWeights | None = None
+        self.seconds = 0.0
 
     def run(
-        self,
-        orders: Orders,
-        take: Callable[[Any, list[RequestT]], Iterable[RequestT]],
-        begin: Callable[[list[RequestT]], None],
+        self, orders: Inbox, take: Callable[[Any, list[Any]], Iterable[Any]] = lambda order, waiting: order
     ) -> None:
         """Generate until None has arrived and all earlier requests are done.
 
         Args:
-            orders: what is to be done.
+            orders: what is to be done: requests, `NewWeights`, and None at the end.
             take: returns the requests in a message that is neither `NewWeights` nor None, given those that wait.
-            begin: hands requests to the engine.
         """
-        engine, waiting, ended = self._engine, list[RequestT](), False
+        engine, waiting, ended = self._engine, list[Any](), False
         while not ended or self._weights_come or waiting or engine.unfinished:
             idle = not (ended or self._weights_come or engine.unfinished)
             for order in [orders.wait()] if idle else orders.poll():
@@ -95,14 +75,16 @@ class EngineStream(Generic[RequestT]):
                 else:
                     waiting += take(order, waiting)
             self._advance_weights()
-            begin([order for order in waiting if order.version <= self._version])
-            waiting = [order for order in waiting if order.version > self._version]
-            if not engine.unfinished:
-                self._collect(engine.step())
-                continue
-            with timer("engine/step", engine.unfinished):
+            self._begin([one for one in waiting if self._is_ready(one)])
+            waiting = [one for one in waiting if not self._is_ready(one)]
+            began = time.perf_counter()
+            with timer("engine/step", engine.unfinished) if engine.unfinished else nullcontext():
                 drawn = engine.step()
             self._collect(drawn)
+            self.seconds += time.perf_counter() - began
+
+    def _is_ready(self, request: Any) -> bool:
+        return self._receive is None or request.version <= self._version
 
     @property
     def _weights_come(self) -> bool:
@@ -110,7 +92,7 @@ class EngineStream(Generic[RequestT]):
 
     def _advance_weights(self) -> None:
         """Receive the next weights, and load them when they have arrived; wait for them if nothing is to be sampled."""
-        if self._announced and self._receiving is None:
+        if self._receive is not None and self._announced and self._receiving is None:
             self._announced -= 1
             self._receiving = self._receive()
         if self._receiving is not None and (self._receiving.done() or not self._engine.unfinished):

@@ -12,6 +12,7 @@ from recipes.language.config.language_config import LanguageConfig
 from recipes.language.judging.judge import Judge
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import JudgeReply, JudgeRequest, judge_key, verdict_key
+from recipes.language.workers.engine_stream import EngineStream
 from recipes.training.comparing_worker import ComparingWorker
 
 
@@ -33,14 +34,11 @@ class JudgeWorker(ComparingWorker):
 
     def serve(self) -> None:
         """Judge what reward workers ask about until the request None has arrived and all earlier ones are answered."""
-        judge, ended = self._judge, False
-        while not ended or judge.unfinished:
-            for requests in self._inbox.poll() if judge.unfinished or ended else [self._inbox.wait()]:
-                if requests is None:
-                    ended = True
-                else:
-                    self._send(judge.submit(requests))
-            self._send(judge.step())
+        judge = self._judge
+        stream = EngineStream(
+            judge.engine, lambda asked: self._send(judge.submit(asked)), lambda drawn: self._send(judge.read(drawn))
+        )
+        stream.run(self._inbox)
 
     def _send(self, replies: Iterable[tuple[JudgeRequest, JudgeReply]]) -> None:
         """Send verdicts to the workers that asked, one message each."""

@@ -15,10 +15,11 @@ from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
 from recipes.language.engines.engine import Engine
 from recipes.language.engines.foreign_answers import EngineAnswerError
+from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import KeepUnfinished, Prompt
 from recipes.language.templates.chat_template import TemplateRefusalError
-from recipes.language.weights.weight_transfer import WeightUpdate
-from recipes.language.workers.engine_stream import Arriving, EngineStream, Orders
+from recipes.language.weights.weight_transfer import IncomingWeights, WeightUpdate
+from recipes.language.workers.engine_stream import EngineStream
 from rlinf_core.worker.timer import timer
 
 LOGGER = logging.getLogger("rlinf")
@@ -98,8 +99,7 @@ class Answering:
         Raises:
             EngineAnswerError: the engine ended with fewer answers than were asked for.
         """
-        for prompt in prompts:
-            self._submit(self._accepted(prompt))
+        self._begin(map(self._accepted, prompts))
         while self._engine.unfinished:
             with timer("engine/step", self._engine.unfinished):
                 drawn = self._engine.step()
@@ -120,8 +120,8 @@ class Answering:
 
     def answer_forever(
         self,
-        orders: Orders,
-        receive: Callable[[], Arriving[WeightUpdate]],
+        orders: Inbox,
+        receive: Callable[[], IncomingWeights],
         keep: Callable[[UnfinishedReport], None] | None = None,
     ) -> None:
         """Answer prompts as they are ordered until the end, and load new weights without interrupting unfinished
@@ -136,14 +136,6 @@ class Answering:
             receive: begins to receive weights.
             keep: takes the partial answers, for a checkpoint.
         """
-        stream = EngineStream[Prompt](
-            self._engine,
-            receive,
-            self.load,
-            self._collect,
-            partial=self._config.runner.partial_rollout,
-            version=self.version,
-        )
 
         def take(order: tuple[Prompt, ...] | KeepUnfinished, waiting: list[Prompt]) -> Iterable[Prompt]:
             if not isinstance(order, KeepUnfinished):
@@ -152,11 +144,11 @@ class Answering:
                 keep(self._unfinished(waiting))
             return ()
 
-        def begin(prompts: list[Prompt]) -> None:
-            for prompt in prompts:
-                self._submit(prompt)
-
-        stream.run(orders, take, begin)
+        partial, version = self._config.runner.partial_rollout, self.version
+        stream = EngineStream(
+            self._engine, self._begin, self._collect, receive, self.load, partial=partial, version=version
+        )
+        stream.run(orders, take)
 
     def _accepted(self, prompt: Prompt) -> Prompt:
         """Return a prompt, and take over its unfinished answers from a checkpoint, so that the next checkpoint has them
@@ -178,6 +170,10 @@ class Answering:
             unfinished.position for unfinished in waiting if unfinished.trains
         ]
         return UnfinishedReport(tuple(positions), (*groups, *self._begun.values()))
+
+    def _begin(self, prompts: Iterable[Prompt]) -> None:
+        for prompt in prompts:
+            self._submit(prompt)
 
     def _submit(self, prompt: Prompt) -> None:
         data, problems, index = self._config.data, self._problems[prompt.trains], prompt.position

@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from recipes.language.answers.answer_group import AnswerGroup, KeptGroups, put_groups
+from recipes.language.answers.answer_group import GroupOutlet
 from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
@@ -99,12 +99,6 @@ class EngineWorker(ComparingWorker):
 class LanguageRolloutWorker(EngineWorker):
     """Answers prompts by an engine, each several times, and hands the answers to the reward workers."""
 
-    def __init__(self, config: LanguageConfig) -> None:
-        super().__init__(config)
-        # Whether the group never stops, so that any reward worker may take any group.
-        self._streams = False
-        self._kept = KeptGroups(keeps=config.runner.max_restarts.max > 0)
-
     def init_worker(self, layout: LanguageLayout) -> None:
         """Start the engine, whose weights arrive with the first `sync_model_from_actor`, and load the problems."""
         super().init_worker(layout)
@@ -121,6 +115,9 @@ class LanguageRolloutWorker(EngineWorker):
         self._counts = len(training), len(evaluation)
         counts = Difference(note=f"{len(training)} problems for training, {len(evaluation)} for evaluation")
         self._contact.keep("rows of `data`", "their keys and types", counts)
+        self._answers = self.connect_channel(layout.answers)
+        self._scored = self.connect_channel(layout.scored)
+        self._outlet = GroupOutlet(self._answers, layout.rewards, keeps=config.runner.max_restarts.max > 0)
         self._answering = Answering(
             config,
             self._engine,
@@ -128,11 +125,9 @@ class LanguageRolloutWorker(EngineWorker):
             self._stops,
             training=training,
             evaluation=evaluation,
-            put=self._put,
+            put=self._outlet.put,
             restore_unfinished=self._restore_unfinished,
         )
-        self._answers = self.connect_channel(layout.answers)
-        self._scored = self.connect_channel(layout.scored)
 
     def problem_counts(self) -> tuple[int, int]:
         """Return the number of problems for training and for evaluation."""
@@ -147,7 +142,7 @@ class LanguageRolloutWorker(EngineWorker):
         self._wake()
         answering = self._answering
         began, before = time.perf_counter(), answering.drawn
-        self._kept.begin(prompts)
+        self._outlet.begin(prompts)
         answering.answer(prompt for prompt in prompts if prompt.worker == self._rank)
         return GenerationReport(answering.drawn - before, time.perf_counter() - began)
 
@@ -162,15 +157,13 @@ class LanguageRolloutWorker(EngineWorker):
         Returns:
             The slots that this worker has answered.
         """
-        groups = self._kept.of(slots)
-        put_groups(self._answers, groups, self._layout.rewards, streams=False)
-        return tuple(group.prompt.slot for group in groups)
+        return self._outlet.put_again(slots)
 
     def generate_forever(self) -> None:
         """Answer prompts as the runner sends them, and load weights as the actor does, until the runner ends it."""
-        self._streams = True
+        self._outlet.streams = True
         self._answering.answer_forever(Inbox(self._answers, orders_key(self._rank)), self._receive, self._keep)
-        self._streams = False
+        self._outlet.streams = False
 
     def _keep(self, report: UnfinishedReport) -> None:
         """Hand the unfinished answers to the actors, for a checkpoint."""
@@ -179,8 +172,3 @@ class LanguageRolloutWorker(EngineWorker):
     def _restore_unfinished(self, position: int) -> UnfinishedGroup:
         """Return a checkpoint's unfinished answers to a training problem."""
         return self._scored.get(key=unfinished_key(position))
-
-    def _put(self, groups: list[AnswerGroup]) -> None:
-        if not self._streams:
-            self._kept.add(groups)
-        put_groups(self._answers, groups, self._layout.rewards, streams=self._streams)

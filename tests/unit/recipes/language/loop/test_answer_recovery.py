@@ -6,10 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from recipes.language.answers.answer_group import AnswerGroup, KeptGroups, Rollout
+from recipes.language.answers.answer_group import AnswerGroup, GroupOutlet, Rollout
 from recipes.language.data.problems import Problem
 from recipes.language.loop.answer_recovery import Calls
 from recipes.language.prompts.prompt_messages import Prompt
+from rlinf_core import Channel
 
 
 class Call:
@@ -104,29 +105,38 @@ def prompts(step: int) -> list[Prompt]:
     return [Prompt(0, 0, step, 0, 1, 1.0)]
 
 
+def outlet(*, keeps: bool) -> tuple[GroupOutlet, Channel]:
+    channel = Channel.create("answers", local=True)
+    return GroupOutlet(channel, 1, keeps=keeps), channel
+
+
 def test_answers_are_kept_for_all_rounds_of_a_step() -> None:
-    kept = KeptGroups(keeps=True)
+    kept, _ = outlet(keeps=True)
     kept.begin(prompts(1))
-    kept.add([answers(0, 1), answers(1, 1)])
+    kept.put([answers(0, 1), answers(1, 1)])
     kept.begin(prompts(1))
-    kept.add([answers(2, 1)])
-    assert [group.prompt.slot for group in kept.of({0, 2, 5})] == [0, 2]
+    kept.put([answers(2, 1)])
+    assert kept.put_again({0, 2, 5}) == (0, 2)
     kept.begin(prompts(2))
-    assert kept.of({0, 1, 2}) == []
+    assert kept.put_again({0, 1, 2}) == ()
 
 
 def test_answers_of_evaluations_are_kept_for_one_round() -> None:
-    kept = KeptGroups(keeps=True)
+    kept, channel = outlet(keeps=True)
     for text in ("4", "5"):
         kept.begin(prompts(0))
-        kept.add([answers(0, 0, text)])
-        assert [group.rollouts for group in kept.of({0, 1})] == [(Rollout((), text),)]
+        kept.put([answers(0, 0, text)])
+        assert kept.put_again({0, 1}) == (0,)
+        assert [channel.get(key="0") for _ in range(2)] == [[answers(0, 0, text)]] * 2
     kept.begin(prompts(0))
-    assert kept.of({0}) == []
+    assert kept.put_again({0}) == ()
 
 
-def test_nothing_is_kept_where_no_restart_is_allowed() -> None:
-    kept = KeptGroups(keeps=False)
+@pytest.mark.parametrize(("keeps", "streams"), [(False, False), (True, True)])
+def test_nothing_is_kept_where_no_restart_is_allowed_or_groups_have_no_end(keeps: bool, streams: bool) -> None:
+    kept, channel = outlet(keeps=keeps)
+    kept.streams = streams
     kept.begin(prompts(1))
-    kept.add([answers(0, 1)])
-    assert kept.of({0}) == []
+    kept.put([answers(0, 1)])
+    assert kept.put_again({0}) == ()
+    assert channel.get(key="answers" if streams else "0") == [answers(0, 1)]
