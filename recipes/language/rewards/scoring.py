@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date, datetime, timedelta
 from datetime import time as clock
 from decimal import Decimal
 from types import TracebackType
-from typing import IO, Any, Final, Protocol, Self, cast
+from typing import Any, Final, Protocol, Self, cast
 
 from recipes.language.answers.exits import EXIT_OF_SCORING, Cause, Score
 from recipes.language.data.problems import Problem
 from recipes.language.rewards.matching.rules import RULES, Verdict
+from recipes.language.sandbox.line_process import LineProcess
 from rlinf_core import ConfigError
-from rlinf_core.process.import_path import module_command
 from rlinf_core.process.proc import stat
-from rlinf_core.waiting import is_readable
 
 # Loading math-verify or a user's module takes seconds on a busy machine.
 _START_SECONDS: Final = 120.0
@@ -183,8 +179,7 @@ class Scorer:
         if self._runs_programs:
             self._settings["seconds"], self._timeout = self._timeout, _PROGRAMS_SECONDS
         self._rule = RULES[kind] if kind in RULES and kind != "math" else None
-        self._child: subprocess.Popen[bytes] | None = None
-        self._rest = b""
+        self._child: LineProcess | None = None
         self._together = self._is_async = False
         self.convention = ""
         # Whether the child has not judged an answer yet; how often that took long; and how long it took at most.
@@ -255,23 +250,23 @@ class Scorer:
         child = self._started()
         scores: dict[int, Score] = {}
         limit = self._limit(len(items))
+        message = {"items": [to_json(asdict(item)) for item in items], "limit": limit}
+        line = json.dumps(message, default=str).encode()
         began = time.monotonic()
+        deadline = began + limit + (_GRACE_SECONDS if self._interrupts else 0.0)
         try:
-            stdin = cast("IO[bytes]", child.stdin)
-            message = {"items": [to_json(asdict(item)) for item in items], "limit": limit}
-            stdin.write(json.dumps(message, default=str).encode() + b"\n")
-            stdin.flush()
+            child.send(line, deadline)
             while len(scores) < len(items):
-                reply = self._reply(child, began + limit + (_GRACE_SECONDS if self._interrupts else 0.0))
-                if reply is None:
-                    stopped = stat(child.pid).is_stopped
-                    self._slow_starts += self._is_first
-                    self._end()
-                    if stopped:
-                        return scores, self._failed("crash", "the process that scored it was stopped")
-                    return scores, self._failed("timeout", f"scoring took longer than {limit:g} s")
+                reply = child.reply(deadline)
                 scores[reply["number"]] = self._score_in(reply)
-        except (BrokenPipeError, EOFError):
+        except TimeoutError:
+            stopped = stat(child.process.pid).is_stopped
+            self._slow_starts += self._is_first
+            self._end()
+            if stopped:
+                return scores, self._failed("crash", "the process that scored it was stopped")
+            return scores, self._failed("timeout", f"scoring took longer than {limit:g} s")
+        except EOFError:
             return scores, self._failed("crash", f"scoring ended its process with exit code {self._end()}")
         if self._is_first:
             self._is_first = False
@@ -316,67 +311,32 @@ class Scorer:
         Raises:
             ConfigError: the rule or the function cannot be loaded, or called.
         """
-        return None if self._rule is not None else self._started()
+        return None if self._rule is not None else self._started().process
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        if self._child is not None and self._child.poll() is None:
+    def _started(self) -> LineProcess:
+        if self._child is not None and self._child.process.poll() is None:
             return self._child
         self._end()
-        command = [*module_command("recipes.language.rewards.child"), self._kind, json.dumps(self._settings)]
-        self._child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._child = LineProcess("recipes.language.rewards.child", self._kind, json.dumps(self._settings))
         try:
-            reply = self._reply(self._child, time.monotonic() + _START_SECONDS)
+            reply = self._child.reply(time.monotonic() + _START_SECONDS)
         except EOFError:
-            code = self._end()
-            raise ConfigError(f"`reward_type: {self._kind}` cannot be loaded", why=f"exit code {code}") from None
-        if reply is None:
-            self._end()
-            why = f"it was not ready within {_START_SECONDS:g} s"
-            raise ConfigError(f"`reward_type: {self._kind}` cannot be loaded", why=why)
+            reply = {"fault": f"exit code {self._end()}"}
+        except TimeoutError:
+            reply = {"fault": f"it was not ready within {_START_SECONDS:g} s"}
         if "fault" in reply:
             self._end()
-            why = ": ".join(filter(None, (reply["fault"], reply["why"])))
-            raise ConfigError(f"`reward_type: {self._kind}` cannot be loaded", why=why, help=reply["help"])
+            why = ": ".join(filter(None, (reply["fault"], reply.get("why"))))
+            raise ConfigError(f"`reward_type: {self._kind}` cannot be loaded", why=why, help=reply.get("help"))
         self._together, self._is_async = bool(reply["together"]), bool(reply["async"])
         self.convention = reply["convention"]
         self._is_first = True
         return self._child
 
-    def _reply(self, child: subprocess.Popen[bytes], deadline: float) -> dict[str, Any] | None:
-        """Return the child's next line as data; None at the deadline.
-
-        Raises:
-            EOFError: the child has ended.
-        """
-        output = cast("IO[bytes]", child.stdout)
-        while b"\n" not in self._rest:
-            left = deadline - time.monotonic()
-            if left <= 0 or not is_readable(output, left):
-                return None
-            piece = os.read(output.fileno(), 1 << 16)
-            if not piece:
-                raise EOFError
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
-        return json.loads(line)
-
     def _end(self) -> int | None:
         """Kill the child with all that it started, and return its exit code."""
-        child, self._child, self._rest = self._child, None, b""
-        if child is None:
-            return None
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        for pipe in (child.stdin, child.stdout):
-            if pipe is not None:
-                with suppress(BrokenPipeError):
-                    pipe.close()
-        return child.wait()
+        child, self._child = self._child, None
+        return child and child.end()
 
     def close(self) -> None:
         """End the child. May be called twice."""

@@ -15,9 +15,7 @@ import json
 import math
 import os
 import resource
-import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,7 +24,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Final
 
-from rlinf_core.process.import_path import module_command
+from recipes.language.sandbox.line_process import LineProcess
 from rlinf_core.suggest import excerpt
 
 # Seconds of processor time that a process has in store, at most, and what each conversation and each MiB of it adds to
@@ -43,7 +41,6 @@ _MEMORY: Final = 512 << 20
 _LONGEST: Final = 1 << 20
 _GROWTH: Final = 8
 _MOST_REASON: Final = 300
-_CHUNK: Final = 1 << 16
 
 
 class RenderingError(Exception):
@@ -68,7 +65,7 @@ class TemplateProcess:
     def __init__(self, seconds: float = _SECONDS) -> None:
         self._seconds = seconds
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: LineProcess | None = None
         self._owner = 0
 
     def render(self, request: Mapping[str, Any]) -> str:
@@ -82,11 +79,11 @@ class TemplateProcess:
             RenderingError: the template refuses it, has an error, or exceeds a bound.
         """
         try:
-            data = json.dumps(request, default=lambda value: f"<{type(value).__name__}>").encode() + b"\n"
+            data = json.dumps(request, default=lambda value: f"<{type(value).__name__}>").encode()
         except RecursionError:
             raise RenderingError("its values are nested too deeply") from None
         with self._lock:
-            reply = json.loads(self._exchange(self._started(), data))
+            reply = self._exchange(self._started(), data)
             if "late" in reply:
                 self.close()
         if "text" in reply:
@@ -97,75 +94,41 @@ class TemplateProcess:
     def _too_long(self) -> str:
         return f"it takes more than {self._seconds:g} s of processor time, with the conversations before this one"
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> LineProcess:
         # A process that was forked has its parent's, too.
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+        if self._process is None or self._owner != os.getpid() or self._process.process.poll() is not None:
             # Numbers are no part of it, so it needs no threads for them.
-            self._process = subprocess.Popen(
-                [*module_command(__spec__.name), str(self._seconds)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            )
+            self._process = LineProcess(__spec__.name, str(self._seconds), OPENBLAS_NUM_THREADS="1")
             self._owner = os.getpid()
-            if self._process.stdin is not None:
-                os.set_blocking(self._process.stdin.fileno(), False)
             atexit.unregister(self.close)
             atexit.register(self.close)
         return self._process
 
-    def _exchange(self, process: subprocess.Popen[bytes], data: bytes) -> bytes:
-        """Send a line, and return the line that answers it.
+    def _exchange(self, process: LineProcess, data: bytes) -> dict[str, Any]:
+        """Return the reply to a line.
 
         Raises:
             RenderingError: the process has ended, or is ended because it answers too late.
         """
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeError("the process has no pipes")
         deadline = time.monotonic() + _PATIENCE
-        reader, writer, rest = process.stdout.fileno(), process.stdin.fileno(), memoryview(data)
-        waiting = select.poll()
-        waiting.register(reader, select.POLLIN)
-        waiting.register(writer, select.POLLOUT)
-        reply = bytearray()
-        while not reply.endswith(b"\n"):
-            ready = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ready:
-                self.close()
-                raise RenderingError(f"it takes more than {_PATIENCE:g} s")
-            for descriptor, _ in ready:
-                try:
-                    if descriptor == writer:
-                        rest = rest[os.write(writer, rest[:_CHUNK]) :]
-                        if not rest:
-                            waiting.unregister(writer)
-                        continue
-                    chunk = os.read(reader, _CHUNK)
-                except BrokenPipeError:
-                    chunk = b""
-                if not chunk:
-                    raise RenderingError(self._end_of(process))
-                reply += chunk
-        return bytes(reply)
-
-    def _end_of(self, process: subprocess.Popen[bytes]) -> str:
-        code = process.wait()
+        try:
+            process.send(data, deadline)
+            return process.reply(deadline)
+        except TimeoutError:
+            why = f"it takes more than {_PATIENCE:g} s"
+        except EOFError:
+            code = process.process.wait()
+            why = f"its process ended with {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
+            if code == -signal.SIGXCPU:
+                why = self._too_long
         self.close()
-        if code == -signal.SIGXCPU:
-            return self._too_long
-        return f"its process ended with {signal.Signals(-code).name if code < 0 else f'exit status {code}'}"
+        raise RenderingError(why)
 
     def close(self) -> None:
         """End the process."""
         process, self._process = self._process, None
-        if process is None or self._owner != os.getpid():
-            return
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        process.wait()
+        if process is not None and self._owner == os.getpid():
+            process.end()
 
 
 PROCESS: Final = TemplateProcess()

@@ -1,0 +1,73 @@
+"""A child process that answers lines of JSON: what it runs may hang or exit, and affects no other process."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import IO, Any, cast
+
+from rlinf_core.process.import_path import module_command
+
+
+class LineProcess:
+    """A module that runs as a process of its own, and reads and writes lines of JSON.
+
+    Args:
+        module: the module.
+        arguments: its arguments.
+        environment: variables of its environment besides those of this process.
+    """
+
+    def __init__(self, module: str, *arguments: str, **environment: str) -> None:
+        command, variables = [*module_command(module), *arguments], {**os.environ, **environment}
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, env=variables)
+        self._pipes = cast("IO[bytes]", self.process.stdin), cast("IO[bytes]", self.process.stdout)
+        os.set_blocking(self._pipes[0].fileno(), False)
+        self._rest = b""
+
+    def send(self, line: bytes, deadline: float) -> None:
+        """Send a line.
+
+        Raises:
+            TimeoutError: it is not taken by `deadline`, on the monotonic clock.
+            EOFError: the process has ended.
+        """
+        rest = memoryview(line + b"\n")
+        while rest:
+            writer = self._wait(0, select.POLLOUT, deadline)
+            try:
+                rest = rest[os.write(writer, rest) :]
+            except BrokenPipeError:
+                raise EOFError from None
+
+    def reply(self, deadline: float) -> Any:
+        """Return the next line as data; errors are those of `send`."""
+        while b"\n" not in self._rest:
+            piece = os.read(self._wait(1, select.POLLIN, deadline), 1 << 16)
+            if not piece:
+                raise EOFError
+            self._rest += piece
+        line, _, self._rest = self._rest.partition(b"\n")
+        return json.loads(line)
+
+    def _wait(self, pipe: int, event: int, deadline: float) -> int:
+        """Wait for a pipe, and return its descriptor."""
+        poll, descriptor, left = select.poll(), self._pipes[pipe].fileno(), deadline - time.monotonic()
+        poll.register(descriptor, event)
+        if left <= 0 or not poll.poll(left * 1000):
+            raise TimeoutError
+        return descriptor
+
+    def end(self) -> int:
+        """Kill the process with all that it started, and return its exit code."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pipe in self._pipes:
+            pipe.close()
+        return self.process.wait()
