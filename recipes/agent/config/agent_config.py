@@ -282,7 +282,6 @@ class AgentConfig(LanguageConfig):
         return self.agent.tasks is not None and self.agent.tasks.harness is not None
 
     def chat_roles(self, template: ChatTemplate) -> list[ChatRoles]:
-        """See `LanguageConfig`."""
         agent, asked = self.agent, super().chat_roles(template)
         system = ("system",) if self.data.system_prompt and not self.has_harness else ()
         uses_tools = agent.run == "tool_agent" and (agent.tools or agent.mcp)

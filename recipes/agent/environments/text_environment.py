@@ -63,7 +63,6 @@ class Treasure(TextEnvironment):
     stop: ClassVar[tuple[str, ...]] = (".", "\n")
 
     async def reset(self, seed: int) -> str:
-        """See `TextEnvironment`."""
         chance = random.Random(f"treasure {seed}")
         self._rooms = chance.sample(_ROOMS, len(_ROOMS))
         places = [(x, y) for x in range(_SIDE) for y in range(_SIDE)]
@@ -72,7 +71,6 @@ class Treasure(TextEnvironment):
         return f"find room {self._room(self._goal)} and take. {self._seen()}"
 
     async def step(self, text: str) -> TextStep:
-        """See `TextEnvironment`."""
         said = text.strip(" .\n").lower()
         self._moves += 1
         over = self._moves >= _MOST_MOVES

@@ -89,11 +89,9 @@ class AgentRelaunching(Relaunching):
         self._layout = layout
 
     def may_relaunch(self, dead: Dead) -> bool:
-        """See `Relaunching`."""
         return True
 
     def prepare(self, dead: Dead) -> str:
-        """See `Relaunching`."""
         self._agents.execute_on(*dead["agent"]).init_worker(self._layout).wait()
         return "its tasks"
 
@@ -104,12 +102,10 @@ class AgentRunner(ReasoningRunner):
     answering: ClassVar[str] = "agent"
 
     def _prepared(self, layout: Any) -> None:
-        """See `ReasoningRunner`."""
         super()._prepared(layout)
         self._agents_layout = layout
 
     def _sync_rollouts(self) -> PromptService:
-        """See `ReasoningRunner`."""
         rollout, channel, sizes = cast("TurnGroup", self.rollout), self._channels[0], self.world_sizes
         self._slow_tools = SlowTools(LOGGER.warning)
         relaunching = AgentRelaunching(self.groups["agent"], self.record, self._agents_layout)

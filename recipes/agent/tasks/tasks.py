@@ -251,7 +251,6 @@ class Python(Tool):
         self._limits = limits
 
     async def call(self, argument: str) -> str:
-        """See `Tool`."""
         try:
             ran = await sandbox.run(argument, self._limits)
         except sandbox.SandboxError as error:

@@ -37,14 +37,12 @@ class Bash(Tool):
         self.seconds = 0.0
 
     def argument(self, values: Mapping[str, Any]) -> str:
-        """See `Tool`."""
         command = values.get("command")
         if set(values) != {"command"} or not isinstance(command, str):
             raise ToolError('the arguments of bash are {"command": TEXT}')
         return command
 
     async def call(self, argument: str) -> str:
-        """See `Tool`."""
         began = time.perf_counter()
         try:
             done = await self._box.run(["bash", "-c", argument], user=self._user, timeout=self._timeout)

@@ -34,7 +34,6 @@ class Calculator(Tool):
     description = "computes an arithmetic expression, such as (3 + 4) * 2"
 
     async def call(self, argument: str) -> str:
-        """See `Tool`."""
         return calculate(argument)
 
 

@@ -65,11 +65,9 @@ class McpTool(Tool):
         self.description = summary if self._text else f"{summary} (argument: JSON, {written_schema(schema)})".strip()
 
     def argument(self, values: Mapping[str, Any]) -> str:
-        """See `Tool`."""
         return json.dumps(dict(values), ensure_ascii=False)
 
     async def call(self, argument: str) -> str:
-        """See `Tool`."""
         return await self._server.call(self.name, self._arguments(argument))
 
     def _arguments(self, text: str) -> dict[str, Any]:

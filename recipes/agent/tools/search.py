@@ -35,7 +35,6 @@ class Search(Tool):
         self._index = BM25(documents)
 
     async def call(self, argument: str) -> str:
-        """See `Tool`."""
         return self.find(argument)
 
     def find(self, query: str) -> str:

@@ -110,7 +110,6 @@ class FunctionTool(Tool):
         self._function = function
 
     async def call(self, argument: str) -> str:
-        """See `Tool`."""
         if inspect.iscoroutinefunction(self._function):
             return str(await cast("Awaitable[str]", self._function(argument)))
         return str(await in_thread(cast("Callable[[str], str]", self._function), argument))

@@ -61,7 +61,6 @@ class IndexSearch(Tool):
         self._asking: set[asyncio.Task[None]] = set()
 
     async def call(self, argument: str) -> str:
-        """See `Tool`."""
         loop = asyncio.get_running_loop()
         result: asyncio.Future[str] = loop.create_future()
         if not self._waiting:

@@ -50,14 +50,12 @@ class StandInEngine(Engine):
         self._weights: dict[str, Tensor] = {}
 
     def submit(self, request: Request) -> None:
-        """See `Engine`."""
         most = request.params.max_new_tokens
         for sample in range(request.sample_offset, request.sample_offset + request.group_size):
             length = most if self._whole else _drawn(f"{request.request_id}:{request.params.seed}:{sample}", most)
             self._rows.append(_Row(request, sample, length))
 
     def step(self) -> list[Answer]:
-        """See `Engine`."""
         if self._paused:
             return []
         self._generated += len(self._rows)
@@ -69,11 +67,9 @@ class StandInEngine(Engine):
 
     @property
     def unfinished(self) -> int:
-        """See `Engine`."""
         return len(self._rows)
 
     def pause(self, mode: PauseMode) -> list[Answer]:
-        """See `Engine`."""
         done: list[Answer] = []
         while mode == "drain" and self._rows:
             with timer(_STEP, len(self._rows)):
@@ -84,7 +80,6 @@ class StandInEngine(Engine):
         return done
 
     def resume(self) -> None:
-        """See `Engine`."""
         self._paused = False
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
@@ -102,7 +97,6 @@ class StandInEngine(Engine):
         return digest.text()
 
     def sleep(self, level: int = 1) -> None:
-        """See `Engine`."""
         if level > 1:
             self._weights.clear()
 
@@ -110,7 +104,6 @@ class StandInEngine(Engine):
         """See `Engine`."""
 
     def stats(self) -> EngineStats:
-        """See `Engine`."""
         return EngineStats(
             running=len(self._rows),
             waiting=0,
@@ -124,7 +117,6 @@ class StandInEngine(Engine):
         )
 
     def stop(self) -> None:
-        """See `Engine`."""
         self._rows.clear()
         self._weights.clear()
 

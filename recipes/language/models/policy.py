@@ -117,7 +117,6 @@ class AnswerModel(nn.Module):
         return hidden.flatten(0, 1).index_select(0, rows.predictors)
 
     def answers(self, rows: PackedRows, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
-        """See `LanguagePolicy.forward`."""
         head = cast("nn.Linear", self.causal.get_output_embeddings())
         logprobs, entropies = chunked_logprobs(
             self.states(rows), head, rows.targets, temperature, entropy=entropy, rule=self._rule

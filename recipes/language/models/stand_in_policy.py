@@ -32,7 +32,6 @@ class StandInLanguagePolicy(LanguagePolicy):
         return []
 
     def forward(self, rows: PackedRows, temperature: float = 1.0, *, entropy: bool = False) -> AnswerEval:
-        """See `LanguagePolicy`."""
         logprobs = self.base.float().mean() - torch.ones(len(rows.targets), device=self.base.device)
         return AnswerEval(logprobs, logprobs.detach().neg() if entropy else None)
 
@@ -41,9 +40,7 @@ class Zeros(WeightSource):
     """Weights that are zeros."""
 
     def rows(self, name: str, like: Tensor, start: int, count: int) -> Tensor:
-        """See `WeightSource`."""
         return torch.zeros((count, *like.shape[1:]) if like.dim() else (), dtype=like.dtype)
 
     def buffer(self, name: str, like: Tensor) -> Tensor | None:
-        """See `WeightSource`."""
         return None

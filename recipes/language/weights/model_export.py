@@ -67,7 +67,6 @@ class ModelWriter:
         self._stack.close()
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """See `TensorFile.write`."""
         self._files[name].write(name, tensor)
 
     def finish(self) -> None:

@@ -134,7 +134,6 @@ class LanguageRolloutWorker(EngineWorker):
         return self._counts
 
     def _load(self, update: WeightUpdate) -> None:
-        """See `EngineWorker`."""
         self._answering.load(update)
 
     def generate(self, prompts: tuple[Prompt, ...]) -> GenerationReport:

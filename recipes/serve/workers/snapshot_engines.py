@@ -107,7 +107,6 @@ class TorchSnapshots(SnapshotEngines):
         self._full: set[str] = set()
 
     def has_room(self, snapshot: str | None) -> bool:
-        """See `SnapshotEngines`."""
         if snapshot in self._engines:
             return True
         return len(self._busy(self._alike(snapshot))) < self._most(snapshot)
@@ -134,7 +133,6 @@ class TorchSnapshots(SnapshotEngines):
         return [name for name in snapshots if self._engines[name].unfinished]
 
     def begin(self, drawing: Drawing, request: Request) -> None:
-        """See `SnapshotEngines`."""
         if drawing.snapshot not in self._engines:
             self._load(drawing.snapshot)
         self._engines.move_to_end(drawing.snapshot)
@@ -190,7 +188,6 @@ class TorchSnapshots(SnapshotEngines):
 
     @torch.no_grad()
     def prompt_logprobs(self, drawing: Drawing) -> FloatArray:
-        """See `SnapshotEngines`."""
         tokens = np.asarray(drawing.prompt, np.int64)
         scores = np.full(len(tokens), np.nan, np.float32)
         if len(tokens) > 1:
@@ -201,7 +198,6 @@ class TorchSnapshots(SnapshotEngines):
         return scores
 
     def prompt_top(self, drawing: Drawing) -> TopTokens:
-        """See `SnapshotEngines`."""
         length, k = len(drawing.prompt), drawing.prompt_top
         top = no_tokens(length, k)
         first = max(1, length - drawing.prompt_last)
@@ -210,7 +206,6 @@ class TorchSnapshots(SnapshotEngines):
         return top
 
     def answer_top(self, drawing: Drawing, answer: Sequence) -> TopTokens:
-        """See `SnapshotEngines`."""
         tokens, temperature = (*drawing.prompt, *answer.tokens), drawing.temperature or 1.0
         return self._most_likely(drawing, tokens, len(drawing.prompt), drawing.answer_top, temperature)
 

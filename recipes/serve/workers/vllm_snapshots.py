@@ -107,7 +107,6 @@ class AdaptersEngine(VllmEngine):
         return importlib.import_module("vllm.lora.request").LoRARequest(str(number), number, snapshot)
 
     def _lora_request(self, request: Request) -> Any:
-        """See `VllmEngine`."""
         snapshot = _drawing(request).snapshot
         return None if snapshot is None else self._reference(snapshot)
 
@@ -125,7 +124,6 @@ class AdaptersEngine(VllmEngine):
         raise error
 
     def _see(self, answer: Answer, output: Any) -> None:
-        """See `VllmEngine`."""
         drawing = _drawing(answer.request)
         if output.prompt_logprobs:
             self.prompts.setdefault(drawing.request_id, []).extend(output.prompt_logprobs)
@@ -150,11 +148,9 @@ class VllmSnapshots(SnapshotEngines):
         self._most = most
 
     def has_room(self, snapshot: str | None) -> bool:
-        """See `SnapshotEngines`."""
         return len({snapshot, *(drawing.snapshot for drawing in self._drawn.values())} - {None}) <= self._most
 
     def begin(self, drawing: Drawing, request: Request) -> None:
-        """See `SnapshotEngines`."""
         if drawing.snapshot is not None:
             read_adapter(Path(drawing.snapshot))
         self._engine.check(request)
@@ -174,20 +170,17 @@ class VllmSnapshots(SnapshotEngines):
             return Drawn([], lost)
 
     def forget(self, request_id: str) -> None:
-        """See `SnapshotEngines`."""
         drawing = self._drawn.pop(request_id, None)
         if drawing is not None:
             self._engine.forget(request_id, drawing.samples)
 
     def prompt_logprobs(self, drawing: Drawing) -> FloatArray:
-        """See `SnapshotEngines`."""
         scores = np.full(len(drawing.prompt), np.nan, np.float32)
         for place, token, entry in self._asked(drawing):
             scores[place] = entry[token].logprob
         return scores
 
     def prompt_top(self, drawing: Drawing) -> TopTokens:
-        """See `SnapshotEngines`."""
         top = no_tokens(len(drawing.prompt), drawing.prompt_top)
         for place, _, entry in self._asked(drawing):
             top.ids[place], top.logprobs[place] = _most_likely(entry, drawing.prompt_top)
@@ -200,7 +193,6 @@ class VllmSnapshots(SnapshotEngines):
         return [(place, token, entry) for place, (token, entry) in places[first:] if entry is not None]
 
     def answer_top(self, drawing: Drawing, answer: Sequence) -> TopTokens:
-        """See `SnapshotEngines`."""
         top = no_tokens(len(answer.tokens), drawing.answer_top)
         places = self._engine.places[drawing.request_id, answer.sample]
         # Tokens after a stop text are cut off.
