@@ -8,14 +8,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from itertools import cycle, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from recipes.language.answers.sequences import Request
+from recipes.language.answers.sequences import FinishReason, Request
 from recipes.language.answers.sequences import Sequence as Answer
-from recipes.language.engines.engine import ArrivingTensors, Engine, EngineStats, PauseMode
+from recipes.language.engines.engine import ArrivingTensors, PauseMode
+from recipes.language.engines.request_queue import Answer as QueuedAnswer
+from recipes.language.engines.request_queue import QueuedEngine, RequestQueue
 from recipes.language.models.fingerprint import Fingerprint
 from rlinf_core.process import pacing
 from rlinf_core.worker.timer import timer
@@ -25,17 +27,21 @@ _ANSWER: Final = "answer"
 _STEP: Final = "engine/step"
 
 
-class _Row:
-    """An answer under way: its request, its number within the group, its tokens in the end, and their versions."""
+class _Row(NamedTuple):
+    """An answer under way: its tokens in the end, and the versions of those so far."""
 
-    __slots__ = ("length", "request", "sample", "versions")
+    answer: QueuedAnswer
+    length: int
+    versions: list[int]
 
-    def __init__(self, request: Request, sample: int, length: int) -> None:
-        self.request, self.sample, self.length = request, sample, length
-        self.versions: list[int] = []
+    def drawn(self, reason: FinishReason = "length") -> Answer:
+        """Return the answer as it comes back."""
+        count = len(self.versions)
+        tokens = tuple(islice(cycle(self.answer.request.prompt), count))
+        return self.answer.sequence(tokens, (-1.0,) * count, tuple(self.versions), reason)
 
 
-class StandInEngine(Engine):
+class StandInEngine(QueuedEngine):
     """An engine whose answers repeat their prompts, and are as long as recorded.
 
     Args:
@@ -43,17 +49,26 @@ class StandInEngine(Engine):
     """
 
     def __init__(self, *, whole: bool = False) -> None:
+        super().__init__(RequestQueue(stops_at_texts=True), 0)
         self._whole = whole
         self._rows: list[_Row] = []
-        self._paused = False
-        self._version = self._generated = 0
         self._weights: dict[str, Tensor] = {}
 
+    @property
+    def _in_flight(self) -> int:
+        return len(self._rows)
+
+    @property
+    def _reserved(self) -> int:
+        return 0
+
     def submit(self, request: Request) -> None:
+        super().submit(request)
         most = request.params.max_new_tokens
-        for sample in range(request.sample_offset, request.sample_offset + request.group_size):
-            length = most if self._whole else _drawn(f"{request.request_id}:{request.params.seed}:{sample}", most)
-            self._rows.append(_Row(request, sample, length))
+        while self._queue:
+            answer = self._queue.pop()
+            seed = f"{request.request_id}:{request.params.seed}:{answer.sample}"
+            self._rows.append(_Row(answer, most if self._whole else _drawn(seed, most), []))
 
     def step(self) -> list[Answer]:
         if self._paused:
@@ -61,13 +76,9 @@ class StandInEngine(Engine):
         self._generated += len(self._rows)
         for row in self._rows:
             row.versions.append(self._version)
-        ended = [_answer(row) for row in self._rows if len(row.versions) >= row.length]
+        ended = [row.drawn() for row in self._rows if len(row.versions) >= row.length]
         self._rows = [row for row in self._rows if len(row.versions) < row.length]
         return ended
-
-    @property
-    def unfinished(self) -> int:
-        return len(self._rows)
 
     def pause(self, mode: PauseMode) -> list[Answer]:
         done: list[Answer] = []
@@ -75,12 +86,9 @@ class StandInEngine(Engine):
             with timer(_STEP, len(self._rows)):
                 done += self.step()
         if mode == "abort":
-            done, self._rows = [_answer(row, aborted=True) for row in self._rows], []
+            done, self._rows = [row.drawn("aborted") for row in self._rows], []
         self._paused = True
         return done
-
-    def resume(self) -> None:
-        self._paused = False
 
     def load_weights(self, tensors: Iterable[tuple[str, Tensor]], version: int, *, adapter_only: bool = False) -> str:
         """See `Engine`: any weights are taken, and read as an engine reads them."""
@@ -103,19 +111,6 @@ class StandInEngine(Engine):
     def wake(self) -> None:
         """See `Engine`."""
 
-    def stats(self) -> EngineStats:
-        return EngineStats(
-            running=len(self._rows),
-            waiting=0,
-            reserved_tokens=0,
-            max_running_tokens=0,
-            generated_tokens=self._generated,
-            prefilled_tokens=0,
-            prompt_tokens=0,
-            cache_bytes=0,
-            version=self._version,
-        )
-
     def stop(self) -> None:
         self._rows.clear()
         self._weights.clear()
@@ -128,17 +123,3 @@ def _drawn(seed: str, most: int) -> int:
     lengths, numbers = zip(*sizes, strict=True)
     (length,) = random.Random(seed).choices(lengths, numbers)
     return max(1, min(most, round(length)))
-
-
-def _answer(row: _Row, *, aborted: bool = False) -> Answer:
-    drawn = len(row.versions)
-    return Answer(
-        request_id=row.request.request_id,
-        sample=row.sample,
-        prompt=row.request.prompt,
-        tokens=tuple(islice(cycle(row.request.prompt), drawn)),
-        logprobs=(-1.0,) * drawn,
-        versions=tuple(row.versions),
-        finish_reason="aborted" if aborted else "length",
-        metadata=row.request.metadata,
-    )
