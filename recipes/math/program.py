@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import cast
 
-from recipes.language.config.group_names import LanguageLayout
-from recipes.language.loop.protocols import ACTOR, REWARD, GenerationGroup, optional_groups
+from recipes.language.loop.protocols import GenerationGroup, launch_groups
 from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.rules.model_rules import require_model
 from recipes.math.config import MathConfig
-from rlinf_core import Cluster, HybridComponentPlacement, Job, run_job
+from rlinf_core import Cluster, Job, run_job
 from rlinf_core.runners.events import Listener
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference
 
 # Named and not imported: torch is for the workers.
@@ -34,9 +32,4 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 
 def launch(config: MathConfig, cluster: Cluster, record: RunRecord) -> ReasoningRunner:
     """Place and start the workers, and return the loop over them."""
-    placement = HybridComponentPlacement(config, cluster)
-    actor, rollout, reward = ACTOR.create_group(config), ROLLOUT.create_group(config), REWARD.create_group(config)
-    evaluators = optional_groups(config)
-    groups = {"actor": actor, "rollout": rollout, "reward": reward, **evaluators}
-    launch_together(cluster, {group: placement.get_strategy(name) for name, group in groups.items()})
-    return ReasoningRunner(config, actor, rollout, reward, LanguageLayout, record, evaluators=evaluators)
+    return ReasoningRunner(config, launch_groups(config, cluster, ROLLOUT), record)

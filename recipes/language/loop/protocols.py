@@ -12,7 +12,8 @@ from recipes.language.config.language_config import LanguageConfig
 from recipes.language.config.language_no_effect import OPTIONAL
 from recipes.language.prompts.prompt_messages import Assignment, GenerationReport, Prompt, ScoredGroup
 from recipes.training.comparing_worker import Comparing
-from rlinf_core import WorkerGroup, WorkerGroupHandle
+from rlinf_core import Cluster, HybridComponentPlacement, WorkerGroup, WorkerGroupHandle
+from rlinf_core.worker.group.worker_group import launch_together
 from rlinf_core.worker.worker_reference import WorkerReference
 
 Metrics: TypeAlias = Mapping[str, float]
@@ -105,11 +106,24 @@ TEACHER = WorkerReference[ReferenceGroup](
 JUDGE = WorkerReference[JudgeGroup]("recipes.language.workers.judge_worker:JudgeWorker", JudgeGroup, "judge")
 
 
-def optional_groups(config: LanguageConfig) -> dict[str, WorkerGroup[Any]]:
-    """Return the groups of `optional_components`, by component."""
-    references: tuple[WorkerReference[Any], ...] = (CRITIC, REFERENCE, TEACHER, JUDGE)
-    named = dict(zip(OPTIONAL, references, strict=True))
-    return {name: named[name].create_group(config) for name in optional_components(config)}
+def launch_groups(
+    config: LanguageConfig, cluster: Cluster, rollout: WorkerReference[Any], **others: WorkerReference[Any]
+) -> dict[str, WorkerGroup[Any]]:
+    """Place and start the workers of a job, and return their groups by component.
+
+    Args:
+        config: the configuration of the job.
+        cluster: the cluster.
+        rollout: the workers that hold engines.
+        others: further workers of a recipe, by component.
+    """
+    named: dict[str, WorkerReference[Any]] = dict(zip(OPTIONAL, (CRITIC, REFERENCE, TEACHER, JUDGE), strict=True))
+    optional = {name: named[name] for name in optional_components(config)}
+    common: dict[str, WorkerReference[Any]] = {"actor": ACTOR, "rollout": rollout, "reward": REWARD}
+    groups = {name: reference.create_group(config) for name, reference in {**common, **others, **optional}.items()}
+    placement = HybridComponentPlacement(config, cluster)
+    launch_together(cluster, {group: placement.get_strategy(name) for name, group in groups.items()})
+    return groups
 
 
 def optional_components(config: LanguageConfig) -> list[str]:

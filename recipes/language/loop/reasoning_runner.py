@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import OPTIONAL_COMPONENTS
 from recipes.language.config.problem_config import EVALUATED_AT_ONCE
 from recipes.language.loop.answer_evaluation import evaluation_metrics, scoring_progress
@@ -72,49 +73,32 @@ class ReasoningRunner(RolloutRunner):
 
     Args:
         cfg: the configuration of the job.
-        actor: the workers that train.
-        rollout: the workers that hold engines, and answer where no others do.
-        reward: the workers that score.
-        layout: makes the value that all workers are given at their start, from the numbers of actor, rollout and reward
-            workers, the names of the channels to the reward workers and to the actors, and the numbers of critic,
-            reference, teacher and judge workers.
+        groups: the workers by component: `actor` trains, `rollout` holds engines, and answers where no others do, and
+            `reward` scores; where they are placed `critic`, `reference` and `teacher` evaluate the tokens of a batch,
+            and `judge` judges answers.
         record: see `Runner`.
-        evaluators: the groups that evaluate the tokens of a batch, by component: critic, reference, teacher; and the
-            one that judges answers, `judge`.
-        others: further groups, by component.
     """
 
     # The component whose workers answer prompts.
     answering: ClassVar[str] = "rollout"
 
-    def __init__(
-        self,
-        cfg: RunConfig,
-        actor: WorkerGroup[Any],
-        rollout: WorkerGroup[Any],
-        reward: WorkerGroup[Any],
-        layout: Callable[..., Any],
-        record: RunRecord | None = None,
-        *,
-        evaluators: Mapping[str, WorkerGroup[Any]] | None = None,
-        others: Mapping[str, WorkerGroup[Any]] | None = None,
-    ) -> None:
-        groups: dict[str, WorkerGroup[Any]] = {"actor": actor, "rollout": rollout, "reward": reward}
-        groups |= {**(evaluators or {}), **(others or {})}
+    def __init__(self, cfg: RunConfig, groups: Mapping[str, WorkerGroup[Any]], record: RunRecord | None = None) -> None:
         super().__init__(cfg, groups, record)
-        self.actor = cast("LanguageActorGroup", actor)
-        self.rollout = cast("EngineGroup", rollout)
+        self.actor = cast("LanguageActorGroup", groups["actor"])
+        self.rollout = cast("EngineGroup", groups["rollout"])
         self.answers = cast("AnsweringGroup", groups[self.answering])
-        self.reward = cast("RewardGroup", reward)
-        self._critics = [cast("CriticGroup", groups["critic"])] if "critic" in groups else []
-        frozen = ("reference", "teacher")
-        self._references = [cast("ReferenceGroup", groups[name]) for name in frozen if name in groups]
-        self._judges = [cast("JudgeGroup", groups["judge"])] if "judge" in groups else []
+        self.reward = cast("RewardGroup", groups["reward"])
+
+        def placed(*names: str) -> list[Any]:
+            return [groups[name] for name in names if name in groups]
+
+        self._critics: list[CriticGroup] = placed("critic")
+        self._references: list[ReferenceGroup] = placed("reference", "teacher")
+        self._judges: list[JudgeGroup] = placed("judge")
         # Their calls, which continue for the whole run.
         self._judging: list[WorkerGroupHandle[None]] = []
         self._cfg: Any = cfg
         self._settings: Any = cfg.runner
-        self._layout = layout
         self._problems = self._val_problems = 0
         algorithm = self._cfg.algorithm
         self._plan = PromptPlan(
@@ -150,7 +134,7 @@ class ReasoningRunner(RolloutRunner):
         answers, scored = f"{name}-answers-{number}", f"{name}-scored-{number}"
         sizes = self.world_sizes
         further = [sizes.get(name, 0) for name in OPTIONAL_COMPONENTS]
-        layout = self._layout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
+        layout = LanguageLayout(sizes["actor"], sizes["rollout"], sizes["reward"], answers, scored, *further)
         # The channels' processes start while the workers load models and data.
         with ThreadPoolExecutor(2, "rlinf-channel") as pool:
             channels = [pool.submit(Channel.create, name) for name in (answers, scored)]

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.language.config.group_names import LanguageLayout
 from recipes.language.loop.protocols import optional_components
 from recipes.language.loop.reasoning_runner import ReasoningRunner
 from recipes.language.workers.actor_worker import LanguageActor
@@ -290,9 +289,8 @@ def local_train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local
             def group(name: str, kind: type[Any]) -> Any:
                 return Group(kind, getattr(made_of, name), made_of, hubs[-1], sizes.get(name, 1))
 
-            groups = [group(name, kind) for name, kind in kinds.items()]
-            optional = {name: group(name, further[name]) for name in optional_components(made_of)}
-            runner = ReasoningRunner(made_of, *groups, LanguageLayout, record, evaluators=optional)
+            placed = kinds | {name: further[name] for name in optional_components(made_of)}
+            runner = ReasoningRunner(made_of, {name: group(name, kind) for name, kind in placed.items()}, record)
             made.append(runner)
             try:
                 runner.init_workers()
