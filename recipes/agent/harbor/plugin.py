@@ -23,7 +23,7 @@ from recipes.agent.boxes.admission import half_of_memory
 from recipes.agent.boxes.box import BoxEnded
 from recipes.agent.boxes.boxes import DEFAULT_FOLDER, MIB, BoxHost
 from recipes.agent.harbor.checking import find_check
-from recipes.agent.harbor.grading import Expected, finish, grade, task_box
+from recipes.agent.harbor.grading import Expected, files_of, finish, grade, task_box
 from recipes.agent.harbor.task_folder import TaskFolder, read_task
 from recipes.agent.harbor.trials import TrialBox, trial_boxes
 from recipes.agent.images.building import image_of
@@ -139,9 +139,7 @@ class BoxEnvironment(_environments.BaseEnvironment):
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """See Harbor."""
-        source = Path(source_dir)
-        files = [(str(path.relative_to(source)), path) for path in sorted(source.rglob("*"))]
-        await self._box.box.put_files(files, target_dir)
+        await self._box.box.put_files(files_of(Path(source_dir)), target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         """See Harbor."""

@@ -30,19 +30,6 @@ _PLACES: Final = 80
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
 
-class MadeTasks:
-    """Generated tasks."""
-
-    def __init__(self, tasks: list[Problem]) -> None:
-        self._tasks = tasks
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __getitem__(self, index: int) -> Problem:
-        return self._tasks[index]
-
-
 class Episodes:
     """Seeds of an environment; evaluation seeds are held out from training.
 
@@ -71,9 +58,9 @@ def load_tasks(data: AgentDataConfig, *, evaluation: bool) -> ProblemSet:
     if data.source == EPISODES:
         return Episodes(evaluation=evaluation, size=data.val_size)
     if data.source == "calculations":
-        return MadeTasks(calculations(evaluation=evaluation, size=data.val_size, seed=data.seed))
+        return calculations(evaluation=evaluation, size=data.val_size, seed=data.seed)
     if data.source == "lookups":
-        return MadeTasks(lookups(evaluation=evaluation, size=data.val_size, seed=data.seed))
+        return lookups(evaluation=evaluation, size=data.val_size, seed=data.seed)
     return load_problems(data, evaluation=evaluation)
 
 

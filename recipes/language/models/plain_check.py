@@ -72,24 +72,38 @@ def check_policy(policy: AnswerModel) -> Difference | None:
         # Layers may compute in another type than that of the weights.
         return torch.stack(apart).max(), cast("Any", model.get_output_embeddings()).weight.dtype
 
-    try:
-        with torch.no_grad():
-            difference, dtype = policy.computing(compared)
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
-        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ConfigError(f"`{kind}` is not supported", why=why, help=_REMEDY) from error
-    largest = float(difference)
-    limit = LIMITS.get(dtype, max(LIMITS.values()))
-    if not largest <= limit:
-        raise ConfigError(
-            f"`{kind}` is computed incorrectly: a log-probability differs by {largest:.2g} from {PLAIN}",
-            why=f"rounding explains up to {limit:g}",
-            help=_REMEDY,
-        )
-    return Difference(largest, limit, f"{sum(_ANSWERS)} tokens")
+    with refusing(f"`{kind}` is not supported"), torch.no_grad():
+        difference, dtype = policy.computing(compared)
+    return rounding(f"`{kind}` is computed incorrectly", float(difference), dtype, sum(_ANSWERS))
 
 
 _REMEDY = "use a model family listed in docs/language-models.md, and report this one"
+
+
+@contextmanager
+def refusing(message: str) -> Generator[None, None, None]:
+    """Raise what a model raises that cannot be called as others as a ConfigError with this message."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise ConfigError(message, why=why, help=_REMEDY) from error
+
+
+def rounding(message: str, largest: float, dtype: torch.dtype, tokens: int) -> Difference:
+    """Return the largest difference of a log-probability.
+
+    Raises:
+        ConfigError: with this message; it is more than rounding explains.
+    """
+    limit = LIMITS.get(dtype, max(LIMITS.values()))
+    if not largest <= limit:
+        raise ConfigError(
+            f"{message}: a log-probability differs by {largest:.2g} from {PLAIN}",
+            why=f"rounding explains up to {limit:g}",
+            help=_REMEDY,
+        )
+    return Difference(largest, limit, f"{tokens} tokens")
 
 
 def _row_logprobs(policy: AnswerModel, sequences: list[Tensor], masks: bool) -> Tensor:

@@ -8,9 +8,8 @@ import torch
 
 from recipes.language.answers.sequences import Request, SamplingParams
 from recipes.language.engines.own.torch_engine import TorchEngine
-from recipes.language.models.plain_check import PLAIN, plain_attention
+from recipes.language.models.plain_check import plain_attention, refusing, rounding
 from recipes.training.typed_tensors import integers
-from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
 # Prompts of unlike lengths that begin alike, two of them with two answers, so that prefill, shared prefixes, prompts
 # that are stored once and ragged decoding are all used.
 _LENGTHS, _GROUPS, _COMMON, _TOKENS = (9, 31, 20), (1, 2, 2), 8, 12
-_LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.3, torch.float16: 0.1}
-_REMEDY = "use a model family listed in docs/language-models.md, and report this one"
 
 
 def check_engine(model: PreTrainedModel) -> Difference:
@@ -37,7 +34,7 @@ def check_engine(model: PreTrainedModel) -> Difference:
     tokens = integers(torch.randint(vocabulary, (max(_LENGTHS),), generator=torch.Generator().manual_seed(0)))
     params = SamplingParams(temperature=0.0, max_new_tokens=_TOKENS)
     largest = 0.0
-    try:
+    with refusing(f"the engine `torch` cannot sample from `{kind}`"):
         engine = TorchEngine(model, min_saved=1)
         for length, group in zip(_LENGTHS, _GROUPS, strict=True):
             # They begin alike, and differ from there on.
@@ -56,15 +53,5 @@ def check_engine(model: PreTrainedModel) -> Difference:
                 # A token that is not the likeliest lies below the largest log-probability.
                 missed = (logprobs.max(dim=-1).values - theirs).max()
                 largest = max(largest, float((ours - theirs).abs().max()), float(missed))
-    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
-        why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        raise ConfigError(f"the engine `torch` cannot sample from `{kind}`", why=why, help=_REMEDY) from error
-    limit = _LIMITS.get(model.dtype, max(_LIMITS.values()))
-    if not largest <= limit:
-        raise ConfigError(
-            f"the engine `torch` samples incorrectly from `{kind}`: a log-probability differs by {largest:.2g} from"
-            f" {PLAIN}",
-            why=f"rounding explains up to {limit:g}",
-            help=_REMEDY,
-        )
-    return Difference(largest, limit, f"{sum(len(answer.tokens) for answer in answers)} tokens")
+    drawn_tokens = sum(len(answer.tokens) for answer in answers)
+    return rounding(f"the engine `torch` samples incorrectly from `{kind}`", largest, model.dtype, drawn_tokens)
