@@ -163,7 +163,7 @@ class ServiceState:
         self.ledger.end_session(session.session_id, why)
         self.file.end_session(session.session_id)
         for model_id in session.models:
-            self.actor_turns.add_chore(lambda name=model_id: _awaited(self.actor.remove(name)))
+            self.actor_turns.add_chore(lambda name=model_id: finished(self.actor.remove(name)))
 
 
 def wait(why: str) -> RequestError:
@@ -171,7 +171,8 @@ def wait(why: str) -> RequestError:
     return RequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{why}: try again", {"Retry-After": "1"})
 
 
-async def _awaited(handle: Any) -> None:
+async def finished(handle: Any) -> None:
+    """Wait for a call."""
     await handle
 
 

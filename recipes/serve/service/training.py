@@ -22,7 +22,7 @@ from recipes.serve.service.request_fields import (
     model_settings,
     whole,
 )
-from recipes.serve.service.service_state import ServiceState, StepFigures
+from recipes.serve.service.service_state import ServiceState, StepFigures, finished
 from recipes.serve.service.tenants import Call, ClientSession, Sampler, ServedModel
 from recipes.serve.values import AdapterSettings, Datum, FloatArray, PassOutcome
 from recipes.serve.wire.requests_and_results import PassRequest, pass_bytes, read_data
@@ -256,7 +256,7 @@ class TrainingRequests:
                     model.model_id,
                     "weights",
                     name,
-                    lambda folder: _written(self._state.actor.save(model.model_id, folder, True)),
+                    lambda folder: finished(self._state.actor.save(model.model_id, folder, True)),
                     overwrite=overwrite,
                     ttl=ttl,
                     metadata=model.metadata,
@@ -277,7 +277,7 @@ class TrainingRequests:
                 raise invalid("only samplers of kind `snapshot` are served: leave `kind` out")
 
             async def write(folder: str) -> None:
-                await _written(self._state.actor.save(model.model_id, folder, False))
+                await finished(self._state.actor.save(model.model_id, folder, False))
 
             if fields.get("path") is not None:
                 name = self._name(fields)
@@ -381,10 +381,6 @@ def _failing(model: ServedModel, error: RequestError, *, counts: bool) -> Act:
         raise error
 
     return act
-
-
-async def _written(handle: Any) -> None:
-    await handle
 
 
 def _ttl(fields: dict[str, Any]) -> int | None:

@@ -87,7 +87,7 @@ class AdapterActor(ComparingWorker):
         copy = partial(load_base, self._config, tokenizer, self.torch_device, torch.float32)
         computed = None if model.dtype == torch.float32 else model.dtype
         self._variants = ModelVariants(model, config.lora_alpha, copy, computed)
-        policy = self._variants.adapters.policy
+        policy = self._variants.policy
         name = type(model).__name__
         self._contact.compare(f"log-probabilities of `{name}`", PLAIN, lambda: check_policy(policy))
         if self._world_size > 1:

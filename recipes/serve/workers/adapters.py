@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -36,23 +36,35 @@ OPTIMIZER: Final = "optimizer.safetensors"
 _ATTENTION: Final = ("attn", "attention")
 
 
-class AdapterModel:
-    """A model with adapters, W + (alpha / rank) B A (Hu et al., "LoRA", arXiv 2106.09685).
+class ModelVariants:
+    """A model with adapters, W + (alpha / rank) B A (Hu et al., "LoRA", arXiv 2106.09685), and copies of the model
+    whose weights are all their own.
 
     Args:
         model: the model whose weights stay as they are.
         alpha: scale of all adapters, divided by their ranks.
+        copy: loads or builds the model once more, for weights that are all trained.
+        autocast: the type that copies compute in, where it is not that of their weights.
 
     Attributes:
-        policy: computes with the adapter in use.
+        policy: computes with the model and the adapter in use.
     """
 
-    def __init__(self, model: PreTrainedModel, alpha: float) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        alpha: float,
+        copy: Callable[[], PreTrainedModel],
+        autocast: torch.dtype | None = None,
+    ) -> None:
         model.requires_grad_(False)
         self.model = model
         self.policy = LanguagePolicy(model)
         self._alpha = alpha
+        self._copy = copy
+        self._autocast = autocast
         self._linear = _linear_names(model)
+        self._copies: dict[str, LanguagePolicy] = {}
         # peft's names of adapters, which may not contain a dot, by ours.
         self._labels: dict[str, str] = {}
         self._created = 0
@@ -60,16 +72,26 @@ class AdapterModel:
         self._tuned: dict[str, Any] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._labels
+        return name in self._copies or name in self._labels
 
     def add(self, name: str, settings: AdapterSettings) -> None:
-        """Add an adapter with first values, of which B is 0: it changes nothing yet.
+        """Add an adapter, of which B is 0, so that it changes nothing yet, or a copy of the model.
 
         Raises:
-            ConfigError: it has no layers.
+            ConfigError: an adapter has no layers, or the model cannot be loaded.
         """
-        self._inject(name, settings)
-        self._draw_first_values(name, settings.seed)
+        self._make(name, settings)
+        if settings.rank:
+            self._draw_first_values(name, settings.seed)
+
+    def _make(self, name: str, settings: AdapterSettings) -> None:
+        """Add an adapter whose values are still to be set, or a copy of the model."""
+        if settings.rank:
+            self._inject(name, settings)
+        else:
+            model = self._copy()
+            model.requires_grad_(True)
+            self._copies[name] = LanguagePolicy(model)
 
     def _inject(self, name: str, settings: AdapterSettings) -> None:
         """Add an adapter whose values are still to be set."""
@@ -100,11 +122,14 @@ class AdapterModel:
                     weight.copy_(nn.init.kaiming_uniform_(first, a=math.sqrt(5), generator=generator))
 
     def rename(self, name: str, new: str) -> None:
-        """Give an adapter another name."""
-        self._labels[new] = self._labels.pop(name)
+        """Give an adapter or a copy another name."""
+        named: dict[str, Any] = self._copies if name in self._copies else self._labels
+        named[new] = named.pop(name)
 
     def remove(self, name: str) -> None:
-        """Remove an adapter and free its memory."""
+        """Remove an adapter or a copy, and free its memory."""
+        if self._copies.pop(name, None) is not None:
+            return
         label = self._labels.pop(name)
         cast("Any", self.model).peft_config.pop(label, None)
         for layer in self._tuned.values():
@@ -115,7 +140,9 @@ class AdapterModel:
                 values.pop(label, None)
 
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
-        """Return the weights of an adapter, by the names that peft saves them with."""
+        """Return the weights that are trained, by the names that they are saved with."""
+        if name in self._copies:
+            return dict(self._copies[name].causal.named_parameters())
         label, result = self._labels[name], dict[str, nn.Parameter]()
         for path, layer in self._tuned.items():
             for part in ("lora_A", "lora_B"):
@@ -124,41 +151,53 @@ class AdapterModel:
                     result[f"base_model.model.{path}.{part}.weight"] = matrices[label].weight
         return result
 
+    def _saved(self, name: str) -> Mapping[str, Tensor]:
+        """Return what is saved of an adapter or a copy: its weights, and what else the state of a copy has."""
+        return _tensors(self._copies[name].causal) if name in self._copies else self.parameters(name)
+
     @contextmanager
-    def using(self, name: str | None) -> Generator[None, None, None]:
-        """Compute with an adapter in here; None: with the model alone."""
-        label = None if name is None else self._labels[name]
-        for layer in self._tuned.values():
-            layer._active_adapter = [] if label is None else [label]
-            layer._disable_adapters = label is None
-        yield
+    def using(self, name: str | None) -> Generator[LanguagePolicy, None, None]:
+        """Compute with an adapter or a copy in here; None: with the model as it is."""
+        policy = self._copies.get(name) if name is not None else None
+        if policy is None:
+            label = None if name is None else self._labels[name]
+            for layer in self._tuned.values():
+                layer._active_adapter = [] if label is None else [label]
+                layer._disable_adapters = label is None
+            yield self.policy
+        elif self._autocast is None:
+            yield policy
+        else:
+            with torch.autocast(policy.causal.device.type, self._autocast):
+                yield policy
 
     def save(self, name: str, settings: AdapterSettings, folder: Path) -> None:
-        """Write an adapter into a folder that exists: what peft reads, and its settings.
+        """Write an adapter, or all weights, into a folder that exists: what peft or transformers reads, and settings.
 
         Raises:
             OSError: it cannot be written.
         """
-        write_tensors(folder / WEIGHTS, self.parameters(name))
-        peft = {"peft_type": "LORA", "r": settings.rank, "lora_alpha": self._alpha, "bias": "none"}
-        layers = {"target_modules": self._layers(settings), "task_type": "CAUSAL_LM"}
-        (folder / PEFT_SETTINGS).write_text(json.dumps({**peft, **layers}, indent=1))
+        write_tensors(folder / _file_of(settings), self._saved(name))
+        if settings.rank:
+            peft = {"peft_type": "LORA", "r": settings.rank, "lora_alpha": self._alpha, "bias": "none"}
+            layers = {"target_modules": self._layers(settings), "task_type": "CAUSAL_LM"}
+            (folder / PEFT_SETTINGS).write_text(json.dumps({**peft, **layers}, indent=1))
+        else:
+            cast("Any", self._copies[name].causal).config.save_pretrained(folder)
         (folder / ADAPTER).write_text(json.dumps(settings._asdict()))
 
     def load(self, name: str, folder: Path) -> AdapterSettings:
-        """Add an adapter with the values in a folder of `save`, and return its settings.
+        """Add what is in a folder of `save`, and return its settings.
 
         Raises:
             ConfigError: the folder has another model's, or values that are not finite.
             OSError, ValueError: a file is missing or damaged.
         """
         settings = read_adapter(folder)
-        values = read_weights(folder / WEIGHTS)
-        self._inject(name, settings)
-        own = self.parameters(name)
-        if {key: tuple(weight.shape) for key, weight in own.items()} != {
-            key: tuple(value.shape) for key, value in values.items()
-        }:
+        values = read_weights(folder / _file_of(settings))
+        self._make(name, settings)
+        own = self._saved(name)
+        if {key: weight.shape for key, weight in own.items()} != {key: value.shape for key, value in values.items()}:
             self.remove(name)
             raise ConfigError(f"the weights in `{folder.name}` are those of another model")
         with torch.no_grad():
@@ -241,113 +280,9 @@ def served_facts(model: Any, stops: tuple[int, ...]) -> ServedFacts:
     return ServedFacts(model.get_input_embeddings().weight.shape[0], stops)
 
 
-# As transformers names them, so that it loads what is saved here.
-_WEIGHTS: Final = "model.safetensors"
-
-
-class ModelVariants:
-    """A model with adapters, and copies of the model whose weights are all their own.
-
-    Args:
-        model: the model whose weights stay as they are.
-        alpha: scale of all adapters, divided by their ranks.
-        copy: loads or builds the model once more, for weights that are all trained.
-        autocast: the type that copies compute in, where it is not that of their weights.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        alpha: float,
-        copy: Callable[[], PreTrainedModel],
-        autocast: torch.dtype | None = None,
-    ) -> None:
-        self.adapters = AdapterModel(model, alpha)
-        self._copy = copy
-        self._autocast = autocast
-        self._copies: dict[str, LanguagePolicy] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._copies or name in self.adapters
-
-    def add(self, name: str, settings: AdapterSettings) -> None:
-        """Add an adapter, or a copy of the model, with first values.
-
-        Raises:
-            ConfigError: an adapter has no layers, or the model cannot be loaded.
-        """
-        if settings.rank:
-            self.adapters.add(name, settings)
-            return
-        model = self._copy()
-        model.requires_grad_(True)
-        self._copies[name] = LanguagePolicy(model)
-
-    def load(self, name: str, folder: Path) -> AdapterSettings:
-        """Add what is in a folder of `save`, and return its settings.
-
-        Raises:
-            ConfigError: the folder has another model's, or values that are not finite.
-            OSError: a file is missing or damaged.
-        """
-        settings = read_adapter(folder)
-        if settings.rank:
-            return self.adapters.load(name, folder)
-        values = read_weights(folder / _WEIGHTS)
-        self.add(name, settings)
-        own = _tensors(self._copies[name].causal)
-        if {key: value.shape for key, value in own.items()} != {key: value.shape for key, value in values.items()}:
-            self.remove(name)
-            raise ConfigError(f"the weights in `{folder.name}` are those of another model")
-        with torch.no_grad():
-            for key, value in own.items():
-                value.copy_(values[key])
-        return settings
-
-    def save(self, name: str, settings: AdapterSettings, folder: Path) -> None:
-        """Write an adapter, or all weights, into a folder that exists: what peft or transformers reads, and settings.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        if settings.rank:
-            self.adapters.save(name, settings, folder)
-            return
-        model: Any = self._copies[name].causal
-        write_tensors(folder / _WEIGHTS, _tensors(model))
-        model.config.save_pretrained(folder)
-        (folder / ADAPTER).write_text(json.dumps(settings._asdict()))
-
-    def rename(self, name: str, new: str) -> None:
-        """Give an adapter or a copy another name."""
-        if name in self._copies:
-            self._copies[new] = self._copies.pop(name)
-        else:
-            self.adapters.rename(name, new)
-
-    def remove(self, name: str) -> None:
-        """Remove an adapter or a copy, and free its memory."""
-        if self._copies.pop(name, None) is None:
-            self.adapters.remove(name)
-
-    def parameters(self, name: str) -> dict[str, nn.Parameter]:
-        """Return the weights that are trained, by the names that they are saved with."""
-        if name in self._copies:
-            return dict(self._copies[name].causal.named_parameters())
-        return self.adapters.parameters(name)
-
-    @contextmanager
-    def using(self, name: str | None) -> Generator[LanguagePolicy, None, None]:
-        """Compute with an adapter or a copy in here; None: with the model as it is."""
-        policy = self._copies.get(name) if name is not None else None
-        if policy is None:
-            with self.adapters.using(name):
-                yield self.adapters.policy
-        elif self._autocast is None:
-            yield policy
-        else:
-            with torch.autocast(policy.causal.device.type, self._autocast):
-                yield policy
+def _file_of(settings: AdapterSettings) -> str:
+    """Return the file of weights: peft and transformers load what is saved here."""
+    return WEIGHTS if settings.rank else "model.safetensors"
 
 
 def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 
 from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.serve.values import AdapterSettings, Datum
-from recipes.serve.workers.adapters import AdapterModel
+from recipes.serve.workers.adapters import ModelVariants
 from recipes.serve.workers.datum_packing import data_logprobs, shares
 from rlinf_core import ConfigError
 
 
-def adapters(seed: int = 0, hidden: int = 32) -> AdapterModel:
-    return AdapterModel(built_model(built_tokenizer(), hidden_dim=hidden, layers=1, seed=seed), 32.0)
+def adapters(seed: int = 0, hidden: int = 32) -> ModelVariants:
+    build = partial(built_model, built_tokenizer(), hidden_dim=hidden, layers=1, seed=seed)
+    return ModelVariants(build(), 32.0, build)
 
 
 def data(*lengths: int) -> list[Datum]:
@@ -27,12 +29,12 @@ def data(*lengths: int) -> list[Datum]:
     return [Datum(row.numpy(), {"target_tokens": row.numpy()}) for row in tokens]
 
 
-def logprobs(model: AdapterModel, name: str | None) -> torch.Tensor:
+def logprobs(model: ModelVariants, name: str | None) -> torch.Tensor:
     with model.using(name), torch.no_grad():
         return data_logprobs(model.policy, data(5))
 
 
-def changed(model: AdapterModel, name: str) -> None:
+def changed(model: ModelVariants, name: str) -> None:
     with torch.no_grad():
         for weight in model.parameters(name).values():
             weight.add_(0.1)
