@@ -9,17 +9,16 @@ from typing import NamedTuple
 import torch
 
 from recipes.language.data.problems import training_order
-from recipes.language.learning.warm_start import begin_training
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import AnswerEval
 from recipes.language.weights.model_export import export_state
+from recipes.language.workers.training_worker import TrainingWorker
 from recipes.sft_chat.chat_evaluation import loss_figures, make_writer, row_counts, summed_loss
 from recipes.sft_chat.chat_runner import ExampleCounts
 from recipes.sft_chat.config import ChatConfig
 from recipes.sft_chat.conversations import load_conversations
 from recipes.sft_chat.examples import COMPARED_TURNS, ExampleSet, micro_batches, pack_examples
-from recipes.training.comparing_worker import ComparingWorker
-from recipes.training.updater import SKIPPED, Figures, Updater
+from recipes.training.updater import Figures, Updater
 from rlinf_core import Loss
 from rlinf_core.runners.storage.first_contact import Difference
 
@@ -31,14 +30,11 @@ class _Pass(NamedTuple):
     divisor: float
 
 
-class ChatActor(ComparingWorker):
+class ChatActor(TrainingWorker):
     """Learns from conversations. Several ranks share every batch and the weights, as `actor.fsdp_config` says."""
 
     config_section = "actor"
-
-    def __init__(self, config: ChatConfig) -> None:
-        super().__init__()
-        self._config = config
+    _config: ChatConfig
 
     def init_worker(self) -> ExampleCounts:
         """Read the conversations, and load or build the model; all ranks start with the same weights.
@@ -50,15 +46,7 @@ class ChatActor(ComparingWorker):
         torch.set_num_threads(config.threads)
         self._tokenizer = make_tokenizer(config)
         counts = self._read()
-        policy, self._state = begin_training(
-            self._config,
-            self._tokenizer,
-            self._contact,
-            device=self.torch_device,
-            rank=self._rank,
-            world_size=self._world_size,
-            is_sent=lambda _: False,
-        )
+        policy = self._begin_training(self._tokenizer)
         self._masks = policy.takes_masks(self._config.runner.seq_length)
         self._updater = Updater(
             self._state.strategy,
@@ -115,22 +103,16 @@ class ChatActor(ComparingWorker):
             NonFiniteError: a loss, a gradient or a weight is NaN or infinite (`runner.on_nonfinite`).
         """
         began, data = time.perf_counter(), self._config.data
-        self._state.onload()
-        rate = self._state.apply_settings(step, last_step)
+        rate = self._begin_step(step, last_step)
         size, count = self._config.actor.global_batch_size, len(self._examples.examples)
         chosen = training_order(count, (step - 1) * size, size, seed=data.seed, shuffle=data.shuffle)
         passes, figures = self._passes(self._examples, chosen), Figures()
         self._updater.update(passes, self._loss, step, figures)
         self._updater.check_weights(f"step {step}")
-        self._state.version += 1
-        if figures.skipped:
-            self.log_warning(SKIPPED, step, figures.skipped)
         tokens = sum(self._examples.lengths[number] for number in chosen)
         seconds = time.perf_counter() - began
-        if self._config.actor.enable_offload:
-            self._state.offload()
         return {
-            **figures.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
+            **self._end_step(step, figures),
             "train/epoch": step * size / count,
             "train/actor/tokens": tokens,
             "train/actor/tokens_per_second": tokens / seconds,
@@ -167,20 +149,10 @@ class ChatActor(ComparingWorker):
         module = self._state.strategy.module
         total = summed_loss(module, source.examples, parts, self.torch_device, masks=self._masks)
         figures = loss_figures(self._state.strategy.reduce_sum(total))
-        if self._config.actor.enable_offload:
-            self._state.offload()
+        self._offload()
         return {f"eval/{name}": value for name, value in (figures | row_counts(source)).items()}
 
     # Checkpoints
-
-    def save_checkpoint(self, folder: str) -> None:
-        """Write weights and optimizer into a folder that every rank sees; together."""
-        self._state.save(folder)
-
-    def load_checkpoint(self, folder: str) -> int:
-        """Load a checkpoint of `save_checkpoint`, and return the version of the weights."""
-        self._state.load(folder)
-        return self._state.version
 
     def save_model(self, folder: str) -> None:
         """Write a folder that `from_pretrained` and engines load: config, weights, tokenizer; adapters merged."""

@@ -22,7 +22,6 @@ from recipes.language.config.language_config import LanguageConfig
 from recipes.language.learning.answer_advantages import token_advantages
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
-from recipes.language.learning.warm_start import begin_training
 from recipes.language.loop.generation import UNFINISHED, unfinished_key
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import LanguagePolicy
@@ -30,12 +29,11 @@ from recipes.language.prompts.prompt_messages import Assignment
 from recipes.language.weights.model_export import export_state
 from recipes.language.weights.weight_transfer import messages
 from recipes.language.workers.token_evaluation import EvaluationClient
+from recipes.language.workers.training_worker import TrainingWorker
 from recipes.sections.algorithm import own_names, refuse_unknown_options
-from recipes.training.comparing_worker import ComparingWorker
 from recipes.training.huggingface import without_adapters
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.typed_tensors import integers
-from recipes.training.updater import SKIPPED
 from recipes.training.weights.weight_sync import WeightSender, receiver_ranks
 from rlinf_core import AdvantageSettings, ConfigError, LossSettings, get_advantage
 from rlinf_core.algorithms.loss_inputs import kl_estimate
@@ -43,14 +41,14 @@ from rlinf_core.algorithms.options import checked_options, get_policy_loss
 from rlinf_core.runners.storage.first_contact import Difference
 
 
-class LanguageActor(ComparingWorker):
+class LanguageActor(TrainingWorker):
     """Learns from scored answers. Several of them share every batch, and their weights, as `actor.fsdp_config` says."""
 
     config_section = "actor"
+    _config: LanguageConfig
 
     def __init__(self, config: LanguageConfig) -> None:
-        super().__init__()
-        self._config = config
+        super().__init__(config)
         # Whether engine and trainer were not compared yet.
         self._compares = True
 
@@ -61,15 +59,7 @@ class LanguageActor(ComparingWorker):
         self._layout = layout
         self._tokenizer = make_tokenizer(config)
         self._lora = config.model.adapter() is not None
-        policy, self._state = begin_training(
-            self._config,
-            self._tokenizer,
-            self._contact,
-            device=self.torch_device,
-            rank=self._rank,
-            world_size=self._world_size,
-            is_sent=self._is_sent,
-        )
+        policy = self._begin_training(self._tokenizer, self._is_sent)
         self._sender = WeightSender(
             self,
             (config.group_name, self._rank),
@@ -88,11 +78,6 @@ class LanguageActor(ComparingWorker):
         if layout.teachers:
             self._teacher = EvaluationClient(self, self._config.teacher.group_name, layout.teachers)
         self._offload()
-
-    def _offload(self) -> None:
-        """Leave the accelerator to other components, where `actor.enable_offload` says so."""
-        if self._config.actor.enable_offload:
-            self._state.offload()
 
     def _make_learner(self, policy: LanguagePolicy) -> LanguageLearner:
         config, algorithm = self._config.actor, self._config.algorithm
@@ -235,20 +220,14 @@ class LanguageActor(ComparingWorker):
             step: the training step.
             last_step: the last step after which the run ends; None: it has no end.
         """
-        config = self._config.actor
-        self._state.onload()
-        rate = self._state.apply_settings(step, last_step)
-        seed = derive_seed(config.seed, Purpose.BATCHES, step)
+        rate = self._begin_step(step, last_step)
+        seed = derive_seed(self._config.actor.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, self._targets, seed, step)
         tokens = float(self._batch.lengths.sum())
         gap = {} if self._targets.comparable is None else self._check_logprobs(self._learner.differences, step)
-        self._state.version += 1
         del self._batch, self._targets
-        self._offload()
-        if figures.skipped:
-            self.log_warning(SKIPPED, step, figures.skipped)
         return {
-            **figures.metrics(counts_skipped=self._config.runner.on_nonfinite == "skip"),
+            **self._end_step(step, figures),
             **gap,
             "train/actor/tokens": tokens,
             "train/actor/learned_fraction": self._learner.learned,
@@ -256,15 +235,6 @@ class LanguageActor(ComparingWorker):
         }
 
     # Checkpoints
-
-    def save_checkpoint(self, folder: str) -> None:
-        """Write weights and optimizer into a folder that every rank sees; together."""
-        self._state.save(folder)
-
-    def load_checkpoint(self, folder: str) -> int:
-        """Load a checkpoint of `save_checkpoint`, and return the version of the weights."""
-        self._state.load(folder)
-        return self._state.version
 
     def save_buffered(self, folder: str, slots: tuple[int, ...]) -> None:
         """Write the groups that wait in the channel, by their slots, into a checkpoint."""

@@ -12,24 +12,20 @@ from recipes.language.learning.warm_start import compare_with_plain, initial_pol
 from recipes.language.models.load_model import make_tokenizer
 from recipes.language.models.policy import METHODS, ValueModel
 from recipes.language.workers.token_evaluation import EvaluationServer
-from recipes.training.comparing_worker import ComparingWorker
+from recipes.language.workers.training_worker import TrainingWorker
 from recipes.training.seeding import Purpose, derive_seed
 from recipes.training.sharding import is_sharded
 from recipes.training.state.training_state import TrainingState
 from recipes.training.typed_tensors import compute_dtype, explained_variance
-from recipes.training.updater import SKIPPED
 from recipes.training.without_memory import move_what_has_memory
 from rlinf_core import LossSettings
 
 
-class LanguageCritic(ComparingWorker):
+class LanguageCritic(TrainingWorker):
     """Estimates the values of the states before answer tokens, and learns them from returns."""
 
     config_section = "critic"
-
-    def __init__(self, config: LanguageConfig) -> None:
-        super().__init__()
-        self._config = config
+    _config: LanguageConfig
 
     def init_worker(self, layout: LanguageLayout) -> None:
         """Load or build the model, and create the optimizer; all ranks start with the same weights."""
@@ -80,11 +76,6 @@ class LanguageCritic(ComparingWorker):
         self._exchange = EvaluationServer(self, config.group_name, layout.actors)
         self._offload()
 
-    def _offload(self) -> None:
-        """Leave the accelerator to other components, where `actor.enable_offload` says so."""
-        if self._config.actor.enable_offload:
-            self._state.offload()
-
     def evaluate(self, step: int) -> None:
         """Send the actors the values of their batches' answer tokens."""
         self._batch = self._exchange.recv()
@@ -99,30 +90,12 @@ class LanguageCritic(ComparingWorker):
             step: the training step.
             last_step: the last step after which the run ends; None: it has no end.
         """
-        config = self._config
         returns = self._exchange.recv_tokens()
-        self._state.onload()
-        rate = self._state.apply_settings(step, last_step)
-        seed = derive_seed(config.actor.seed, Purpose.BATCHES, step)
+        rate = self._begin_step(step, last_step)
+        seed = derive_seed(self._config.actor.seed, Purpose.BATCHES, step)
         figures = self._learner.train(self._batch, returns, self._values, seed, step)
         variance = explained_variance(self._values, returns, self._batch.trained).item()
-        self._state.version += 1
         del self._batch, self._values
-        self._offload()
-        if figures.skipped:
-            self.log_warning(SKIPPED, step, figures.skipped)
-        metrics = figures.metrics(counts_skipped=config.runner.on_nonfinite == "skip")
+        metrics = self._end_step(step, figures)
         metrics = {name.replace("train/actor/", "train/critic/"): value for name, value in metrics.items()}
-        return {
-            **metrics,
-            "train/critic/explained_variance": variance,
-            "train/critic/lr": rate,
-        }
-
-    def save_checkpoint(self, folder: str) -> None:
-        """Write weights and optimizer into a folder that every rank sees; together."""
-        self._state.save(folder)
-
-    def load_checkpoint(self, folder: str) -> None:
-        """Read what `save_checkpoint` wrote."""
-        self._state.load(folder)
+        return metrics | {"train/critic/explained_variance": variance, "train/critic/lr": rate}
