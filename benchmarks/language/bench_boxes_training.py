@@ -125,7 +125,8 @@ def write_model(folder: Path, tasks: Path, seed: int) -> None:
     from recipes.agent.harbor.task_folder import find_tasks, read_task
     from recipes.agent.tools.bash import Bash
     from recipes.agent.tools.toolbox import Observation, Toolbox
-    from recipes.language.learning.warm_start import example, warm_start
+    from recipes.language.answers.sequences import undrawn
+    from recipes.language.learning.warm_start import warm_start
     from recipes.language.models.load_model import built_model, built_tokenizer
     from recipes.language.models.policy import LanguagePolicy
 
@@ -148,7 +149,7 @@ def write_model(folder: Path, tasks: Path, seed: int) -> None:
         seen = encoder.encode((*prompt, *called), [result])
         end = (*tokenizer.encode(DONE), tokenizer.eos_token_id)
         trained = (True,) * len(called) + (False,) * len(seen) + (True,) * len(end)
-        shown.append(example(prompt, (*called, *seen, *end), trained))
+        shown.append(undrawn(prompt, (*called, *seen, *end), trained))
     warm_start(LanguagePolicy(model), shown, SHOWN_AT_ONCE, SHOWN_LR)
     model.set_attn_implementation("sdpa")
     model.save_pretrained(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from recipes.language.answers.sequences import FinishReason
+from recipes.language.answers.sequences import FinishReason, undrawn
 from recipes.language.answers.sequences import Sequence as Answer
 from rlinf_core.errors import RuntimeFailure
 
@@ -130,13 +130,4 @@ class Conversation:
 
 def no_turn(sample: int) -> Answer:
     """Return a segment that nothing is trained on, of a trajectory in which the model never spoke."""
-    return Answer(
-        request_id="",
-        sample=sample,
-        prompt=(0,),
-        tokens=(0,),
-        logprobs=(0.0,),
-        versions=(0,),
-        finish_reason="aborted",
-        trained=(False,),
-    )
+    return undrawn((0,), (0,), (False,), sample=sample, finish_reason="aborted")

@@ -15,9 +15,9 @@ from recipes.agent.environments.text_environment import TextEnvironment
 from recipes.agent.tasks.tasks import first_messages, load_tasks, make_tools
 from recipes.agent.tools.toolbox import Toolbox
 from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.answers.sequences import undrawn
 from recipes.language.data.problems import Problem, training_order
 from recipes.language.data.text_tokens import TextTokens
-from recipes.language.learning.warm_start import example
 from recipes.training.seeding import Purpose, derive_seed
 
 if TYPE_CHECKING:
@@ -125,4 +125,4 @@ class _Writer:
                 encoded = self._encoder.encode((*prompt, *tokens), [ChatMessage("tool", text)])
             tokens += encoded
             trained += [learned] * len(encoded)
-        return example(prompt, (*tokens, self._end), (*trained, True))
+        return undrawn(prompt, (*tokens, self._end), (*trained, True))

@@ -164,6 +164,29 @@ class Sequence:
         return [version for version, drawn in zip(self.versions, self.trained, strict=True) if drawn]
 
 
+def undrawn(
+    prompt: tuple[int, ...],
+    tokens: tuple[int, ...],
+    trained: tuple[bool, ...] = (),
+    *,
+    sample: int = 0,
+    finish_reason: FinishReason = "stop",
+    failure: str = "",
+) -> Sequence:
+    """Return an answer that no engine drew; see `Sequence`."""
+    return Sequence(
+        request_id="",
+        sample=sample,
+        prompt=prompt,
+        tokens=tokens,
+        logprobs=(0.0,) * len(tokens),
+        versions=(0,) * len(tokens),
+        finish_reason=finish_reason,
+        trained=trained,
+        failure=failure,
+    )
+
+
 def sampling_params(config: LanguageConfig, temperature: float, seed: int) -> SamplingParams:
     """Return the sampling parameters of `rollout.sampling_params`, with another temperature.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from recipes.language.answers.answer_batch import RolloutBatch, token_budget_parts, whole_groups
+from recipes.language.answers.sequences import undrawn
 from recipes.language.models.packing import MOST_OTHERS, WIDEST, PackedRows, pack
 from recipes.training.sharding import ParallelStrategy
 from recipes.training.typed_tensors import integers, pieces
@@ -97,23 +98,5 @@ def _packed_tokens(batch: RolloutBatch, rows: list[int]) -> int:
     return min(packed, sum(lengths))
 
 
-def _stand_in() -> RolloutBatch:
-    one = torch.ones(1, dtype=torch.int64)
-    return RolloutBatch(
-        tokens=torch.zeros(2, dtype=torch.int64),
-        lengths=2 * one,
-        prompt_lengths=one,
-        trained=torch.zeros(1, dtype=torch.bool),
-        logprobs=torch.zeros(1),
-        versions=one,
-        groups=one,
-        samples=one,
-        rewards=torch.zeros(1),
-        step_rewards=torch.zeros(1),
-        finished=torch.zeros(1, dtype=torch.bool),
-        minibatches=torch.zeros(1, dtype=torch.int64),
-    )
-
-
 # An answer of one token that is not trained on.
-STAND_IN = _stand_in()
+STAND_IN = RolloutBatch.of([undrawn((0,), (0,), (False,), finish_reason="length")], 1, [0.0])

@@ -10,6 +10,7 @@ import torch
 
 from recipes.language.answers.answer_batch import RolloutBatch
 from recipes.language.answers.sequences import Sequence as Answer
+from recipes.language.answers.sequences import undrawn
 from recipes.language.config.described_models import ModelJobConfig
 from recipes.language.config.language_config import LanguageActorConfig, LanguageConfig, LanguageModelConfig
 from recipes.language.data.load_problems import load_problems
@@ -207,7 +208,7 @@ def right_answers(config: LanguageConfig, tokenizer: PreTrainedTokenizerBase) ->
             prompt = encoder.encode(problem)
             answer = texts.behind(problem.answer)
             # As in training, a prompt that is too long is left out; an empty one predicts nothing.
-            known[index] = example(prompt, (*answer, end)) if prompt else None
+            known[index] = undrawn(prompt, (*answer, end)) if prompt else None
         shown = known[index]
         if shown is not None:
             examples.append(shown)
@@ -241,20 +242,6 @@ def warm_start(policy: LanguagePolicy, examples: Sequence[Answer], batch_size: i
         optimizer.step()
     # A checkpoint is only read into the state of another optimizer while no weight has a gradient.
     optimizer.zero_grad()
-
-
-def example(prompt: tuple[int, ...], tokens: tuple[int, ...], trained: tuple[bool, ...] = ()) -> Answer:
-    """Return the training example of a prompt: its target tokens, and which of them are trained on; empty: all."""
-    return Answer(
-        request_id="",
-        sample=0,
-        prompt=prompt,
-        tokens=tokens,
-        logprobs=(0.0,) * len(tokens),
-        versions=(0,) * len(tokens),
-        finish_reason="stop",
-        trained=trained,
-    )
 
 
 def begin_training(

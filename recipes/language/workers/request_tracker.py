@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from recipes.language.answers.answer_group import AnswerGroup, Rollout
 from recipes.language.answers.buffered_answers import UnfinishedGroup, UnfinishedReport
-from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence, sampling_params
+from recipes.language.answers.sequences import Begun, Request, SamplingParams, Sequence, sampling_params, undrawn
 from recipes.language.config.language_config import LanguageConfig
 from recipes.language.data.problems import Problem, ProblemSet, training_order
 from recipes.language.data.prompts import PromptEncoder
@@ -23,6 +24,7 @@ from recipes.language.workers.engine_stream import EngineStream
 from rlinf_core.worker.timer import timer
 
 LOGGER = logging.getLogger("rlinf")
+_SET_ASIDE = "quarantined: its processes died repeatedly"
 
 
 class _Open(NamedTuple):
@@ -192,7 +194,8 @@ class Answering:
             self._put([AnswerGroup(prompt, index, problem)])
             return
         if prompt.set_aside:
-            aside = tuple(Rollout((_unanswered(tokens, sample),)) for sample in range(prompt.answers))
+            lost = partial(undrawn, tokens, (), finish_reason="aborted", failure=_SET_ASIDE)
+            aside = tuple(Rollout((lost(sample=sample),)) for sample in range(prompt.answers))
             self._put([AnswerGroup(prompt, index, problem, aside)])
             return
         # Slots of evaluation are their own numbers.
@@ -264,17 +267,3 @@ class Answering:
 
 def _drop(groups: list[AnswerGroup]) -> None:
     """Take groups that nobody waits for."""
-
-
-def _unanswered(tokens: tuple[int, ...], sample: int) -> Sequence:
-    """Return the answer to a prompt that is set aside."""
-    return Sequence(
-        request_id="",
-        sample=sample,
-        prompt=tokens,
-        tokens=(),
-        logprobs=(),
-        versions=(),
-        finish_reason="aborted",
-        failure="quarantined: its processes died repeatedly",
-    )
