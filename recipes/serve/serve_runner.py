@@ -9,7 +9,7 @@ import secrets
 import shlex
 import threading
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -85,7 +85,7 @@ class ServeRunner:
     def _run(self) -> None:
         limit = None if self._cfg.runner.max_steps == _NEVER else self._cfg.runner.max_steps
         keys = Keys(self._state / "keys", self._cfg.server.tenants)
-        stop = _Stop()
+        stop = threading.Event()
         thread = threading.Thread(target=self._serve, args=(keys, stop), name="serve", daemon=True)
         thread.start()
         try:
@@ -97,7 +97,7 @@ class ServeRunner:
                 if metrics is not None:
                     self._record.step_finished(self._record.step + 1, metrics)
         finally:
-            stop.ask()
+            stop.set()
             thread.join(_END_SECONDS)
 
     def _model(self) -> dict[str, Any]:
@@ -144,14 +144,13 @@ class ServeRunner:
 
     # In the thread of the server
 
-    def _serve(self, keys: Keys, stop: _Stop) -> None:
+    def _serve(self, keys: Keys, stop: threading.Event) -> None:
         try:
             asyncio.run(self._main(keys, stop))
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._events.put(error)
 
-    async def _main(self, keys: Keys, stop: _Stop) -> None:
-        end = stop.bind()
+    async def _main(self, keys: Keys, stop: threading.Event) -> None:
         views = [self._rollout.execute_on(rank) for rank in range(self._rollout.world_size)]
         state = ServiceState(
             self._cfg.server,
@@ -173,40 +172,16 @@ class ServeRunner:
         try:
             async with _listening(routes, self._cfg.server.port):
                 self._ready.set()
+                end = asyncio.create_task(asyncio.to_thread(stop.wait))
                 done, _ = await asyncio.wait([*work, end], return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
         finally:
+            stop.set()  # for the thread that waits for it
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             state.file.close()
-
-
-class _Stop:
-    """A request to end, from another thread."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def bind(self) -> asyncio.Future[None]:
-        """Return the future of the request, in the loop that runs."""
-        self._loop, self._future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        if self._asked.is_set():
-            self._future.set_result(None)
-        return self._future
-
-    def ask(self) -> None:
-        """Ask for the end."""
-        self._asked.set()
-        if self._loop is not None:
-            with suppress(RuntimeError):  # it has ended already
-                self._loop.call_soon_threadsafe(self._settle)
-
-    def _settle(self) -> None:
-        if not self._future.done():
-            self._future.set_result(None)
 
 
 @asynccontextmanager
