@@ -260,33 +260,26 @@ class JudgeScorer:
         """Return: judges end by themselves."""
 
 
-class JudgeClient:
-    """Asks the workers of the group `judge`, and waits for their verdicts.
+def ask_judges(channel: Channel, rank: int, judges: int, requests: Sequence[JudgeRequest]) -> Iterator[JudgeReply]:
+    """Yield the replies to requests of a reward worker, which are dealt to all workers of the group `judge`.
 
     Args:
         channel: the channel to them and back.
-        rank: the rank of this reward worker.
+        rank: the rank of the reward worker.
         judges: the number of judges.
+        requests: the requests.
     """
-
-    def __init__(self, channel: Channel, rank: int, judges: int) -> None:
-        self._channel = channel
-        self._rank = rank
-        self._judges = judges
-
-    def __call__(self, requests: Sequence[JudgeRequest]) -> Iterator[JudgeReply]:
-        """Yield the replies to requests, which are dealt to all judges."""
-        for rank in range(self._judges):
-            mine = tuple(requests[(rank - self._rank) % self._judges :: self._judges])
-            if mine:
-                self._channel.put(mine, key=judge_key(rank))
-        waiting = {request.number for request in requests}
-        inbox = Inbox(self._channel, verdict_key(self._rank))
-        while waiting:
-            replies: tuple[JudgeReply, ...] = inbox.wait()
-            for reply in replies:
-                waiting.discard(reply.number)
-                yield reply
+    for judge in range(judges):
+        mine = tuple(requests[(judge - rank) % judges :: judges])
+        if mine:
+            channel.put(mine, key=judge_key(judge))
+    waiting = {request.number for request in requests}
+    inbox = Inbox(channel, verdict_key(rank))
+    while waiting:
+        replies: tuple[JudgeReply, ...] = inbox.wait()
+        for reply in replies:
+            waiting.discard(reply.number)
+            yield reply
 
 
 def make_scorer(config: LanguageConfig, ask: Callable[[], Ask], rank: int = 0) -> AnswerScorer:

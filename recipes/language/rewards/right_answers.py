@@ -173,8 +173,8 @@ def check_right_answers(
             raise error
     elif ":" in rule or rule == "reasoning_gym":
         problems, places = _first_problems(data, _ASKED_OF_FUNCTION if ":" in rule else _ASKED_OF_TASK, share)
-        given = [Item.of(problem, problem.answer) for problem in problems]
-        tally.look(lambda _: scorer.score_all(given), problems, places, deadline)
+        items = [Item.of(problem, problem.answer) for problem in problems]
+        tally.look(lambda _: scorer.score_all(items), problems, places, deadline)
     if not tally.checked:
         return None
     warnings = [complaint(rule, tally.faults, tally.checked)] if tally.faults else []

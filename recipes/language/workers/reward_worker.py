@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -13,7 +14,7 @@ from recipes.language.answers.exits import Score
 from recipes.language.config.algorithm_config import KNOWN_ADVANTAGES
 from recipes.language.config.group_names import LanguageLayout
 from recipes.language.config.language_config import LanguageConfig
-from recipes.language.judging.judge import JudgeClient, make_scorer
+from recipes.language.judging.judge import ask_judges, make_scorer
 from recipes.language.loop.answer_evaluation import progress_ends
 from recipes.language.loop.generation import ANSWERS, PROGRESS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
@@ -48,8 +49,8 @@ class RewardWorker(ComparingWorker):
         self._layout = layout
         self._answers = self.connect_channel(layout.answers)
         self._scored = self.connect_channel(layout.scored)
-        judges = JudgeClient(self._answers, self._rank, layout.judges)
-        self._scorer = make_scorer(self._config, lambda: judges, self._rank)
+        ask = partial(ask_judges, self._answers, self._rank, layout.judges)
+        self._scorer = make_scorer(self._config, lambda: ask, self._rank)
         # A function that cannot be loaded or called ends the run before its first step.
         self._scorer.start()
         if self._scorer.convention:

@@ -22,7 +22,6 @@ from recipes.language.judging import judge as judging
 from recipes.language.judging.judge import (
     TEMPLATES,
     Judge,
-    JudgeClient,
     JudgeScorer,
     correct,
     filled,
@@ -119,6 +118,10 @@ class ScriptedEngine:
         self._times: defaultdict[tuple[int, ...], int] = defaultdict(int)
         self.temperatures: list[float] = []
         self.stopped = False
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._asked)
 
     def submit(self, request: Request) -> None:
         self._asked.append(request)
@@ -238,12 +241,11 @@ def test_requests_are_dealt_to_all_judges(monkeypatch: pytest.MonkeyPatch, folde
     for worker in workers:
         worker.init_worker(LanguageLayout(1, 1, 1, "answers", "scored", judges=2))
     channel = hub.channel("answers")
-    client = JudgeClient(channel, 0, 2)
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(worker.serve) for worker in workers]
         texts = ["right", "wrong", "late", "wrong", "right"]
         requests = [JudgeRequest(number, 0, "", "4", text) for number, text in enumerate(texts)]
-        replies = {reply.number: reply for reply in client(requests)}
+        replies = {reply.number: reply for reply in judging.ask_judges(channel, 0, 2, requests)}
         for rank in range(2):
             channel.put(None, key=judge_key(rank))
         for call in calls:

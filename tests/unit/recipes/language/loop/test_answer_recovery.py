@@ -133,7 +133,7 @@ def test_answers_of_evaluations_are_kept_for_one_round() -> None:
 
 
 @pytest.mark.parametrize(("keeps", "streams"), [(False, False), (True, True)])
-def test_nothing_is_kept_where_no_restart_is_allowed_or_groups_have_no_end(keeps: bool, streams: bool) -> None:
+def test_nothing_is_kept_without_restarts_or_an_end(keeps: bool, streams: bool) -> None:
     kept, channel = outlet(keeps=keeps)
     kept.streams = streams
     kept.begin(prompts(1))
