@@ -1,12 +1,14 @@
-"""The child process of a scorer: reads batches of answers with their time limit as JSON lines, and writes a verdict for
-each answer as a JSON line.
+"""The child process of a scorer: reads batches of answers with their time limit as pickled lines, and writes a verdict
+for each answer as a JSON line.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from recipes.language.rewards.functions import RewardAdapter, load_function
 from recipes.language.rewards.matching.rules import RULES, Verdict, prepare_math
 from recipes.language.rewards.programs import ProgramJudge
 from recipes.language.rewards.right_answers import GOLDS, gold_verdict
-from recipes.language.rewards.scoring import PROGRAMS, Item, from_json
+from recipes.language.rewards.scoring import PROGRAMS, Item
 from rlinf_core import RLinfError
 
 Rule: TypeAlias = Callable[[Item], Verdict]
@@ -68,8 +70,8 @@ def serve(kind: str, settings: dict[str, Any]) -> None:
     convention = rule.convention if isinstance(rule, RewardAdapter) else ""
     write({"ready": True, "together": lists or is_async, "async": is_async, "convention": convention})
     for line in sys.stdin.buffer:
-        message = json.loads(line)
-        items, limit = [Item(**from_json(fields)) for fields in message["items"]], message["limit"]
+        batch: tuple[list[Item], float] = pickle.loads(base64.b64decode(line))  # noqa: S301 - pickled by the scorer
+        items, limit = batch
         if isinstance(rule, RewardAdapter) and rule.takes_lists:
             _score_lists(rule, items, tell)
         elif isinstance(rule, ProgramJudge) or (isinstance(rule, RewardAdapter) and rule.is_async):

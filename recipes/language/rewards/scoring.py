@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
+import pickle
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import date, datetime, timedelta
-from datetime import time as clock
-from decimal import Decimal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, Protocol, Self
 
 from recipes.language.answers.exits import EXIT_OF_SCORING, Cause, Score
 from recipes.language.data.problems import Problem
@@ -38,59 +39,6 @@ RULE_SECONDS: Final = 5.0
 PROGRAMS: Final = "code"
 _PROGRAMS_SECONDS: Final = 900.0
 FUNCTION_SECONDS: Final = 60.0
-
-
-# Values of a row that JSON has not, by the names of their types: how one is made of what is written for it.
-_MADE: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "dict": lambda pairs: dict(pairs),
-    "tuple": lambda items: tuple(items),
-    "set": lambda items: set(items),
-    "bytes": bytes.fromhex,
-    "date": date.fromisoformat,
-    "datetime": datetime.fromisoformat,
-    "time": clock.fromisoformat,
-    "timedelta": lambda seconds: timedelta(seconds=seconds),
-    "Decimal": Decimal,
-}
-
-
-def to_json(value: Any) -> Any:
-    """Return a value of a row for JSON, of which `from_json` makes the same: keys stay numbers, and dates dates."""
-    match value:
-        case dict():
-            pairs = [(key, to_json(item)) for key, item in cast("dict[object, Any]", value).items()]
-            plain = all(isinstance(key, str) and key for key, _ in pairs)
-            return dict(pairs) if plain else {"": ["dict", [[to_json(key), item] for key, item in pairs]]}
-        case list():
-            return [to_json(item) for item in cast("list[Any]", value)]
-        case tuple() | set():
-            items = [to_json(item) for item in cast("Iterable[Any]", value)]
-            return {"": ["tuple" if isinstance(value, tuple) else "set", items]}
-        case bytes():
-            return {"": ["bytes", value.hex()]}
-        case date() | clock():
-            # A library's own kind of them is read as Python's.
-            kind = "datetime" if isinstance(value, datetime) else "date" if isinstance(value, date) else "time"
-            return {"": [kind, value.isoformat()]}
-        case timedelta():
-            return {"": ["timedelta", value.total_seconds()]}
-        case Decimal():
-            return {"": ["Decimal", str(value)]}
-        case _:
-            return value
-
-
-def from_json(value: Any) -> Any:
-    """Return the value that `to_json` was given."""
-    if isinstance(value, list):
-        return [from_json(item) for item in cast("list[Any]", value)]
-    if not isinstance(value, dict):
-        return value
-    fields = cast("dict[str, Any]", value)
-    if "" in fields:
-        kind, written = fields[""]
-        return _MADE[kind](from_json(written))
-    return {key: from_json(item) for key, item in fields.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +72,18 @@ class Item:
             row=problem.row,
             messages=problem.messages,
         )
+
+
+class _PlainPickler(pickle.Pickler):
+    """Writes rows for a function: kinds of numbers and times that a library made of Python's are written as these."""
+
+    def reducer_override(self, obj: Any, /) -> Any:
+        """Write a value as Python's own."""
+        if isinstance(obj, float) and type(obj) is not float:
+            return float, (float(obj),)
+        if isinstance(obj, datetime) and type(obj) is not datetime:
+            return datetime.fromisoformat, (obj.isoformat(),)
+        return NotImplemented
 
 
 class AnswerScorer(Protocol):
@@ -250,8 +210,9 @@ class Scorer:
         child = self._started()
         scores: dict[int, Score] = {}
         limit = self._limit(len(items))
-        message = {"items": [to_json(asdict(item)) for item in items], "limit": limit}
-        line = json.dumps(message, default=str).encode()
+        written = io.BytesIO()
+        _PlainPickler(written).dump((list(items), limit))
+        line = base64.b64encode(written.getvalue())
         began = time.monotonic()
         deadline = began + limit + (_GRACE_SECONDS if self._interrupts else 0.0)
         try:
