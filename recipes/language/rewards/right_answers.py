@@ -6,11 +6,9 @@ A reference answer that does not pass its own rule can never be matched.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
 
-from recipes.language.answers.exits import Score
 from recipes.language.config.problem_config import LanguageDataConfig
 from recipes.language.data.load_problems import load_problems
 from recipes.language.data.problem_sources import check_file, read_file
@@ -33,19 +31,8 @@ CHECKED: Final = ("exact", "boxed", "number", "math", PROGRAMS)
 MOST_FAILING: Final = 0.5
 _SHOWN: Final = 3
 
-
-class GoldFault(NamedTuple):
-    """A right answer that its rule does not call right.
-
-    Attributes:
-        place: the place of the row.
-        answer: the answer, as the row has it.
-        reason: the reason that the rule gives.
-    """
-
-    place: str
-    answer: str
-    reason: str
+# Problems, and their places.
+_Batch: TypeAlias = tuple[Sequence[Problem], Sequence[str]]
 
 
 def gold_verdict(rule: str, answer: str) -> Verdict:
@@ -53,49 +40,20 @@ def gold_verdict(rule: str, answer: str) -> Verdict:
 
     Equal text is not enough: text that is neither a number nor an expression is right in no other spelling.
     """
-    fault = quick_fault(rule, answer)
-    if fault:
-        return Verdict(0.0, fault)
     if rule == PROGRAMS:
-        return Verdict(1.0, "tests")
-    if rule == "math" and isinstance(read(_shown(answer)), Other) and not is_expression(_shown(answer)):
-        return Verdict(0.0, "math-verify cannot parse it")
-    text = answer if rule in ("exact", "number") else rf"\boxed{{{_shown(answer)}}}"
-    return RULES[rule](text, answer)
-
-
-def quick_fault(rule: str, answer: str) -> str:
-    """Return the fault of a reference answer, as far as it can be determined without math-verify; "" for none."""
-    if rule == PROGRAMS:
-        return fault_of_tests(answer)
-    if not text_of(read(_shown(answer))).strip():
-        return "it is empty"
-    if rule == "number" and answer_number(answer) is None:
-        return "it is not a number"
-    return ""
-
-
-def complaint(rule: str, faults: list[GoldFault], checked: int) -> str:
-    """Return a sentence about failing reference answers: how many, and the first of them."""
-    listed = "; ".join(f"{fault.place}: `{excerpt(fault.answer, 40)}`: {fault.reason}" for fault in faults[:_SHOWN])
-    rest = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
-    return f"{len(faults)} of {checked} reference answers do not pass `reward_type: {rule}` ({listed}{rest})"
-
-
-def gold_error(rule: str, faults: list[GoldFault], checked: int) -> ConfigError | None:
-    """Return the error about data whose reference answers mostly fail; None if at most half do."""
-    if len(faults) <= MOST_FAILING * checked:
-        return None
-    return ConfigError(
-        complaint(rule, faults, checked),
-        why="no answer to such a problem can be correct",
-        help="set `reward.reward_type` to the rule that fits the data, or `data.answer_key` to the key of the answer",
-    )
-
-
-def _shown(answer: str) -> str:
+        fault = fault_of_tests(answer)
+        return Verdict(0.0, fault) if fault else Verdict(1.0, "tests")
     content = boxed_content(answer)
-    return answer if content is None else content
+    shown = answer if content is None else content
+    reading = read(shown)
+    if not text_of(reading).strip():
+        return Verdict(0.0, "it is empty")
+    if rule == "number" and answer_number(answer) is None:
+        return Verdict(0.0, "it is not a number")
+    if rule == "math" and isinstance(reading, Other) and not is_expression(shown):
+        return Verdict(0.0, "math-verify cannot parse it")
+    text = answer if rule in ("exact", "number") else rf"\boxed{{{shown}}}"
+    return RULES[rule](text, answer)
 
 
 # Time limit for checking reference answers, in seconds; the remainder becomes a warning.
@@ -111,31 +69,6 @@ _CANARIES: Final = {
     "prints its own source's marks": "import sys\nprint(*sys.argv, *vars(sys.modules['__main__']), sep='\\n')",
 }
 _CANARY_PROBLEMS: Final = 4
-
-# Scores right answers as if they had been given.
-Judge: TypeAlias = Callable[[Sequence[Problem]], list[Score]]
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Right answers that were looked at, and those that are not right."""
-
-    faults: list[GoldFault] = field(default_factory=list[GoldFault])
-    checked: int = 0
-    late: int = 0
-
-    def look(self, judge: Judge, problems: Sequence[Problem], places: Sequence[str], deadline: float) -> None:
-        """Look at some right answers, unless it is late."""
-        if time.monotonic() > deadline:
-            self.late += len(problems)
-            return
-        scores = judge(problems)
-        self.faults += [
-            GoldFault(place, problem.answer, score.reason)
-            for place, problem, score in zip(places, problems, scores, strict=True)
-            if not score.correct
-        ]
-        self.checked += len(problems)
 
 
 def check_right_answers(
@@ -159,30 +92,49 @@ def check_right_answers(
     Raises:
         ConfigError: more than half of them are not right by a rule.
     """
-    tally = _Tally()
     deadline = time.monotonic() + _SECONDS
-    if rule in CHECKED and data.source == "files":
-        with Scorer(GOLDS, settings={"rule": rule}) as golds:
-
-            def judge(problems: Sequence[Problem]) -> list[Score]:
-                return golds.score_all([Item(text="", answer=problem.answer) for problem in problems])
-
-            _look_at_files(tally, data, judge, share, deadline)
-        error = gold_error(rule, tally.faults, tally.checked)
-        if error is not None and must_fit:
-            raise error
+    by_rule = rule in CHECKED and data.source == "files"
+    batches: Iterable[_Batch] = ()
+    if by_rule:
+        batches = _batches_of_files(data, share)
     elif ":" in rule or rule == "reasoning_gym":
-        problems, places = _first_problems(data, _ASKED_OF_FUNCTION if ":" in rule else _ASKED_OF_TASK, share)
-        items = [Item.of(problem, problem.answer) for problem in problems]
-        tally.look(lambda _: scorer.score_all(items), problems, places, deadline)
-    if not tally.checked:
+        batches = [_first_problems(data, _ASKED_OF_FUNCTION if ":" in rule else _ASKED_OF_TASK, share)]
+    faults, checked, late = list[str](), 0, 0
+    with Scorer(GOLDS, settings={"rule": rule}) as golds:
+        for problems, places in batches:
+            if time.monotonic() > deadline:
+                late += len(problems)
+                continue
+            if by_rule:
+                scores = golds.score_all([Item(text="", answer=problem.answer) for problem in problems])
+            else:
+                scores = scorer.score_all([Item.of(problem, problem.answer) for problem in problems])
+            faults += [
+                f"{place}: `{excerpt(problem.answer, 40)}`: {score.reason}"
+                for place, problem, score in zip(places, problems, scores, strict=True)
+                if not score.correct
+            ]
+            checked += len(problems)
+    if not checked:
         return None
-    warnings = [complaint(rule, tally.faults, tally.checked)] if tally.faults else []
+    rest = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    complaint = (
+        f"{len(faults)} of {checked} reference answers do not pass `reward_type: {rule}`"
+        f" ({'; '.join(faults[:_SHOWN])}{rest})"
+    )
+    if by_rule and must_fit and len(faults) > MOST_FAILING * checked:
+        raise ConfigError(
+            complaint,
+            why="no answer to such a problem can be correct",
+            help="set `reward.reward_type` to the rule that fits the data, or `data.answer_key` to the key of the"
+            " answer",
+        )
+    warnings = [complaint] if faults else []
     if rule == PROGRAMS and data.source == "files":
         warnings += _earned_by_canaries(data, scorer, share)
-    if tally.late:
-        warnings.append(f"{tally.late} reference answers were not checked within {_SECONDS:g} s")
-    return Difference(note="; ".join(warnings) or f"{tally.checked} reference answers", agrees=not warnings)
+    if late:
+        warnings.append(f"{late} reference answers were not checked within {_SECONDS:g} s")
+    return Difference(note="; ".join(warnings) or f"{checked} reference answers", agrees=not warnings)
 
 
 def _earned_by_canaries(data: LanguageDataConfig, scorer: AnswerScorer, share: tuple[int, int]) -> list[str]:
@@ -200,22 +152,18 @@ def _earned_by_canaries(data: LanguageDataConfig, scorer: AnswerScorer, share: t
     return warnings
 
 
-def _look_at_files(
-    tally: _Tally, data: LanguageDataConfig, judge: Judge, share: tuple[int, int], deadline: float
-) -> None:
+def _batches_of_files(data: LanguageDataConfig, share: tuple[int, int]) -> Iterator[_Batch]:
+    """Yield a worker's share of the problems of all files, with their places."""
     rank, workers = share
     for path in (*data.train_files, *data.val_data_paths):
         problems = read_file(path, data.prompt_key, data.answer_key)
         numbers = range(rank, len(problems), workers)
         for first in range(0, len(numbers), _AT_ONCE):
             chosen = numbers[first : first + _AT_ONCE]
-            places = [problems.places[number] for number in chosen]
-            tally.look(judge, [problems[number] for number in chosen], places, deadline)
+            yield [problems[number] for number in chosen], [problems.places[number] for number in chosen]
 
 
-def _first_problems(
-    data: LanguageDataConfig, most: int, share: tuple[int, int]
-) -> tuple[Sequence[Problem], Sequence[str]]:
+def _first_problems(data: LanguageDataConfig, most: int, share: tuple[int, int]) -> _Batch:
     """Return a worker's share of the first problems that have a right answer, with their places."""
     rank, workers = share
     if data.source == "files":
