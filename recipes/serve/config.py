@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import AfterValidator, Field
 
 from recipes.language.config.language_config import SIZES_OF_A_FOLDER, SYMBOLS, TokenizerConfig
-from recipes.language.config.rollout_config import BACKENDS, LARGEST_RANK, RESERVED_OPTIONS
-from recipes.language.rules.architecture_rules import fault_of_architecture
-from recipes.language.rules.model_rules import faults_of_tokenizer
+from recipes.language.config.rollout_config import LARGEST_RANK, RESERVED_OPTIONS
+from recipes.language.rules.engine_rules import check_backend
+from recipes.language.rules.model_rules import faults_of_folder, faults_of_tokenizer
 from recipes.sections.checks import (
     Report,
     WorldSizes,
@@ -25,7 +25,7 @@ from recipes.sections.checks import (
     check_loggers,
 )
 from recipes.sections.imports import runs_in_this_interpreter
-from recipes.sections.model_folders import SETTINGS, fault_of_model, read_object
+from recipes.sections.model_folders import SETTINGS, read_object
 from rlinf_core import ConfigError, ConfigModel, Count, Fraction, IgnoredKeys, JobConfig, Seed
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.sections.runner import RunSettings
@@ -279,15 +279,7 @@ def _check_full_weights(config: ServeConfig, report: Report) -> None:
 def _check_vllm(config: ServeConfig, report: Report) -> None:
     """Report what vLLM cannot serve."""
     at: KeyPath = ("rollout", "backend")
-    lacking = missing_modules(BACKENDS["vllm"].modules) if runs_in_this_interpreter(config, "rollout") else []
-    if lacking:
-        report(
-            at,
-            "missing-extra",
-            f"`backend: vllm` needs the package `{lacking[0]}`, {absence(lacking[0])}",
-            f"run `{install_command(*lacking)}`, or name a `python_interpreter_path` that has it"
-            " for the node group of `rollout`",
-        )
+    check_backend(config, "rollout", "vllm", report)
     if config.server.full_weights is not None:
         report(
             ("server", "full_weights"),
@@ -335,18 +327,13 @@ def _check_model(config: ServeConfig, report: Report) -> None:
         help = "name a folder that `save_pretrained` wrote, or a model of the HuggingFace Hub, `ORG/NAME`"
         report(at, "unusable-path", message, help, severity=Severity.WARNING)
         return
-    settings = read_object(Path(folder) / SETTINGS)
-    fault = fault_of_model(Path(folder))
-    if fault is not None:
-        report(at, "unusable-path", *fault)
-    refused = fault_of_architecture(settings, config.server.context_length)
-    if refused is not None:
-        place: KeyPath = ("server", "context_length") if refused.limits_length else at
-        report(place, "unusable-path", refused.message, refused.help)
+    server = config.server
+    faults = faults_of_folder(at, folder, server.context_length, length=("server", "context_length"))
     tokenizer = config.actor.tokenizer.tokenizer_model
     where: KeyPath = ("actor", "tokenizer", "tokenizer_model") if tokenizer else at
-    for refusal in faults_of_tokenizer(Path(tokenizer or folder), where, settings, chat=False):
-        report(refusal.path, "unusable-path", refusal.message, refusal.help)
+    settings = read_object(Path(folder) / SETTINGS)
+    for fault in [*faults, *faults_of_tokenizer(Path(tokenizer or folder), where, settings, chat=False)]:
+        report(fault.path, "unusable-path", fault.message, fault.help)
 
 
 def require_port(port: int) -> None:

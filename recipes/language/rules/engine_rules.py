@@ -11,6 +11,7 @@ from recipes.language.config.rollout_config import BACKENDS, RESERVED_OPTIONS
 from recipes.sections.checks import Report, WorldSizes, blame
 from recipes.sections.imports import runs_in_this_interpreter
 from recipes.sections.shared_accelerators import share_accelerators
+from rlinf_core import JobConfig
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 
@@ -19,7 +20,7 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
     """Report settings that the engine in `rollout.backend` does not support."""
     rollout = config.rollout
     backend = BACKENDS[rollout.backend]
-    check_backend(config, "rollout", report)
+    check_backend(config, "rollout", rollout.backend, report)
     if config.runner.max_staleness and config.runner.partial_rollout and not backend.keeps_partial:
         report(
             blame(config, ("runner", "partial_rollout"), ("rollout", "backend"), ("runner", "max_staleness")),
@@ -50,9 +51,8 @@ def check_engine(config: LanguageConfig, world_sizes: WorldSizes, report: Report
         _check_server(config, world_sizes.get("rollout") or 1, report)
 
 
-def check_backend(config: LanguageConfig, component: Literal["rollout", "judge"], report: Report) -> None:
+def check_backend(config: JobConfig, component: Literal["rollout", "judge"], name: str, report: Report) -> None:
     """Report an engine whose package the interpreter of a component lacks."""
-    name = (config.rollout if component == "rollout" else config.judge).backend
     modules = BACKENDS[name].modules
     lacking = missing_modules(modules) if runs_in_this_interpreter(config, component) else []
     if lacking:

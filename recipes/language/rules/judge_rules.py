@@ -82,7 +82,7 @@ def _check_model(config: LanguageConfig, report: Report) -> None:
         return
     if not runs_in_this_interpreter(config, "judge"):
         return
-    check_backend(config, "judge", report)
+    check_backend(config, "judge", config.judge.backend, report)
     if lacks_folder(judge.model_path, _MODEL, report):
         return
     length = judge.seq_length if judge.backend == "torch" else None
