@@ -33,5 +33,5 @@ def program(job: Job, folder: RunFolder, listener: Listener) -> None:
 
 def launch(config: AgentConfig, cluster: Cluster, record: RunRecord) -> AgentRunner:
     """Place and start the workers, and return the loop over them."""
-    index = {"index": INDEX} if config.has_index else {}
+    index: dict[str, WorkerReference[IndexGroup]] = {"index": INDEX} if config.has_index else {}
     return AgentRunner(config, launch_groups(config, cluster, ROLLOUT, agent=AGENT, **index), record)

@@ -77,7 +77,7 @@ class Item:
 class _PlainPickler(pickle.Pickler):
     """Writes rows for a function: kinds of numbers and times that a library made of Python's are written as these."""
 
-    def reducer_override(self, obj: Any, /) -> Any:
+    def reducer_override(self, obj: Any) -> Any:
         """Write a value as Python's own."""
         if isinstance(obj, float) and type(obj) is not float:
             return float, (float(obj),)

@@ -257,8 +257,9 @@ class Answering:
         # Answers to one prompt are often alike.
         alike = dict.fromkeys(answer.tokens for answer in answers)
         texts = {tokens: self._encoder.text(self._without_stop(tokens)) for tokens in alike}
-        pieces = self._encoder.pieces if group.prompt.shown else lambda tokens: ()
-        rollouts = tuple(Rollout((one,), texts[one.tokens], pieces(one.tokens)) for one in answers)
+        shown = [self._encoder.pieces(answer.tokens) if group.prompt.shown else () for answer in answers]
+        pairs = zip(answers, shown, strict=True)
+        rollouts = tuple(Rollout((answer,), texts[answer.tokens], pieces) for answer, pieces in pairs)
         return AnswerGroup(group.prompt, group.number, group.problem, rollouts)
 
     def _without_stop(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
