@@ -18,7 +18,7 @@ from recipes.language.rewards.matching.final_answer import answer_number
 from recipes.language.rewards.matching.readings import Other, read, text_of
 from recipes.language.rewards.matching.rules import RULES, Verdict, is_expression
 from recipes.language.rewards.programs import fault_of_tests
-from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Scorer
+from recipes.language.rewards.scoring import PROGRAMS, AnswerScorer, Item, Scorer, item_of
 from rlinf_core import ConfigError
 from rlinf_core.runners.storage.first_contact import Difference
 from rlinf_core.suggest import excerpt
@@ -108,7 +108,7 @@ def check_right_answers(
             if by_rule:
                 scores = golds.score_all([Item(text="", answer=problem.answer) for problem in problems])
             else:
-                scores = scorer.score_all([Item.of(problem, problem.answer) for problem in problems])
+                scores = scorer.score_all([item_of(problem, problem.answer) for problem in problems])
             faults += [
                 f"{place}: `{excerpt(problem.answer, 40)}`: {score.reason}"
                 for place, problem, score in zip(places, problems, scores, strict=True)
@@ -143,7 +143,7 @@ def _earned_by_canaries(data: LanguageDataConfig, scorer: AnswerScorer, share: t
     warnings: list[str] = []
     for name, program in _CANARIES.items():
         text = f"```python\n{program}\n```"
-        scores = scorer.score_all([Item.of(problem, text) for problem in problems])
+        scores = scorer.score_all([item_of(problem, text) for problem in problems])
         passed = [place for place, score in zip(places, scores, strict=True) if score.correct]
         if passed:
             warnings.append(

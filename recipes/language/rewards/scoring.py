@@ -61,17 +61,17 @@ class Item:
     row: Mapping[str, Any] = field(default_factory=dict[str, Any])
     messages: Sequence[Mapping[str, Any]] = ()
 
-    @classmethod
-    def of(cls, problem: Problem, text: str, tokens: Sequence[int] = ()) -> Item:
-        """Return an answer to a problem."""
-        return cls(
-            text=text,
-            answer=problem.answer,
-            prompt=problem.prompt,
-            tokens=tokens,
-            row=problem.row,
-            messages=problem.messages,
-        )
+
+def item_of(problem: Problem, text: str, tokens: Sequence[int] = ()) -> Item:
+    """Return an answer to a problem."""
+    return Item(
+        text=text,
+        answer=problem.answer,
+        prompt=problem.prompt,
+        tokens=tokens,
+        row=problem.row,
+        messages=problem.messages,
+    )
 
 
 class _PlainPickler(pickle.Pickler):

@@ -23,7 +23,7 @@ from recipes.language.judging.judge import Ask, Judge, make_scorer
 from recipes.language.loop.answer_evaluation import evaluation_metrics, progress_ends, progress_text
 from recipes.language.models.load_model import make_tokenizer, stop_token_ids
 from recipes.language.prompts.prompt_messages import GroupReport, unlearned_prompts
-from recipes.language.rewards.scoring import AnswerScorer, Item
+from recipes.language.rewards.scoring import AnswerScorer, item_of
 from recipes.language.using.model_exporting import computing_device, model_of, with_folder
 from rlinf_core import Job
 from rlinf_core.cluster.claiming import claim_here
@@ -177,7 +177,7 @@ def _scored(
     """Return a group with the answers that were drawn, and their scores."""
     ordered = sorted(answers, key=lambda answer: answer.sample)
     group = group._replace(rollouts=tuple(Rollout((answer,), encoder.text(answer.tokens)) for answer in ordered))
-    items = [Item.of(group.question, rollout.text, rollout.tokens) for rollout in group.unscored]
+    items = [item_of(group.question, rollout.text, rollout.tokens) for rollout in group.unscored]
     return group.with_scores(group.scores(scorer.score_all(items) if items else (), incorrect))
 
 

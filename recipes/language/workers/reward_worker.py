@@ -20,7 +20,7 @@ from recipes.language.loop.generation import ANSWERS, PROGRESS, REPORTS
 from recipes.language.loop.order_inbox import Inbox
 from recipes.language.prompts.prompt_messages import Assignment, GroupReport, ScoredGroup
 from recipes.language.rewards.right_answers import check_right_answers
-from recipes.language.rewards.scoring import Item
+from recipes.language.rewards.scoring import Item, item_of
 from recipes.sections.algorithm import GROUP_ADVANTAGES
 from recipes.training.comparing_worker import ComparingWorker
 from rlinf_core.algorithms.advantages import varies
@@ -142,7 +142,7 @@ class RewardWorker(ComparingWorker):
 
     def _score_groups(self, groups: Sequence[AnswerGroup]) -> list[tuple[ScoredGroup, ScoredAnswers | None]]:
         """Return the reports of groups, each with its answers where they are trained on."""
-        items = [[Item.of(group.question, one.text, one.tokens) for one in group.unscored] for group in groups]
+        items = [[item_of(group.question, one.text, one.tokens) for one in group.unscored] for group in groups]
         with self.worker_timer("reward/score", sum(map(len, items))):
             scores = self._scores_of(items)
         return [self._with_scores(group, mine) for group, mine in zip(groups, scores, strict=True)]
