@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rlinf_core.address import WorkerAddress
 from rlinf_core.collective.endpoint import Endpoint
@@ -67,8 +67,16 @@ class CollectiveGroup:
         With `async_op`, returns a handle at once; the object must not change before its `wait`.
         """
         stream = self._stream(dst)
-        seconds = self._endpoint.seconds(timeout)
-        return self._send(stream, self._endpoint.message(obj), OperationKind.SEND, async_op, seconds)
+        seconds, message = self._endpoint.seconds(timeout), self._endpoint.message(obj)
+        work: Work[Any] = Work(OperationKind.SEND, stream.peer, seconds, self._endpoint.waits, detached=async_op)
+        if async_op:
+            self._endpoint.send_async(stream, message, work)
+            return work
+        self._endpoint.send(stream, message, work)
+        if tracing.recorder is not None:
+            # Nothing waits for such a handle, so it is never settled.
+            tracing.recorder.add(tracing.TRANSFER, work.title, work.since, time.monotonic())
+        return None
 
     def recv(self, src: WorkerAddress, *, async_op: bool = False, timeout: float | None = None) -> Any:
         """Return the next object that `src` sends here, or with `async_op` a handle for it."""
@@ -173,19 +181,6 @@ class CollectiveGroup:
                 raise ValueError(f"`{peer}` is not a member of this group")
             stream = self._streams[peer] = self._endpoint.stream(self.me, peer, self._resolver)
         return stream
-
-    def _send(
-        self, stream: PeerStream, message: Message, kind: OperationKind, async_op: bool, seconds: float
-    ) -> Work[None] | None:
-        work: Work[object] = Work(kind, stream.peer, seconds, self._endpoint.waits, detached=async_op)
-        if not async_op:
-            self._endpoint.send(stream, message, work)
-            if tracing.recorder is not None:
-                # Nothing waits for such a handle, so it is never settled.
-                tracing.recorder.add(tracing.TRANSFER, work.title, work.since, time.monotonic())
-            return None
-        self._endpoint.send_async(stream, message, work)
-        return cast("Work[None]", work)
 
     def _receive(
         self,

@@ -79,7 +79,7 @@ class Connection:
 
     def peer_is_dead(self) -> bool:
         """Return whether the peer's process is certainly gone: its memory is no longer mapped."""
-        return is_dead(self._process)
+        return bool(self._process) and not alive(self._process)
 
     def hung_up(self) -> bool:
         """Return whether the peer ended the connection, though what it sent before may not be read yet."""
@@ -279,11 +279,6 @@ class Connection:
         """Close the descriptors in a forked child without notifying the peer."""
         self.closed = True
         self.sock.close()
-
-
-def is_dead(process: str) -> bool:
-    """Return whether the process with this identity has certainly ended on this host; False for an empty identity."""
-    return bool(process) and not alive(process)
 
 
 def _broken(error: OSError) -> str:

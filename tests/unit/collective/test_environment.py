@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from rlinf_core.collective import memory_budget
-from rlinf_core.collective.connections.connection import is_dead
 from rlinf_core.collective.connections.listener import LONGEST_PATH, UnixDirectory, reap
 from rlinf_core.collective.connections.settings import Settings
 from rlinf_core.collective.endpoint_info import advertised_address, make_endpoint_info
 from rlinf_core.errors import EnvironmentVariableError
-from rlinf_core.process.proc import identity
+from rlinf_core.process.proc import alive, identity
 
 MIB = 1 << 20
 
@@ -115,11 +114,10 @@ def test_a_process_is_known_by_more_than_its_number() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = identity(child.pid)
     assert process is not None
-    assert not is_dead(process)
-    assert is_dead(f"{child.pid}:another start")
+    assert alive(process)
+    assert not alive(f"{child.pid}:another start")
     child.communicate(b"\n")
-    assert is_dead(process)
-    assert not is_dead("")
+    assert not alive(process)
 
 
 def test_the_interface_that_is_named_gives_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
