@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from rlinf_core.errors import RuntimeFailure
 
@@ -61,8 +61,7 @@ class FrameError(RuntimeFailure):
     """Received bytes that are not a frame of this version."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPlace:
+class SharedPlace(NamedTuple):
     """The place of a body in shared memory, in bytes; `lease` is the flag by which the receiver gives it back."""
 
     segment: int
@@ -118,8 +117,7 @@ class Frame:
         if self.sizes:
             pieces.append(struct.pack(f"<{len(self.sizes)}Q", *self.sizes))
         if self.place is not None:
-            place = self.place
-            pieces.append(_DESCRIPTOR.pack(place.segment, place.offset, place.size, place.lease))
+            pieces.append(_DESCRIPTOR.pack(*self.place))
         pieces.append(self.key)
         pieces.append(self.head)
         return b"".join(pieces)

@@ -198,10 +198,6 @@ class Message:
         )
 
 
-def do_nothing() -> None:
-    """Undo nothing."""
-
-
 @dataclass(slots=True)
 class EncodedBody:
     """The body of a message, encoded for one peer.
@@ -218,7 +214,7 @@ class EncodedBody:
     buffers: list[Bytes] = field(default_factory=list[Bytes])
     size: int = 0
     fds: tuple[int, ...] = ()
-    undo: Callable[[], None] = do_nothing
+    undo: Callable[[], None] = lambda: None
 
 
 def inline_body(message: Message) -> EncodedBody:

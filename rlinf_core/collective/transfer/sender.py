@@ -14,7 +14,6 @@ from rlinf_core.collective.messages.message import (
     Bytes,
     EncodedBody,
     Message,
-    do_nothing,
     inline_body,
     stream_body,
 )
@@ -26,7 +25,7 @@ from rlinf_core.collective.work import WaitTable, Work
 from rlinf_core.errors import CommunicationTimeoutError, WorkerDiedError
 
 
-def shared_body(lease: BlockLease, undo: Callable[[], None] = do_nothing) -> EncodedBody:
+def shared_body(lease: BlockLease, undo: Callable[[], None] = lambda: None) -> EncodedBody:
     """Return a body that lies in shared memory, for the holder of a lease of it."""
     segment = lease.segment
     place = SharedPlace(segment.identity, lease.offset, lease.size, lease.index)
