@@ -106,17 +106,16 @@ class Endpoint:
             self._receiver.deliver_here,
             self._check_open,
         )
-        relay = Forwarder(sender)
-        self._forwards = relay.forwards
+        self._forwarder = Forwarder(sender)
         # Documented there.
         self.send, self.send_async, self.broadcast = sender.send, sender.send_async, sender.broadcast
         self.post, self.share = sender.post, sender.share
-        self.forward, self.release_lent = relay.forward, relay.release_lent
+        self.forward, self.release_lent = self._forwarder.forward, self._forwarder.release_lent
         self.serve = self._receiver.serve
         self.on_peer_lost = self._streams.on_lost
         self.streams = self._streams.all
         self.explain_later = self._streams.explain_later
-        self.shared_memory, self.answers_for_memory = self._arena.use, relay.forwards.outstanding
+        self.shared_memory, self.answers_for_memory = self._arena.use, self._forwarder.outstanding
         self._listener = Listener(
             [listen_unix(path), tcp],
             secret,
@@ -212,7 +211,7 @@ class Endpoint:
 
         A process that forwards messages, as a channel does, calls it regularly.
         """
-        self._forwards.collect()
+        self._forwarder.collect()
         orphans, self._orphans = self._orphans, []
         for identity in orphans:
             for connection in self._connections.all():
@@ -292,7 +291,7 @@ class Endpoint:
             # Other processes are notified later: a message that refers to it may be on its way to them.
             self._orphans.append(segment.identity)
         self._arena.owner_lost(connection.peer.incarnation, connection.peer_is_dead)
-        self._forwards.lost(connection)
+        self._forwarder.lost(connection)
 
     def abandon(self) -> None:
         """Close what a forked child inherited, so that it does not keep the parent's connections open."""

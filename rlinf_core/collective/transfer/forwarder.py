@@ -19,61 +19,6 @@ from rlinf_core.collective.work import Work
 _SWEEP_AT = 4096
 
 
-class ForwardedLeases:
-    """The leases on other processes' memory that this process forwarded and that are not released yet.
-
-    Attributes:
-        mark: the value of these leases' bytes, which distinguishes them from those that others forwarded.
-    """
-
-    def __init__(self) -> None:
-        self.mark = random.randint(LeaseState.FIRST_MARK, 255)
-        self._lock = threading.Lock()
-        # By segment and index, which are reused: the latest receiver holds the lease.
-        self._held: dict[tuple[int, int], tuple[BlockLease, Connection]] = {}
-        self._departed: set[Connection] = set()
-        self._sweep_at = _SWEEP_AT
-
-    def remember(self, lease: BlockLease, connection: Connection) -> None:
-        with self._lock:
-            self._held[lease.segment.identity, lease.index] = (lease, connection)
-            if connection.closed:
-                self._departed.add(connection)
-            if len(self._held) >= self._sweep_at:
-                self._sweep()
-
-    def lost(self, connection: Connection) -> None:
-        """Release what the other side of a connection that ended holds, once that process is dead."""
-        with self._lock:
-            self._departed.add(connection)
-        self.collect()
-
-    def collect(self) -> None:
-        """Release what dead processes held; a process that merely disconnected may still use it."""
-        with self._lock:
-            # Released leases keep their owner's memory mapped for nothing.
-            self._sweep()
-            if not self._departed:
-                return
-            still_held = {connection for _, connection in self._held.values()}
-            dead = {connection for connection in self._departed if connection.peer_is_dead()}
-            for lease, holder in self._held.values():
-                if holder in dead:
-                    lease.reclaim(self.mark)
-            self._held = {key: held for key, held in self._held.items() if held[1] not in dead}
-            self._departed = (self._departed & still_held) - dead
-
-    def outstanding(self) -> bool:
-        """Return whether a receiver still uses memory that this process forwarded, and releases if that one dies."""
-        with self._lock:
-            self._sweep()
-            return bool(self._held)
-
-    def _sweep(self) -> None:
-        self._held = {key: held for key, held in self._held.items() if held[0].forwarded_by(self.mark)}
-        self._sweep_at = 2 * len(self._held) + _SWEEP_AT
-
-
 # The flags of a message that still hold when it is forwarded.
 _LASTING = Flag.HEAD_IN_BODY | Flag.TENSOR
 
@@ -82,12 +27,19 @@ class Forwarder:
     """The part of an endpoint that sends received messages on.
 
     A message that is lent belongs to the peer once `release_lent` is called; until then it can be forwarded again. Of
-    one that is not lent the peer gets a copy.
+    one that is not lent the peer gets a copy. The leases of those that were handed over, and that are not released yet,
+    are kept here: if their holder dies, this process releases them.
     """
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
-        self.forwards = ForwardedLeases()
+        # The value of the bytes of leases that were forwarded here, which distinguishes them from those of others.
+        self._mark = random.randint(LeaseState.FIRST_MARK, 255)
+        self._lock = threading.Lock()
+        # By segment and index, which are reused: the latest receiver holds the lease.
+        self._held: dict[tuple[int, int], tuple[BlockLease, Connection]] = {}
+        self._departed: set[Connection] = set()
+        self._sweep_at = _SWEEP_AT
 
     def forward(
         self,
@@ -133,10 +85,46 @@ class Forwarder:
         connection = stream.connection
         if lease is None or connection is None:
             return
-        if lease.released:
-            self.forwards.remember(lease, connection)
-        else:
+        if not lease.released:
             lease.release()
+            return
+        with self._lock:
+            self._held[lease.segment.identity, lease.index] = (lease, connection)
+            if connection.closed:
+                self._departed.add(connection)
+            if len(self._held) >= self._sweep_at:
+                self._sweep()
+
+    def lost(self, connection: Connection) -> None:
+        """Release what the other side of a connection that ended holds, once that process is dead."""
+        with self._lock:
+            self._departed.add(connection)
+        self.collect()
+
+    def collect(self) -> None:
+        """Release what dead processes held; a process that merely disconnected may still use it."""
+        with self._lock:
+            # Released leases keep their owner's memory mapped for nothing.
+            self._sweep()
+            if not self._departed:
+                return
+            still_held = {connection for _, connection in self._held.values()}
+            dead = {connection for connection in self._departed if connection.peer_is_dead()}
+            for lease, holder in self._held.values():
+                if holder in dead:
+                    lease.reclaim(self._mark)
+            self._held = {key: held for key, held in self._held.items() if held[1] not in dead}
+            self._departed = (self._departed & still_held) - dead
+
+    def outstanding(self) -> bool:
+        """Return whether a receiver still uses memory that this process forwarded, and releases if that one dies."""
+        with self._lock:
+            self._sweep()
+            return bool(self._held)
+
+    def _sweep(self) -> None:
+        self._held = {key: held for key, held in self._held.items() if held[0].forwarded_by(self._mark)}
+        self._sweep_at = 2 * len(self._held) + _SWEEP_AT
 
     def _pass_on(self, received: ReceivedMessage, connection: Connection, lend: bool) -> EncodedBody | None:
         """Return the encoded body of a received message where it needs no copy, else None."""
@@ -160,7 +148,7 @@ class Forwarder:
         """Mark the lease as the other side's before the frame is sent, since that may release it at once."""
         lease = received.lease if body.place is not None else None
         if lease is not None:
-            lease.forward(self.forwards.mark)
+            lease.forward(self._mark)
         done = False
         try:
             done = self._sender.write(stream, connection, message, body, work)
