@@ -21,7 +21,6 @@ from rlinf_core.channel.broker_clients import (
     ClientOpId,
     LostItem,
     MemoryGate,
-    Outbox,
     Payload,
 )
 from rlinf_core.channel.keyed_queue import KeyedQueue
@@ -50,7 +49,6 @@ class Broker:
     def __init__(self, name: str, endpoint: Endpoint, maxsize: int = 0, gate: MemoryGate | None = None) -> None:
         self.name = name
         self._endpoint = endpoint
-        self._outbox = Outbox(endpoint)
         self._queue: KeyedQueue[Payload] = KeyedQueue(maxsize)
         self._gate = MemoryGate() if gate is None else gate
         # The thread of each client's connection enters, and others when a message could not be sent, and for `view`.
@@ -108,7 +106,7 @@ class Broker:
         # What its predecessor did not put it may put.
         missing = [error for error in self._dead_producers if error.address != stream.peer]
         self._dead_producers = deque(missing, REMEMBERED)
-        client = self._clients[stream.peer] = BrokerClient(stream, incarnation)
+        client = self._clients[stream.peer] = BrokerClient(self._endpoint, stream, incarnation)
         return client
 
     def _hello(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
@@ -116,7 +114,7 @@ class Broker:
         client.mailbox = BrokerMailbox(received.body(), request.op_id) if shared else None
         self._answer(client, ReplyKind.WELCOME, request.op_id, self._queue.maxsize)
         if self._closed_notice is not None:
-            self._outbox.reply(client, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
+            client.reply(wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
 
     def _put(self, client: BrokerClient, request: RequestHeader, received: ReceivedMessage) -> None:
         client.produces = True
@@ -227,7 +225,7 @@ class Broker:
         # Producers first: while a consumer is served, they make the next item.
         for client, op_ids in accepted.items():
             head = wire.pack(op_ids) if len(op_ids) > 1 else b""
-            self._outbox.reply(client, wire.pack_reply(ReplyKind.ACCEPTED, op_ids[0]), head)
+            client.reply(wire.pack_reply(ReplyKind.ACCEPTED, op_ids[0]), head)
         for effect in effects:
             if isinstance(effect, Accepted):
                 continue
@@ -249,7 +247,7 @@ class Broker:
             self._report(lost)
 
     def _answer(self, client: BrokerClient, say: ReplyKind, op_id: int, answer: object) -> None:
-        self._outbox.reply(client, wire.pack_reply(say, op_id), wire.pack(answer))
+        client.reply(wire.pack_reply(say, op_id), wire.pack(answer))
 
     def _send_items(
         self, client: BrokerClient, op_id: int, items: Sequence[QueuedItem[Payload]], *, lend: bool
@@ -266,9 +264,9 @@ class Broker:
             payload = items[0].payload
             if not isinstance(payload, ReceivedMessage) and len(payload) <= LARGEST:
                 if mailbox.write_item(op_id, ack_slot, payload):
-                    self._outbox.reply(client, wire.pack_reply(ReplyKind.MAIL, op_id))
+                    client.reply(wire.pack_reply(ReplyKind.MAIL, op_id))
                 return
-        self._outbox.send_items(client, op_id, items, ack_slot, lend, failed)
+        client.send_items(op_id, items, ack_slot, lend, failed)
 
     def _refuse(self, client: BrokerClient, op_id: int, refused: Refused[Payload], error: Exception | None) -> None:
         self._drop(refused.dropped)
@@ -276,7 +274,7 @@ class Broker:
             self._answer(client, ReplyKind.FAILED, op_id, PackedError.of(error))
             return
         key = wire.pack_reply(ReplyKind.REFUSED, op_id, _PLACES[refused.reason])
-        self._outbox.reply(client, key, refused.why.encode())
+        client.reply(key, refused.why.encode())
 
     def _report(self, lost: Sequence[LostItem]) -> None:
         self._losses.extend(lost)
@@ -302,7 +300,7 @@ class Broker:
                 return False
             self._closed_notice = wire.pack(wire.ClosedNotice(self._queue.statistics(), list(self._losses)))
             for client in self._clients.values():
-                self._outbox.reply(client, wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
+                client.reply(wire.pack_reply(ReplyKind.ENDED, 0), self._closed_notice)
             return True
 
     # Memory

@@ -31,12 +31,28 @@ class LostItem:
     key: str
 
 
+# A packed item, or one that lies where it arrived.
+Payload: TypeAlias = bytes | bytearray | ReceivedMessage
+# A frame of packed items is sent when it has grown to this size.
+_FRAME = 256 << 10
+
+
 class BrokerClient:
-    """One life of a process that uses the channel."""
+    """One life of a process that uses the channel, and what it is sent."""
 
-    __slots__ = ("cancelled", "consumes", "incarnation", "mailbox", "name", "produces", "stream")
+    __slots__ = (
+        "_endpoint",
+        "_unwatched",
+        "cancelled",
+        "consumes",
+        "incarnation",
+        "mailbox",
+        "name",
+        "produces",
+        "stream",
+    )
 
-    def __init__(self, stream: PeerStream, incarnation: str | None) -> None:
+    def __init__(self, endpoint: Endpoint, stream: PeerStream, incarnation: str | None) -> None:
         self.name = stream.peer
         self.incarnation = incarnation
         self.stream = stream
@@ -44,37 +60,20 @@ class BrokerClient:
         self.consumes = False
         self.cancelled: deque[int] = deque(maxlen=REMEMBERED)
         self.mailbox: BrokerMailbox | None = None
-
-
-# Clients count their op_ids each for itself.
-ClientOpId: TypeAlias = tuple[BrokerClient, int]
-
-
-# A packed item, or one that lies where it arrived.
-Payload: TypeAlias = bytes | bytearray | ReceivedMessage
-# A frame of packed items is sent when it has grown to this size.
-_FRAME = 256 << 10
-
-
-class Outbox:
-    """The sender of replies and items."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         # Nobody waits for a reply to be sent; a lost peer is reported by other means.
         self._unwatched: Work[object] = Work(OperationKind.SEND, "client", 1e9)
         self._unwatched.finish(None)
 
-    def reply(self, client: BrokerClient, key: bytes, head: bytes | bytearray = b"") -> None:
+    def reply(self, key: bytes, head: bytes | bytearray = b"") -> None:
         # Not to its successor, which counts its operations anew.
-        stream, to = client.stream, client.incarnation
-        if not self._endpoint.post(stream, wire.REPLIES, key, head, to=to):
+        to = self.incarnation
+        if not self._endpoint.post(self.stream, wire.REPLIES, key, head, to=to):
             message = Message(bytes(head), tag=wire.REPLIES, key=key, to=to)
-            self._endpoint.send_async(stream, message, self._unwatched)
+            self._endpoint.send_async(self.stream, message, self._unwatched)
 
     def send_items(
         self,
-        client: BrokerClient,
         op_id: int,
         items: Sequence[QueuedItem[Payload]],
         ack_slot: int,
@@ -88,46 +87,38 @@ class Outbox:
         """
         count = len(items)
         if count == 1 and not isinstance(items[0].payload, ReceivedMessage):
-            self.reply(client, wire.pack_reply(ReplyKind.ITEM, op_id, 0, 1, ack_slot), items[0].payload)
+            self.reply(wire.pack_reply(ReplyKind.ITEM, op_id, 0, 1, ack_slot), items[0].payload)
             return
         if not count:
-            self.reply(client, wire.pack_reply(ReplyKind.ITEMS, op_id, 0, 0), wire.pack(()))
+            self.reply(wire.pack_reply(ReplyKind.ITEMS, op_id, 0, 0), wire.pack(()))
             return
         run: list[bytes | bytearray] = []
         size = 0
         for index, item in enumerate(items):
             payload = item.payload
             if isinstance(payload, ReceivedMessage):
-                self._flush(client, op_id, ack_slot, index, count, run)
+                self._flush(op_id, ack_slot, index, count, run)
                 size = 0
-                self._forward(
-                    client, wire.pack_reply(ReplyKind.LARGE, op_id, index, count, ack_slot), payload, lend, failed
-                )
+                key = wire.pack_reply(ReplyKind.LARGE, op_id, index, count, ack_slot)
+                self._forward(key, payload, lend, failed)
                 continue
             run.append(payload)
             size += len(payload)
             if size >= _FRAME:
-                self._flush(client, op_id, ack_slot, index + 1, count, run)
+                self._flush(op_id, ack_slot, index + 1, count, run)
                 size = 0
-        self._flush(client, op_id, ack_slot, count, count, run)
+        self._flush(op_id, ack_slot, count, count, run)
 
-    def _flush(
-        self, client: BrokerClient, op_id: int, ack_slot: int, end: int, count: int, run: list[bytes | bytearray]
-    ) -> None:
+    def _flush(self, op_id: int, ack_slot: int, end: int, count: int, run: list[bytes | bytearray]) -> None:
         """Send the packed items that stand just before place `end`."""
         if run:
-            self.reply(client, wire.pack_reply(ReplyKind.ITEMS, op_id, end - len(run), count, ack_slot), wire.pack(run))
+            self.reply(wire.pack_reply(ReplyKind.ITEMS, op_id, end - len(run), count, ack_slot), wire.pack(run))
             run.clear()
 
     def _forward(
-        self,
-        client: BrokerClient,
-        key: bytes,
-        received: ReceivedMessage,
-        lend: bool,
-        failed: Callable[[BaseException], None],
+        self, key: bytes, received: ReceivedMessage, lend: bool, failed: Callable[[BaseException], None]
     ) -> None:
-        work = self._endpoint.work(OperationKind.SEND, client.name)
+        work = self._endpoint.work(OperationKind.SEND, self.name)
 
         def check() -> None:
             error = work.exception()
@@ -135,9 +126,11 @@ class Outbox:
                 failed(error)
 
         work.add_done_callback(check)
-        self._endpoint.forward(
-            client.stream, received, work, tag=wire.REPLIES, key=key, lend=lend, to=client.incarnation
-        )
+        self._endpoint.forward(self.stream, received, work, tag=wire.REPLIES, key=key, lend=lend, to=self.incarnation)
+
+
+# Clients count their op_ids each for itself.
+ClientOpId: TypeAlias = tuple[BrokerClient, int]
 
 
 # The memory gate: holds producers of an unbounded channel back before the machine runs out of memory.

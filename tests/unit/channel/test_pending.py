@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rlinf_core.channel import wire
-from rlinf_core.channel.broker_clients import BrokerClient, Outbox
+from rlinf_core.channel.broker_clients import BrokerClient
 from rlinf_core.channel.mailbox import ID_STEP, LARGEST, BrokerMailbox, ClientMailbox
 from rlinf_core.channel.operation import ChannelOperation
 from rlinf_core.channel.queue_state import Reason
@@ -30,13 +30,13 @@ class Messages:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[int] = []
-        reply = Outbox.reply
+        reply = BrokerClient.reply
 
-        def count(outbox: Outbox, client: BrokerClient, key: bytes, head: bytes | bytearray = b"") -> None:
+        def count(client: BrokerClient, key: bytes, head: bytes | bytearray = b"") -> None:
             self.said.append(wire.unpack_reply(key).say)
-            reply(outbox, client, key, head)
+            reply(client, key, head)
 
-        monkeypatch.setattr(Outbox, "reply", count)
+        monkeypatch.setattr(BrokerClient, "reply", count)
 
 
 def test_small_items_and_their_acceptance_go_through_boxes(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
