@@ -145,11 +145,12 @@ def share_memory(shape: Sequence[int], strides: Sequence[int], width: int = 1) -
 
 
 class TensorPart(Part):
-    """The bytes of a tensor, in C order."""
+    """The bytes of a tensor, in C order. `copy` replaces the copy of those that are so in host memory already."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, copy: Callable[[torch.Tensor], object] | None = None) -> None:
         check_memory(tensor)
         self._tensor = tensor.detach()
+        self._copy = copy
         self.nbytes = tensor.numel() * tensor.element_size()
 
     def view(self) -> memoryview | None:
@@ -165,12 +166,16 @@ class TensorPart(Part):
         if not self.nbytes:
             return
         ready = self.view()
-        if ready is not None:
+        if ready is not None and self._copy is None:
             copy_bytes(target, ready)
             return
         tensor = self._tensor
-        # From an accelerator, too: this is the one way off it.
-        torch.frombuffer(target, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
+        there = torch.frombuffer(target, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
+        if ready is not None and self._copy is not None:
+            self._copy(there)
+        else:
+            # From an accelerator, too: this is the one way off it.
+            there.copy_(tensor)
 
 
 class CustomCopy:
@@ -187,23 +192,6 @@ class CustomCopy:
     def __init__(self, tensor: torch.Tensor, copy: Callable[[torch.Tensor], object]) -> None:
         self.tensor = tensor
         self.copy = copy
-
-
-class _CustomCopyPart(TensorPart):
-    """The bytes of a tensor, copied by a function of its sender."""
-
-    def __init__(self, source: CustomCopy) -> None:
-        super().__init__(source.tensor)
-        self._copy = source.copy
-
-    def copy_into(self, target: memoryview) -> None:
-        import torch
-
-        tensor = self._tensor
-        if not self.nbytes or self.view() is None:
-            super().copy_into(target)
-        else:
-            self._copy(torch.frombuffer(target, dtype=tensor.dtype).view(tensor.shape))
 
 
 class TorchPickler(pickle.Pickler):
@@ -234,7 +222,7 @@ class TorchPickler(pickle.Pickler):
             return NotImplemented
         # A writable placeholder, so that the stream says no more than "the next buffer": any object may stand there.
         placeholder = pickle.PickleBuffer(bytearray())
-        self._placeholders[id(placeholder)] = TensorPart(obj) if custom is None else _CustomCopyPart(custom)
+        self._placeholders[id(placeholder)] = TensorPart(obj, None if custom is None else custom.copy)
         device = (obj.device.type, obj.device.index)
         arguments = (placeholder, str(obj.dtype).removeprefix("torch."), tuple(obj.shape), device)
         if kind is torch.nn.Parameter:
