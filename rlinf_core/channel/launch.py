@@ -28,7 +28,7 @@ from rlinf_core.waiting import Deadline, contact_seconds
 
 
 class ChannelClients:
-    """The clients of all channels of one process, by name.
+    """The clients of all channels of one process.
 
     Args:
         me: the address of the worker that this process is, or of the driver.
@@ -39,29 +39,29 @@ class ChannelClients:
         self._me = me
         self._resolver = resolver
         self._lock = threading.Lock()
+        # By the address of the channel's process.
         self._clients: dict[str, ChannelClient] = {}
-        self._by_address: dict[str, ChannelClient] = {}
         endpoint.serve(wire.REPLIES, self._reply)
         endpoint.on_peer_lost(self._lost)
         endpoint.on_close(self._fail_all)
 
     def client(self, name: str) -> ChannelClient:
+        address = WorkerAddress(name).get_child_address(0).get_name()
         with self._lock:
-            client = self._clients.get(name)
+            client = self._clients.get(address)
             if client is None:
-                client = ChannelClient(self._endpoint, self._me, self._resolver, name)
-                self._clients[name] = self._by_address[client.address.get_name()] = client
+                client = self._clients[address] = ChannelClient(self._endpoint, self._me, self._resolver, name)
             return client
 
     def _reply(self, stream: PeerStream, received: ReceivedMessage) -> None:
-        self._by_address[stream.peer].pending.reply(received)
+        self._clients[stream.peer].pending.reply(received)
 
     def _fail_all(self, error: Exception) -> None:
-        for client in list(self._by_address.values()):
+        for client in list(self._clients.values()):
             client.pending.fail_all(error)
 
     def _lost(self, address: str, reason: str) -> None:
-        client = self._by_address.get(address)
+        client = self._clients.get(address)
         if client is not None:
             client.lost(reason)
 
