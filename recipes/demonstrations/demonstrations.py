@@ -197,7 +197,6 @@ class FlippedCamera(Camera):
         self._flip: Flip = flip
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """See `Camera`."""
         return flipped(self._camera.read(rows), self._flip)
 
 
@@ -227,7 +226,6 @@ class _SomeRows(Camera):
         self._camera, self._rows = camera, rows
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """See `Camera`."""
         return self._camera.read(self._rows[rows])
 
 
@@ -300,7 +298,6 @@ class _ConcatenatedCamera(Camera):
         self._cameras, self._offsets = cameras, offsets
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """See `Camera`."""
         images = np.empty((len(rows), *self.shape), np.uint8)
         owners = np.searchsorted(self._offsets, rows, side="right") - 1
         for owner in np.unique(owners):

@@ -327,7 +327,6 @@ class _Hdf5Camera(Camera):
         self._opened, self._names, self._key, self._bounds, self._where = opened, names, key, bounds, where
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """See `Camera`."""
         pictures = np.empty((len(rows), *self.shape), np.uint8)
         episodes = np.searchsorted(self._bounds, rows, side="right") - 1
         for place, (row, episode) in enumerate(zip(rows, episodes, strict=True)):

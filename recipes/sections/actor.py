@@ -143,7 +143,6 @@ class ValueOptimConfig(OptimConfig):
 
     @property
     def rate_of_values(self) -> float:
-        """See `OptimConfig`."""
         return self.value_lr or self.lr
 
 

@@ -85,7 +85,6 @@ class SftRunner(RolloutRunner):
 
     @property
     def runs_ahead(self) -> bool:
-        """See `RolloutRunner`."""
         return False
 
     def evaluate_policy(self, step: int) -> dict[str, float] | None:

@@ -81,7 +81,6 @@ class SingleProcess(ParallelStrategy):
     """A single rank, without communication."""
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """See `ParallelStrategy`."""
         return tensor.detach()
 
 
@@ -102,11 +101,9 @@ class Replicated(SingleProcess):
         self._reduce_type = reduce_type
 
     def reduce_sum(self, value: Tensor) -> Tensor:
-        """See `ParallelStrategy`."""
         return _all_reduced(value)
 
     def reduce_max(self, number: int) -> int:
-        """See `ParallelStrategy`."""
         return _largest(number)
 
     def finish_gradients(self) -> None:
@@ -129,15 +126,12 @@ class Sharded(ParallelStrategy):
     """
 
     def reduce_sum(self, value: Tensor) -> Tensor:
-        """See `ParallelStrategy`."""
         return _all_reduced(value)
 
     def reduce_max(self, number: int) -> int:
-        """See `ParallelStrategy`."""
         return _largest(number)
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """See `ParallelStrategy`."""
         tensor = tensor.detach()
         return tensor.full_tensor() if is_shard(tensor) else tensor
 

@@ -36,7 +36,6 @@ class EncodedCamera(Camera):
         self._folder, self._name, self._column = folder, name, column
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """See `Camera`."""
         pictures = np.empty((len(rows), *self.shape), np.uint8)
         for place, row in enumerate(rows):
             cell: Mapping[str, Any] = self._column[int(row)].as_py()

@@ -67,7 +67,6 @@ class V4l2Camera(CameraDriver):
         return CameraFrame(np.ascontiguousarray(picture[:, :, ::-1]), taken_at(device_time, now))
 
     def close(self) -> None:
-        """See `CameraDriver`."""
         self._capture.release()
 
 
@@ -131,7 +130,6 @@ class RealsenseCamera(CameraDriver):
         return CameraFrame(np.array(color.get_data(), np.uint8), taken_at(now - age, now))
 
     def close(self) -> None:
-        """See `CameraDriver`."""
         if self._open:
             self._open = False
             self._pipeline.stop()
@@ -155,7 +153,6 @@ class RecordedCamera(CameraDriver):
         self._due = time.monotonic()
 
     def read(self, seconds: float) -> CameraFrame | None:
-        """See `CameraDriver`."""
         now = time.monotonic()
         if self._due - now > seconds:
             time.sleep(seconds)

@@ -52,7 +52,6 @@ class PolicyPrecisionConfig(MixedPrecisionConfig):
 
     @property
     def computing(self) -> Precision | None:
-        """See `MixedPrecisionConfig`."""
         return self.param_dtype
 
 

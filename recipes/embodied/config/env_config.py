@@ -230,7 +230,6 @@ class RecordedEnvironmentConfig(EnvironmentConfig):
 
     @property
     def in_training(self) -> RecordedEnvironmentConfig:
-        """See `EnvironmentConfig`."""
         return self
 
 
@@ -299,7 +298,6 @@ class EvalEnvironmentConfig(EnvironmentConfig):
 
     @property
     def in_training(self) -> RecordedEnvironmentConfig:
-        """See `EnvironmentConfig`."""
         return self._in_training
 
     def counted_as(self, training: RecordedEnvironmentConfig) -> EvalEnvironmentConfig:

@@ -115,13 +115,11 @@ class PersonSource(InterventionSource):
         """
 
     def read(self) -> Takeover | None:
-        """See `InterventionSource`."""
         if not self.env.paces_itself:
             self._pace()
         return self._step()
 
     def wait_for_person(self) -> None:
-        """See `InterventionSource`."""
         while self._motion(self.poll()) is None:
             time.sleep(1 / self._hz)
 

@@ -58,7 +58,6 @@ class KeysJudge(SuccessJudge):
         self._device: InterventionSource | None = None
 
     def judge(self, observations: Mapping[str, Array]) -> dict[int, Verdict]:
-        """See `SuccessJudge`."""
         if self.env.intervention is not None and self.env.intervention.judges:
             return {}  # that source's own verdicts count
         if self._device is None:
@@ -67,7 +66,6 @@ class KeysJudge(SuccessJudge):
         return {} if reading is None else reading.verdicts
 
     def close(self) -> None:
-        """See `SuccessJudge`."""
         if self._device is not None:
             self._device.close()
 

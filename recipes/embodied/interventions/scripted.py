@@ -50,7 +50,6 @@ class ScriptedSource(InterventionSource):
         self._blocks: dict[int, tuple[tuple[int, int, int], NDArray[np.bool_]]] = {}
 
     def read(self) -> Takeover | None:
-        """See `InterventionSource`."""
         progress = self.env.progress
         rows = np.zeros(self.env.num_envs, np.bool_)
         for row in range(self.env.num_envs):

@@ -151,7 +151,6 @@ class EmbodiedRunner(RolloutRunner):
 
     @property
     def runs_ahead(self) -> bool:
-        """See `RolloutRunner`."""
         return bool(self._rollouts)
 
     def generate_rollouts(self, step: int | None = None) -> dict[str, float]:

@@ -98,7 +98,6 @@ class RolloutRecovery(Relaunching):
         return super().relaunch(error)
 
     def may_relaunch(self, dead: Dead) -> bool:
-        """See `Relaunching`."""
         return (
             self._synchronous
             and self.starts is not None
@@ -108,7 +107,6 @@ class RolloutRecovery(Relaunching):
         )
 
     def prepare(self, dead: Dead) -> str:
-        """See `Relaunching`."""
         if self.starts is None:
             raise RuntimeError("called before the workers were prepared")
         calls, self._calls = self._calls, []

@@ -70,7 +70,6 @@ class GaussianHead(ActionHead):
         self.log_std = nn.Parameter(torch.full((chunk, size), INITIAL_LOG_STD))
 
     def draw(self, features: Tensor, greedy: bool, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """See `ActionHead`."""
         mean = self._mean(features)
         noise = torch.zeros_like(mean)
         if not greedy:
@@ -78,11 +77,9 @@ class GaussianHead(ActionHead):
         return mean + self.log_std.exp() * noise, -noise.square() / 2 - self.log_std - _LOG_SQRT_TAU
 
     def likeliest(self, features: Tensor) -> Tensor:
-        """See `ActionHead`."""
         return self._mean(features)
 
     def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ActionHead`."""
         away = (actions - self._mean(features)) * (-self.log_std).exp()
         entropy = (0.5 + _LOG_SQRT_TAU + self.log_std).expand_as(actions)
         return -away.square() / 2 - self.log_std - _LOG_SQRT_TAU, entropy
@@ -100,7 +97,6 @@ class ChoiceHead(ActionHead):
         self.logits = OrthogonalLinear(features, chunk * choices, 0.01)
 
     def draw(self, features: Tensor, greedy: bool, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """See `ActionHead`."""
         logprobs = self._logprobs(features)
         if greedy:
             actions = logprobs.argmax(dim=-1, keepdim=True)
@@ -111,11 +107,9 @@ class ChoiceHead(ActionHead):
         return actions, logprobs.gather(-1, actions)
 
     def likeliest(self, features: Tensor) -> Tensor:
-        """See `ActionHead`."""
         return self._logprobs(features).argmax(dim=-1, keepdim=True)
 
     def forward(self, features: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """See `ActionHead`."""
         logprobs = self._logprobs(features)
         return logprobs.gather(-1, actions), -(logprobs.exp() * logprobs).sum(dim=-1, keepdim=True)
 

@@ -24,7 +24,6 @@ class JointCritics(BootstrappedAlgorithm[Bootstrapped]):
     uses_target_critics = False
 
     def critic_loss(self, batch: TransitionTensors) -> Loss:
-        """See `OffPolicyAlgorithm`."""
         import torch
 
         with torch.no_grad():

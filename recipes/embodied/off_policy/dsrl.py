@@ -82,7 +82,6 @@ class Dsrl(Sac[DsrlSettings]):
 
     @classmethod
     def make_critics(cls, config: EmbodiedConfig, spec: EnvSpec, action_size: int) -> dict[str, Critics]:
-        """See `OffPolicyAlgorithm`."""
         if not _aliases(config):
             return super().make_critics(config, spec, action_size)
         executed = config.actor.model.num_action_chunks * spec.action_size
@@ -98,7 +97,6 @@ class Dsrl(Sac[DsrlSettings]):
         return BasePolicy.prepare(self.policy, observations)
 
     def next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """See `BootstrappedAlgorithm`."""
         noise, logprobs = super().next_actions(inputs)
         return noise if self._noise_critics is None else self.policy.carried_out(inputs, noise), logprobs
 
@@ -127,7 +125,6 @@ class Dsrl(Sac[DsrlSettings]):
         self.updaters[NOISE_CRITIC].update([replace(batch, inputs=inputs)], loss, step, figures)
 
     def values_of_choice(self, inputs: Inputs, actions: Tensor) -> Tensor:
-        """See `Sac`."""
         return (self._noise_critics or self.critics)(inputs, actions)
 
     @classmethod

@@ -64,7 +64,6 @@ class Iql(OffPolicyAlgorithm[IqlSettings]):
         return Loss(critics.loss + states.loss, {**critics.metrics, **states.metrics})
 
     def policy_loss(self, batch: TransitionTensors) -> Loss:
-        """See `OffPolicyAlgorithm`."""
         import torch
 
         chosen = self.policy(batch.inputs, batch.actions[:, None]).logprobs.sum(dim=(1, 2))

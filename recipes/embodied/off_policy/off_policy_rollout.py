@@ -31,7 +31,6 @@ class OffPolicyRolloutWorker(MultiStepRolloutWorker):
         self._learns_drawn = algorithm_of(config.algorithm).learns_drawn_actions
 
     def generate(self, step: int | None = None, attempt: int = 0) -> None:
-        """See `MultiStepRolloutWorker`."""
         step = self._step + 1 if step is None else step
         train = self._config.env.train
         routes = make_routes(self._layout, self._config, training=True)

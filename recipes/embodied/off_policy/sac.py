@@ -83,16 +83,13 @@ class Sac(BootstrappedAlgorithm[Soft]):
         return self.log_temperature.detach().exp()
 
     def entropy_weight(self) -> Tensor:
-        """See `BootstrappedAlgorithm`."""
         return self.temperature
 
     def next_actions(self, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """See `BootstrappedAlgorithm`."""
         actions, logprobs = self.policy.sample(inputs)
         return actions, logprobs if self.settings.entropy_in_target else None
 
     def policy_loss(self, batch: TransitionTensors) -> Loss:
-        """See `OffPolicyAlgorithm`."""
         actions, logprobs = self.policy.sample(batch.inputs)
         if logprobs is None:
             raise ValueError("the policy explores with noise of a fixed size, and has no entropy to learn")
@@ -117,7 +114,6 @@ class Sac(BootstrappedAlgorithm[Soft]):
         self._optimizer.step()
 
     def metrics(self) -> dict[str, float]:
-        """See `OffPolicyAlgorithm`."""
         return {"train/actor/temperature": float(self.temperature)}
 
     def state(self) -> dict[str, Tensor]:
@@ -127,7 +123,6 @@ class Sac(BootstrappedAlgorithm[Soft]):
         return {**super().state(), "log_temperature": self.log_temperature.detach(), **own}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `OffPolicyAlgorithm`."""
         from recipes.training.tensor_files import below
 
         super().load_state(state)

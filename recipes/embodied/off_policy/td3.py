@@ -45,7 +45,6 @@ class Td3(BootstrappedAlgorithm[Deterministic]):
         return (actions + noise).clamp(-1, 1), None
 
     def policy_loss(self, batch: TransitionTensors) -> Loss:
-        """See `OffPolicyAlgorithm`."""
         actions, _ = self.policy.sample(batch.inputs)
         return deterministic_policy_loss(self.critics(batch.inputs, actions))
 

@@ -34,7 +34,6 @@ class Td3Bc(Td3[Td3BcSettings]):
     records_alone = True
 
     def policy_loss(self, batch: TransitionTensors) -> Loss:
-        """See `OffPolicyAlgorithm`."""
         actions, _ = self.policy.sample(batch.inputs)
         values = self.critics(batch.inputs, actions)
         return cloning_policy_loss(values, actions, batch.actions, self.settings.cloning_scale)

@@ -194,7 +194,6 @@ class LeaderSource(PersonSource):
         return Controls(engaged=moved and not far)
 
     def close(self) -> None:
-        """See `InterventionSource`."""
         try:
             self._bus.close()
         except RobotError as error:

@@ -54,7 +54,6 @@ class ClassifierJudge(SuccessJudge):
         return np.where(module.to_env(output.actions).reshape(-1) == 1, likely, 1 - likely)
 
     def judge(self, observations: Mapping[str, Array]) -> dict[int, Verdict]:
-        """See `SuccessJudge`."""
         solved = self.probabilities(observations) >= self.options.threshold
         self._in_a_row = np.where(solved, self._in_a_row + 1, 0)
         ended = np.flatnonzero(self._in_a_row >= self.options.in_a_row)

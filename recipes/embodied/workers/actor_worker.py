@@ -61,7 +61,6 @@ class EmbodiedFSDPActor(PolicyActor[EmbodiedConfig]):
             self._returns.save(Path(folder), self._rank)
 
     def load_checkpoint(self, folder: str) -> int:
-        """See `PolicyActor`."""
         version = super().load_checkpoint(folder)
         if self._returns is not None:
             self._returns.load(Path(folder), self._rank, self._world_size)

@@ -65,7 +65,6 @@ class StoredWeights(WeightSource):
         return rows
 
     def buffer(self, name: str, like: Tensor) -> Tensor | None:
-        """See `WeightSource`."""
         stored = self._tensors.get(name)
         return None if stored is None else stored.rows(0, stored.shape[0] if stored.shape else 1).view(stored.shape)
 
@@ -83,12 +82,10 @@ class WeightsOfRankZero(WeightSource):
             self._tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def rows(self, name: str, like: Tensor, start: int, count: int) -> Tensor:
-        """See `WeightSource`."""
         whole = self._received(name, like)
         return whole[start : start + count] if whole.dim() else whole
 
     def buffer(self, name: str, like: Tensor) -> Tensor | None:
-        """See `WeightSource`."""
         return self._received(name, like)
 
     def _received(self, name: str, like: Tensor) -> Tensor:

@@ -114,7 +114,6 @@ class HalfStateAdamW(SmallStateAdamW):
     """AdamW with moments in bfloat16."""
 
     def begin(self, weight: nn.Parameter) -> State:
-        """See `SmallStateAdamW`."""
         return _zeros(weight, torch.bfloat16, torch.bfloat16)
 
     def _moments(self, state: State) -> tuple[Tensor, Tensor]:

@@ -170,7 +170,6 @@ class FrankaKinEnv(VectorEnv):
         return steered(self._joints[:, row], motion, grips=self._picks)
 
     def gripper_is_closed(self, row: int) -> bool:
-        """See `VectorEnv`."""
         return bool(self._closed[row])
 
     def _failures(self) -> NDArray[np.str_] | None:
@@ -179,7 +178,6 @@ class FrankaKinEnv(VectorEnv):
         return np.where(self._held, "not lifted", np.where(self._was_held, "dropped", "not grasped"))
 
     def look(self, rows: IntArray) -> State:
-        """See `VectorEnv`."""
         return {"joints": self._joints[:, rows].T, "target": self._target[:, rows].T, "closed": self._closed[rows]}
 
     def picture(self, seen: State) -> NDArray[np.uint8]:

@@ -137,7 +137,6 @@ class FrankaMujocoEnv(VectorEnv):
             scene.touched[rows] = (sensed > TOUCH_FORCE).all(axis=1)
 
     def expert(self) -> FloatArray:
-        """See `VectorEnv`."""
         return self._task.expert(self._scene).T.astype(np.float32)
 
     def steer(self, motion: HandMotion, row: int) -> FloatArray:
@@ -145,7 +144,6 @@ class FrankaMujocoEnv(VectorEnv):
         return steered(self._scene.joints[:, row], motion, grips=self._grasps)
 
     def gripper_is_closed(self, row: int) -> bool:
-        """See `VectorEnv`."""
         return bool(self._scene.closed[row])
 
     def _failures(self) -> NDArray[np.str_] | None:
@@ -155,7 +153,6 @@ class FrankaMujocoEnv(VectorEnv):
         return np.where(self._scene.held, goes_on, np.where(self._was_held, "dropped", "not grasped"))
 
     def look(self, rows: IntArray) -> State:
-        """See `VectorEnv`."""
         scene = self._scene
         arrays = {"joints": scene.joints, "body": scene.body, "target": self._task.target}
         return {**{name: array[:, rows].T for name, array in arrays.items()}, "closed": scene.closed[rows]}

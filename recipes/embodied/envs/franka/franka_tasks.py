@@ -157,28 +157,22 @@ class ReachTask(Task):
     instruction = REACH_INSTRUCTION
 
     def joints(self, draws: Floats) -> Floats:
-        """See `Task`."""
         return start_joints(draws)
 
     def place(self, rows: IntArray, draws: Floats) -> Floats:
-        """See `Task`."""
         self.target[:, rows] = reach_target(draws)
         return np.zeros((3, len(rows)))
 
     def aim(self, scene: Scene) -> Floats:
-        """See `Task`."""
         return self.target
 
     def potential(self, scene: Scene) -> Floats:
-        """See `Task`."""
         return reach_potential(self.target, scene.hand)
 
     def successes(self, scene: Scene) -> BoolArray:
-        """See `Task`."""
         return reached(self.target, scene.hand)
 
     def expert(self, scene: Scene) -> Floats:
-        """See `Task`."""
         return move_toward(scene.joints, self.target)
 
     def write(self, columns: NDArray[np.float32], scene: Scene) -> None:
@@ -194,7 +188,6 @@ class PushTask(Task):
     draws = 11
 
     def place(self, rows: IntArray, draws: Floats) -> Floats:
-        """See `Task`."""
         puck = between(PUCK_LOW, PUCK_HIGH, draws[:2])
         angle = MARK_ANGLE * (2 * draws[2] - 1)
         way = (MARK_NEAR + (MARK_FAR - MARK_NEAR) * draws[3]) * np.stack((np.cos(angle), np.sin(angle)))
@@ -220,7 +213,6 @@ class PushTask(Task):
         return -8 * self.way(scene)[1] - 2 * distance(self.behind(scene), scene.hand) - tilt
 
     def successes(self, scene: Scene) -> BoolArray:
-        """See `Task`."""
         return self.way(scene)[1] < PUSH_RADIUS
 
     def expert(self, scene: Scene) -> Floats:
@@ -254,7 +246,6 @@ class PickTask(Task):
     draws = 9
 
     def place(self, rows: IntArray, draws: Floats) -> Floats:
-        """See `Task`."""
         return np.vstack((between(BLOCK_LOW, BLOCK_HIGH, draws[:2]), np.full((1, len(rows)), BLOCK_HALF)))
 
     def turn(self, places: Floats) -> Floats:
@@ -270,7 +261,6 @@ class PickTask(Task):
         return -2 * away - (1 + scene.axis[2]) + grasp + 20 * lift
 
     def successes(self, scene: Scene) -> BoolArray:
-        """See `Task`."""
         return scene.held & (scene.body[2] >= BLOCK_HALF + LIFT_HEIGHT)
 
     def expert(self, scene: Scene) -> Floats:
@@ -309,7 +299,6 @@ class PlaceTask(PickTask):
     draws = 12
 
     def place(self, rows: IntArray, draws: Floats) -> Floats:
-        """See `Task`."""
         self.target[:, rows] = between(GOAL_LOW, GOAL_HIGH, draws[2:5])
         return super().place(rows, draws)
 
@@ -319,11 +308,9 @@ class PlaceTask(PickTask):
         return super().potential(scene) + 8 * scene.held * near
 
     def successes(self, scene: Scene) -> BoolArray:
-        """See `Task`."""
         return scene.held & (distance(self.target, scene.body) < PLACE_RADIUS)
 
     def expert(self, scene: Scene) -> Floats:
-        """See `Task`."""
         return self.carry(scene, self.target + scene.hand - scene.body)
 
     def write(self, columns: NDArray[np.float32], scene: Scene) -> None:

@@ -180,7 +180,6 @@ class SceneCamera(CameraDriver):
         return CameraFrame(self._image, scene.measured)
 
     def close(self) -> None:
-        """See `CameraDriver`."""
         if self._renderer is not None:
             self._thread.submit(self._renderer.close).result(_RENDER_SECONDS)
             self._renderer = None

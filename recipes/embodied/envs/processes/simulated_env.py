@@ -172,7 +172,6 @@ class SimulatedEnv(VectorEnv):
             raise self._with_episode(error) from None
 
     def expert(self) -> FloatArray | None:
-        """See `VectorEnv`."""
         return self._simulators.expert()
 
     def _save(self) -> State:

@@ -143,7 +143,6 @@ class CheapSimulation(Simulation):
     together: ClassVar[bool] = True
 
     def step(self, action: Any) -> Outcome:
-        """See `Simulation`."""
         return self.checked(self.raw_step(action))
 
     @abstractmethod

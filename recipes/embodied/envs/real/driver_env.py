@@ -182,7 +182,6 @@ class DrivenRobotEnv(VectorEnv):
         return views if cameras is None else [*views, *cameras.views()]
 
     def frame_ages(self) -> dict[str, FloatArray]:
-        """See `VectorEnv`."""
         return {} if self._robot.cameras is None else self._robot.cameras.frame_ages()
 
     def take_figures(self) -> dict[str, tuple[float, int]]:

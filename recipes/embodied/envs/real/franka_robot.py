@@ -205,7 +205,6 @@ class FrankaRobotEnv(VectorEnv):
         return [CameraView("joints", drawn(self._arm.scene), self._arm.scene.measured)]
 
     def frame_ages(self) -> dict[str, FloatArray]:
-        """See `VectorEnv`."""
         return {} if self._arm.cameras is None else self._arm.cameras.frame_ages()
 
     def take_figures(self) -> dict[str, tuple[float, int]]:

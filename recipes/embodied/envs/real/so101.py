@@ -74,7 +74,6 @@ class SO101Driver(RobotDriver):
 
     @property
     def spec(self) -> EnvSpec:
-        """See `RobotDriver`."""
         return EnvSpec(2 * len(JOINTS), len(JOINTS))
 
     def reset(self, seed: int) -> None:
@@ -105,7 +104,6 @@ class SO101Driver(RobotDriver):
         )
 
     def move(self, action: FloatArray) -> FloatArray:
-        """See `RobotDriver`."""
         if self._stopped is not None:
             raise RobotStoppedError(self._stopped, where=self._where, help="look at the arm, then reset it")
         begun, measured = self._target, self._bus.read()
@@ -117,7 +115,6 @@ class SO101Driver(RobotDriver):
         return np.clip((self._target - begun) / self._step, -1, 1).astype(np.float32)
 
     def observe(self) -> Mapping[str, Array]:
-        """See `RobotDriver`."""
         both = np.stack([self._bus.read(), self._target])
         shares = 2 * (both - self._low) / (self._high - self._low) - 1
         return {"states": shares.reshape(-1).astype(np.float32)}
@@ -147,7 +144,6 @@ class SO101Driver(RobotDriver):
         return LeaderAction(action, dict(zip(JOINTS, away.tolist(), strict=True)))
 
     def faults(self) -> list[str]:
-        """See `RobotDriver`."""
         return [] if self._bus.is_calibrated else ["the motors hold another calibration than the file"]
 
     def close(self) -> None:

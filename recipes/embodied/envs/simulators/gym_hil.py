@@ -102,11 +102,9 @@ class GymHilSimulation(GymnasiumSimulation):
             np.random.set_state(before)
 
     def checked(self, result: Any) -> Outcome:
-        """See `CheapSimulation`."""
         return super().checked(result)._replace(success=bool(result[-1]["succeed"]))
 
     def observe(self) -> Row:
-        """See `Simulation`."""
         row = super().observe()
         images = {image_key(camera): row[image_key(_CAMERAS[camera])] for camera in self._cameras}
         return {**{name: value for name, value in row.items() if not name.startswith("images.")}, **images}

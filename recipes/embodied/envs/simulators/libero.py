@@ -141,7 +141,6 @@ class LiberoSimulation(Simulation):
         return Outcome(float(reward), terminated=success, success=success)
 
     def observe(self) -> Row:
-        """See `Simulation`."""
         row: Row = {STATES: self._states(), INSTRUCTIONS: self._words}
         for camera in self._options.cameras:
             image = upright(self._env.sim, _CAMERAS[camera], self._options.image_size)
@@ -156,7 +155,6 @@ class LiberoSimulation(Simulation):
         return np.concatenate(parts).astype(np.float32)
 
     def close(self) -> None:
-        """See `Simulation`."""
         self._env.close()
 
 

@@ -108,7 +108,6 @@ class MetaworldSimulation(Simulation):
         return np.clip(self._expert.get_action(observed), -1, 1)
 
     def observe(self) -> Row:
-        """See `Simulation`."""
         row: Row = {STATES: self._observation.astype(np.float32), INSTRUCTIONS: self._words}
         for camera, name in self._cameras.items():
             row[image_key(camera)] = self._image(name)
@@ -124,7 +123,6 @@ class MetaworldSimulation(Simulation):
         return np.ascontiguousarray(image[::-1, ::-1] if up < _UPSIDE_DOWN else image)
 
     def close(self) -> None:
-        """See `Simulation`."""
         self._env.close()
 
 

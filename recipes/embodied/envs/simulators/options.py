@@ -75,7 +75,6 @@ class MetaworldOptions(SimulatorOptions):
 
     @property
     def state_size(self) -> int:
-        """See `SimulatorOptions`."""
         return 39
 
     def shared_starts(self, evaluation: Any) -> SharedStarts | None:

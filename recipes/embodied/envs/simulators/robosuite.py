@@ -58,7 +58,6 @@ class RobosuiteSimulation(Simulation):
         return EnvSpec(len(self._observed), self._env.action_dim, cameras=dict.fromkeys(self._cameras, shape))
 
     def reset(self, start: Start) -> None:
-        """See `Simulation`."""
         # The samplers of positions hold this generator: its state is set, not another one put into its place.
         self._env.rng.bit_generator.state = np.random.default_rng(start.seed).bit_generator.state
         np.random.seed(start.seed)
@@ -72,7 +71,6 @@ class RobosuiteSimulation(Simulation):
         return Outcome(float(reward), terminated=success, success=success)
 
     def observe(self) -> Row:
-        """See `Simulation`."""
         row: Row = {STATES: self._observed}
         for camera, name in self._cameras.items():
             row[image_key(camera)] = upright(self._env.sim, name, self._size)
@@ -84,7 +82,6 @@ class RobosuiteSimulation(Simulation):
         return np.concatenate([np.asarray(part, np.float32) for part in parts])
 
     def close(self) -> None:
-        """See `Simulation`."""
         self._env.close()
 
 

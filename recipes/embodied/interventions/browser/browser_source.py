@@ -69,19 +69,16 @@ class BrowserSource(PersonSource):
         return self._link.step(heard, connected=connected)
 
     def read(self) -> Takeover | None:
-        """See `InterventionSource`."""
         takeover = super().read()
         acts = takeover is not None and bool(takeover.rows[0])
         self._tell("you" if acts else "policy")
         return takeover
 
     def wait_for_person(self) -> None:
-        """See `InterventionSource`."""
         self._tell("waiting")
         super().wait_for_person()
 
     def close(self) -> None:
-        """See `InterventionSource`."""
         self._server.close()
 
     def _tell(self, acts: str) -> None:

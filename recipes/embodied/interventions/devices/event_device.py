@@ -195,13 +195,11 @@ class GamepadSource(PersonSource):
         self._state = GamepadState({axis: self._device.axis_range(axis) for axis in (*_STICKS, *_TRIGGERS)})
 
     def poll(self) -> Controls:
-        """See `PersonSource`."""
         for event in self._device.read():
             self._state.change(event)
         return self._state.take()
 
     def close(self) -> None:
-        """See `InterventionSource`."""
         self._device.close()
 
 
@@ -276,7 +274,6 @@ class SpaceMouseSource(PersonSource):
             raise self._lost("the device cannot be opened", error) from error
 
     def poll(self) -> Controls:
-        """See `PersonSource`."""
         try:
             while report := self._device.read(_REPORT_BYTES):
                 self._state.change(report)
@@ -285,7 +282,6 @@ class SpaceMouseSource(PersonSource):
         return self._state.take()
 
     def close(self) -> None:
-        """See `InterventionSource`."""
         self._device.close()
 
     def _lost(self, message: str, error: Exception) -> InterventionError:

@@ -155,7 +155,6 @@ class KeyboardSource(PersonSource):
         self._held: set[str] = set()
 
     def poll(self) -> Controls:
-        """See `PersonSource`."""
         if self._terminal is not None:
             typed = self._terminal.read()
             return controls_of(set(), typed)
@@ -172,7 +171,6 @@ class KeyboardSource(PersonSource):
         return controls_of(self._held, pressed)
 
     def close(self) -> None:
-        """See `InterventionSource`."""
         for device in (self._terminal, self._events):
             if device is not None:
                 device.close()

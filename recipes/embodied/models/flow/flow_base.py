@@ -90,7 +90,6 @@ class FlowMatchingPolicy(BasePolicy):
         return self.sde.follow(self.velocity_of(self.see(inputs), inputs), noise)
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
-        """See `BasePolicy`."""
         record = actions.view(-1, self.horizon, self.sde.recorded, self._width).permute(2, 0, 1, 3)
         seen = self.see(inputs)
         logprobs = self._carried_out(self.sde.logprobs(self.velocity_of(seen, inputs), record))
@@ -98,7 +97,6 @@ class FlowMatchingPolicy(BasePolicy):
 
     @torch.no_grad()
     def values(self, inputs: Inputs) -> Tensor:
-        """See `BasePolicy`."""
         return with_value_head(self.values_of(self.see(inputs), inputs))
 
     def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:

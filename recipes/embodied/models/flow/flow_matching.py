@@ -112,16 +112,13 @@ class OneStepSde(FlowSde):
 
     @property
     def recorded(self) -> int:
-        """See `FlowSde`."""
         return 4
 
     @property
     def judged(self) -> int:
-        """See `FlowSde`."""
         return 1
 
     def draw(self, velocity: Velocity, like: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """See `FlowSde`."""
         x = torch.empty_like(like).normal_(generator=generator)
         drawn = torch.empty_like(x).normal_(generator=generator)
         # The generator may be of another device than that of whole numbers.
@@ -140,11 +137,9 @@ class OneStepSde(FlowSde):
         return torch.stack((before, after, _beside(chosen, x).expand_as(x), x)), logprobs[None]
 
     def logprobs(self, velocity: Velocity, record: Tensor) -> Tensor:
-        """See `FlowSde`."""
         return self._judge(velocity, record[0], record[1], _chosen(record))[None]
 
     def entropies(self, record: Tensor) -> Tensor:
-        """See `FlowSde`."""
         return self._entropy(record[0], _chosen(record))[None]
 
 

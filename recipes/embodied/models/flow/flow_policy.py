@@ -60,7 +60,6 @@ class FlowPolicy(FlowMatchingPolicy):
         return super().prepare(observations)
 
     def describe_images(self) -> dict[str, Any]:
-        """See `BasePolicy`."""
         return SCALED_IMAGES if self.actor.has_images else {}
 
     def greedy(self, observations: Inputs) -> Tensor:
@@ -78,7 +77,6 @@ class FlowPolicy(FlowMatchingPolicy):
         return self.actor(inputs)
 
     def velocity_of(self, seen: Tensor, inputs: Inputs) -> Velocity:
-        """See `FlowMatchingPolicy`."""
         return partial(self._flow, seen)
 
     def values_of(self, seen: Tensor | None, inputs: Inputs) -> Tensor | None:

@@ -149,7 +149,6 @@ class LerobotPolicy(BasePolicy):
         return rows.view(actions.shape).numpy().astype(np.float32)
 
     def from_env(self, actions: Array) -> Tensor:
-        """See `BasePolicy`."""
         return super().from_env(self.normalization.normalized_actions(actions).astype(np.float32))
 
     def imitation_loss(self, inputs: Inputs, actions: Tensor, valid: Tensor) -> Tensor:
@@ -184,7 +183,6 @@ class LerobotPolicy(BasePolicy):
 
     @torch.no_grad()
     def from_noise(self, inputs: Inputs, noise: Tensor) -> Tensor:
-        """See `BasePolicy`."""
         return self._selected(inputs, 0, noise=noise)
 
     @torch.no_grad()
@@ -193,7 +191,6 @@ class LerobotPolicy(BasePolicy):
         return self._chunk(inputs)[0] if self.has_density else super().predicted(inputs)
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
-        """See `BasePolicy`."""
         mean, values = self._predicted(inputs)
         deviation = cast("Tensor", self.log_std)
         away = (actions - mean) * (-deviation).exp()
@@ -202,7 +199,6 @@ class LerobotPolicy(BasePolicy):
 
     @torch.no_grad()
     def values(self, inputs: Inputs) -> Tensor:
-        """See `BasePolicy`."""
         return with_value_head(self._predicted(inputs)[1] if self.has_density else None)
 
     def save_files(self, folder: Path) -> None:

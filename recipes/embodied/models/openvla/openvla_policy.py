@@ -189,13 +189,11 @@ class OpenVlaPolicy(BasePolicy):
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        """See `BasePolicy`."""
         tokens, logits, last = self._write(*self._prefix(inputs), greedy, generator)
         logprobs = logits.log_softmax(dim=-1).gather(-1, tokens[..., None])[..., 0]
         return PolicyOutput(tokens.view(-1, *self._shape), logprobs.view(-1, *self._shape), self._judged(last))
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
-        """See `BasePolicy`."""
         return self._evaluated(inputs, actions, self._options.temperature)
 
     def imitation_losses(self, inputs: Inputs, actions: Tensor) -> Tensor:
@@ -204,11 +202,9 @@ class OpenVlaPolicy(BasePolicy):
 
     @torch.no_grad()
     def values(self, inputs: Inputs) -> Tensor:
-        """See `BasePolicy`."""
         return with_value_head(None if self.critic is None else self._judged(self._summary(*self._prefix(inputs))))
 
     def checkpoint_activations(self) -> None:
-        """See `BasePolicy`."""
         checkpoint_layers(self.vlm.layers, type(self.vlm.base).__name__)
 
     def _summary(self, prefix: Tensor, mask: Tensor) -> Tensor:
@@ -281,7 +277,6 @@ class OpenVlaOftPolicy(OpenVlaPolicy):
     def _write(
         self, prefix: Tensor, mask: Tensor, greedy: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `OpenVlaPolicy`."""
         logits, last = self._read(prefix, mask)
         logits = logits / self._options.temperature
         return _drawn(logits, greedy, generator), logits, last

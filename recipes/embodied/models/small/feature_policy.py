@@ -60,15 +60,12 @@ class FeaturePolicy(BasePolicy):
         return inputs
 
     def to_env(self, actions: Tensor) -> Array:
-        """See `BasePolicy`."""
         return super().to_env(self.normalization.actions_of(actions))
 
     def from_env(self, actions: Array) -> Tensor:
-        """See `BasePolicy`."""
         return self.normalization.normalized_actions(super().from_env(actions))
 
     def greedy(self, observations: Inputs) -> Tensor:
-        """See `BasePolicy`."""
         inputs = dict(observations)
         if STATES in inputs:
             inputs[STATES] = self.normalization.normalized_states(inputs[STATES])
@@ -76,20 +73,17 @@ class FeaturePolicy(BasePolicy):
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        """See `BasePolicy`."""
         features = self.features(inputs)
         actions, logprobs = self.head.draw(features, greedy, generator)
         return PolicyOutput(actions, logprobs, self._values(inputs, features))
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
-        """See `BasePolicy`."""
         features = self.features(inputs)
         logprobs, entropy = self.head(features, actions)
         return ActionEval(logprobs, entropy, self._values(inputs, features))
 
     @torch.no_grad()
     def values(self, inputs: Inputs) -> Tensor:
-        """See `BasePolicy`."""
         return with_value_head(self._values(inputs))
 
 
@@ -110,7 +104,6 @@ class SeparateNetworks(FeaturePolicy):
         return network(inputs[STATES])
 
     def features(self, inputs: Inputs) -> Tensor:
-        """See `FeaturePolicy`."""
         return self.features_of(inputs, self.actor)
 
     def _values(self, inputs: Inputs, features: Tensor | None = None) -> Tensor | None:
@@ -154,7 +147,6 @@ class CnnPolicy(SeparateNetworks):
         super().__init__(config, spec, next(networks), next(networks), config.hidden_dim)
 
     def describe_images(self) -> dict[str, Any]:
-        """See `BasePolicy`."""
         return SCALED_IMAGES
 
     def features_of(self, inputs: Inputs, network: nn.Module) -> Tensor:

@@ -214,7 +214,6 @@ class SquashedPolicy(BasePolicy):
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        """See `BasePolicy`."""
         mean, log_std = self.distribution(inputs)
         if greedy:
             return PolicyOutput(mean.tanh()[:, None], torch.zeros_like(mean)[:, None], None)
@@ -244,11 +243,9 @@ class SquashedPolicy(BasePolicy):
         return ActionEval(logprobs[:, None], -logprobs.detach()[:, None], None)
 
     def values(self, inputs: Inputs) -> Tensor:
-        """See `BasePolicy`."""
         raise ValueError("`squashed_policy` has no value head")
 
     def greedy(self, observations: Inputs) -> Tensor:
-        """See `BasePolicy`."""
         return self.distribution(observations)[0].tanh()[:, None]
 
 

@@ -102,7 +102,6 @@ class SteeredPolicy(SquashedPolicy):
 
     @torch.no_grad()
     def act(self, inputs: Inputs, *, greedy: bool = False, generator: torch.Generator | None = None) -> PolicyOutput:
-        """See `BasePolicy`."""
         output = super().act(inputs, greedy=greedy, generator=generator)
         return self._steered(inputs, output.actions[:, 0], output.logprobs)
 
@@ -117,7 +116,6 @@ class SteeredPolicy(SquashedPolicy):
         return super().forward(inputs, actions[..., : self.action_size])
 
     def to_env(self, actions: Tensor) -> NDArray[Any]:
-        """See `BasePolicy`."""
         return actions[:, 0, self.action_size :].reshape(-1, *self._carried_out).cpu().numpy()
 
     def greedy(self, observations: Inputs) -> Tensor:
@@ -125,7 +123,6 @@ class SteeredPolicy(SquashedPolicy):
         return BasePolicy.greedy(self, observations)
 
     def describe_images(self) -> dict[str, Any]:
-        """See `BasePolicy`."""
         return self.frozen.describe_images()
 
     def save_files(self, folder: Path) -> None:

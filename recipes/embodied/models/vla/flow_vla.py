@@ -186,11 +186,9 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return replace(output, actions=torch.cat((output.actions, origins.to(output.actions.dtype)), dim=-1))
 
     def forward(self, inputs: Inputs, actions: Tensor) -> ActionEval:
-        """See `BasePolicy`."""
         return super().forward(inputs, self._split(actions)[0])
 
     def to_env(self, actions: Tensor) -> Array:
-        """See `BasePolicy`."""
         drawn, origins = self._split(actions)
         taken = super().to_env(drawn)
         return taken if origins is None else taken + origins[:, : self.shape[0]].cpu().numpy()
@@ -213,7 +211,6 @@ class FlowVlaPolicy(FlowMatchingPolicy):
         return actions[..., : -self.shape[1]], actions[..., -self.shape[1] :]
 
     def see(self, inputs: Inputs) -> ReadObservation:
-        """See `FlowMatchingPolicy`."""
         return self._computed(self.read, inputs, self._states(inputs))
 
     def velocity_of(self, seen: ReadObservation, inputs: Inputs) -> Velocity:

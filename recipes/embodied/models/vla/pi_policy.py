@@ -75,7 +75,6 @@ class PiPolicy(FlowVlaPolicy):
 
     @property
     def trained_by(self) -> str:
-        """See `FlowVlaPolicy`."""
         return self._images.resizing
 
     @property
@@ -91,12 +90,10 @@ class PiPolicy(FlowVlaPolicy):
         return parts
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
-        """See `FlowVlaPolicy`."""
         images = [self._images.pixels(inputs[key]) for key in self._cameras]
         return read_prefix(self._vlm[0], images, inputs[TOKENS], inputs[MASK])
 
     def describe_images(self) -> dict[str, Any]:
-        """See `BasePolicy`."""
         return self._images.describe()
 
     def save_files(self, folder: Path) -> None:
@@ -144,12 +141,10 @@ class Pi0Policy(PiPolicy):
         self.pi0: Any = model if lora is None else with_lora(model, lora, None)
 
     def prompts(self, instructions: list[str], states: NDArray[np.float32] | None) -> list[str]:
-        """See `FlowVlaPolicy`."""
         begin = str(self.tokenizer.bos_token or "")
         return [begin + prompt for prompt in super().prompts(instructions, states)]
 
     def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
-        """See `FlowVlaPolicy`."""
         from transformers import DynamicCache
 
         # The expert appends to the cache, so every step gets a copy.
@@ -162,7 +157,6 @@ class Pi0Policy(PiPolicy):
         return -output.logits
 
     def save_files(self, folder: Path) -> None:
-        """See `PiPolicy`."""
         super().save_files(folder)
         self.base.config.save_pretrained(folder / BACKBONE)
 
@@ -219,7 +213,6 @@ class Pi05Policy(PiPolicy):
         ]
 
     def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
-        """See `FlowVlaPolicy`."""
         return -self.base.velocity(seen.memory, seen.mask, chunk, 1 - time)
 
     @property
@@ -228,7 +221,6 @@ class Pi05Policy(PiPolicy):
         return [*super().blocks, *self.base.expert.layers]
 
     def save_files(self, folder: Path) -> None:
-        """See `PiPolicy`."""
         super().save_files(folder)
         self.base.shape.save(folder / BACKBONE)
 

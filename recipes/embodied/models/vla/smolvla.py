@@ -112,7 +112,6 @@ class SmolVlaPolicy(FlowVlaPolicy):
 
     @property
     def trained_by(self) -> str:
-        """See `FlowVlaPolicy`."""
         return "lerobot"
 
     def read(self, inputs: Inputs, states: Tensor) -> ReadObservation:
@@ -130,12 +129,10 @@ class SmolVlaPolicy(FlowVlaPolicy):
         return ReadObservation((hidden * weights).sum(dim=1), pairs, mask)
 
     def denoise(self, seen: ReadObservation, states: Tensor, chunk: Tensor, time: Tensor) -> Tensor:
-        """See `FlowVlaPolicy`."""
         memory = _prefix_cache(self.base.vlm_with_expert, seen.memory)
         return -self.base.denoise_step(seen.mask, memory, chunk, 1 - time)
 
     def describe_images(self) -> dict[str, Any]:
-        """See `BasePolicy`."""
         width, height = self._shape.resize_imgs_with_padding
         half = [0.5] * 3
         return {"resized": [height, width], "resampling": "bilinear", "mean": half, "std": half, "scale": 1 / 255}

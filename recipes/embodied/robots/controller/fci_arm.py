@@ -145,7 +145,6 @@ class FciArm(Arm):
         self._fingers = WorkerThread("rlinf-gripper", self._failed)
 
     def joints(self, now: float) -> NDArray[np.float64]:
-        """See `Arm`."""
         return np.array(self._state.q, float)
 
     def target(self, now: float) -> NDArray[np.float64]:
@@ -161,7 +160,6 @@ class FciArm(Arm):
 
     @property
     def still_since(self) -> float:
-        """See `Arm`."""
         return self._moved
 
     @property

@@ -29,14 +29,12 @@ class SimulatedArm(Arm):
         self._begin = self._end = 0.0
 
     def joints(self, now: float) -> NDArray[np.float64]:
-        """See `Arm`."""
         if now >= self._end:
             return self._to.copy()
         share = (now - self._begin) / (self._end - self._begin)
         return self._from + max(share, 0.0) * (self._to - self._from)
 
     def target(self, now: float) -> NDArray[np.float64]:
-        """See `Arm`."""
         return self._to.copy()
 
     def moves(self, now: float) -> bool:
@@ -45,11 +43,9 @@ class SimulatedArm(Arm):
 
     @property
     def still_since(self) -> float:
-        """See `Arm`."""
         return self._end
 
     def reset(self, joints: NDArray[np.float64], now: float) -> float:
-        """See `Arm`."""
         self.stopped = None
         self.gripper_closed = self.clipped = False
         goal = self._limited(joints, now)

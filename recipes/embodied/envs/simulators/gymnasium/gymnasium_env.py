@@ -71,17 +71,14 @@ class GymnasiumSimulation(CheapSimulation):
         return spec_of(self._reads, self._writes)
 
     def reset(self, start: Start) -> None:
-        """See `Simulation`."""
         self._current = checked_reset(self._task, self.env.reset(seed=start.seed))
 
     def checked(self, result: Any) -> Outcome:
-        """See `CheapSimulation`."""
         self._current, outcome = checked_step(self._task, result)
         return outcome
 
     @classmethod
     def check_together(cls, simulations: Sequence[GymnasiumSimulation], results: Sequence[Any]) -> Columns | None:
-        """See `CheapSimulation`."""
         checked = checked_together(results)
         if checked is None:
             return None
@@ -92,11 +89,9 @@ class GymnasiumSimulation(CheapSimulation):
 
     @classmethod
     def observe_together(cls, simulations: Sequence[GymnasiumSimulation]) -> Observation | None:
-        """See `CheapSimulation`."""
         return simulations[0]._reads.together([simulation._current for simulation in simulations])
 
     def observe(self) -> Row:
-        """See `Simulation`."""
         return self._reads(self._current)
 
     def examine(self, observations: Observation) -> None:
@@ -115,11 +110,9 @@ class GymnasiumSimulation(CheapSimulation):
             ) from error
 
     def native(self, actions: Array) -> Any:
-        """See `Simulation`."""
         return self._writes(actions)
 
     def close(self) -> None:
-        """See `Simulation`."""
         self.env.close()
 
 

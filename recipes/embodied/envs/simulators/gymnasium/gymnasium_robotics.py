@@ -58,7 +58,6 @@ class GymnasiumRoboticsSimulation(GymnasiumSimulation):
         return outcome._replace(terminated=outcome.terminated or bool(outcome.success))
 
     def observe(self) -> Row:
-        """See `Simulation`."""
         row = super().observe()
         if self._size:
             row[image_key()] = np.ascontiguousarray(self.env.render())
