@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.demonstrations import Camera, Demonstrations, Statistics
-from recipes.demonstrations.ends import Ends, ends_of, truths
+from recipes.demonstrations.demonstrations import Camera, Demonstrations, Ends, Statistics, ends_of, truths
 from recipes.demonstrations.lerobot.episode_list import Episode, check_places, read_episodes
 from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera
 from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows

@@ -36,7 +36,7 @@ def _source(name: str, kind: str, **fields: object) -> SourceType:
 
 
 SOURCES: Final[Mapping[str, SourceType]] = {
-    "scripted": _source("scripted", "Scripted", person=False),
+    "scripted": _source("registry", "Scripted", person=False),
     "keyboard": _source("devices.keyboard", "Keyboard"),
     "gamepad": _source("devices.event_device", "Gamepad", modules=("evdev",), install="evdev"),
     "spacemouse": _source("devices.event_device", "SpaceMouse", modules=("hid",), install="hidapi"),
@@ -81,6 +81,6 @@ class JudgeType(NamedTuple):
 JUDGES: Final[Mapping[str, JudgeType]] = {
     "keys": JudgeType(f"{_FOLDER}.registry:KeysJudge", f"{_OPTIONS}:KeysOptions"),
     "classifier": JudgeType(
-        "recipes.embodied.using.success_classifier:ClassifierJudge", f"{_OPTIONS}:ClassifierOptions", "torch"
+        "recipes.embodied.using.trained_policy:ClassifierJudge", f"{_OPTIONS}:ClassifierOptions", "torch"
     ),
 }

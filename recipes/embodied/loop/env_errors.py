@@ -23,8 +23,7 @@ from recipes.embodied.envs.processes.process_pool import SimulatorDiedError, Sim
 from recipes.embodied.envs.processes.simulated_env import SimulatedEnv
 from recipes.embodied.envs.processes.simulator import BatchRequest, EpisodeAtDeath
 from recipes.embodied.envs.registry import env_class
-from recipes.embodied.loop.env_messages import ALL_ERRORS
-from recipes.embodied.loop.protocols import EmbodiedEnv, EpisodeSums, Layout
+from recipes.embodied.loop.protocols import ALL_ERRORS, EmbodiedEnv, EpisodeSums, Layout
 from rlinf_core import Job, RLinfError, WorkerGroup
 from rlinf_core.runners.record import RunRecord
 from rlinf_core.runners.recovery import Suspects, all_deaths

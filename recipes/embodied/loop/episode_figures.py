@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypeAlias
 
 from recipes.embodied.envs.env_spec import BoolArray, FinishedEpisodes, IntArray
-from recipes.embodied.loop.env_messages import ALL_ERRORS, ERRED_EPISODES, FAILED_EPISODES
+from recipes.embodied.loop.protocols import ALL_ERRORS, ERRED_EPISODES, FAILED_EPISODES
 from rlinf_core.errors import RunError
 
 # Name -> the sum over episodes, and how many there were.

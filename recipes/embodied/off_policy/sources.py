@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.ends import Ends
+from recipes.demonstrations.demonstrations import Demonstrations, Ends
 from recipes.embodied.envs.env_spec import EnvSpec, Observation
 from recipes.embodied.envs.observation_keys import STATES, image_key
 from recipes.embodied.learning.data_fit import check_fits
@@ -24,7 +23,7 @@ from recipes.embodied.learning.data_reading import (
     without_rewards,
 )
 from recipes.embodied.learning.trajectory import RolloutChunks
-from recipes.embodied.loop.env_messages import INTERVENTIONS
+from recipes.embodied.loop.protocols import INTERVENTIONS
 from recipes.embodied.off_policy.off_policy_rollout import NEXT
 from recipes.embodied.replay.buffer import ReplayBuffer
 from recipes.embodied.replay.segments import Damage, read_segments

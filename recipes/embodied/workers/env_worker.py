@@ -21,10 +21,9 @@ from recipes.embodied.envs.observation_keys import INSTRUCTIONS, camera_of
 from recipes.embodied.envs.registry import make_env
 from recipes.embodied.envs.simulators.packages import compare_starts
 from recipes.embodied.interventions.registry import open_judge, open_source
-from recipes.embodied.loop.env_messages import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, sliced, stacked
 from recipes.embodied.loop.episode_figures import EpisodeSums, Sums
 from recipes.embodied.loop.frames import EpisodeFrames, FrameRecorder
-from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.protocols import CHUNKS, EXECUTED, FAILED, INTERVENTIONS, OUTCOME, Layout, sliced, stacked
 from recipes.embodied.loop.routing import Routes, make_routes
 from recipes.embodied.models.folder_facts import observed_steps
 from recipes.training.arrays import NonFiniteError

@@ -1,4 +1,4 @@
-"""Weights of a folder that need a decision: tensors that layers share, and values that are no numbers.
+"""Weights of a folder that need a decision: shared tensors, values that are no numbers, names below adapters.
 
 A class of transformers shares its embeddings with its output layer where `tie_word_embeddings` says so. A folder whose
 two tensors differ, as after an adapter of the output layer was merged, is computed with both: so transformers loads it,
@@ -12,7 +12,8 @@ Values that are no numbers come from a copy that went wrong, or a training that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,7 +25,6 @@ from rlinf_core import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
 
 # Numbers that are compared at once.
 _PIECE: Final = 1 << 22
@@ -158,3 +158,35 @@ def require_finite(weights: Iterable[tuple[str, Tensor]], source: str) -> None:
 def _is_finite(weight: Tensor) -> bool:
     # The sum needs no memory, and is finite only where all numbers are. It may be too large where they are.
     return bool(torch.isfinite(weight.sum(dtype=torch.float32))) or bool(torch.isfinite(weight).all())
+
+
+_ADAPTER: Final = re.compile(r"\.lora_[A-Za-z_]+\.")
+# What peft puts into the names of the weights that it finds.
+_ADDED: Final = re.compile(r"base_model\.model\.|(?<=\.)base_layer\.")
+# The same where a network that was not a model of transformers is the first of a list.
+_ADDED_TO_LIST: Final = re.compile(r"base_model\.model\.0\.|(?<=\.)base_layer\.")
+
+
+def beneath_adapters(own: Iterable[str], theirs: Collection[str]) -> dict[str, str]:
+    """Return the names of a model's weights that are among others, each with its name there.
+
+    Args:
+        own: the names of the model's weights.
+        theirs: the names of weights that are given to it; where none of them is an adapter's, they are found beneath
+            the model's adapters.
+    """
+    plain = not any(_ADAPTER.search(name) for name in theirs)
+    matches: dict[str, str] = {}
+    for name in own:
+        candidates = (name, _ADDED.sub("", name), _ADDED_TO_LIST.sub("", name)) if plain else (name,)
+        matching = next((candidate for candidate in candidates if candidate in theirs), None)
+        if matching is not None:
+            matches[name] = matching
+    return matches
+
+
+def new_adapters(own: Iterable[str], theirs: Iterable[str]) -> set[str]:
+    """Return the adapter weights of a model that keep their initial values, because the loaded weights have none."""
+    if any(_ADAPTER.search(name) for name in theirs):
+        return set()
+    return {name for name in own if _ADAPTER.search(name)}

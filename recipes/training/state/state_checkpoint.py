@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from recipes.training.optim.optimizer import SmallStateAdamW
-from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
+from recipes.training.reading.tied_weights import beneath_adapters, new_adapters
 from rlinf_core import CheckpointError
 from rlinf_core.foreign.files import lacks_room, write_fault
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.demonstrations import Demonstrations, joined
-from recipes.demonstrations.ends import Ends, ends_of
+from recipes.demonstrations.demonstrations import Demonstrations, Ends, ends_of, joined
 from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.demonstrations.load_set import read_demonstrations

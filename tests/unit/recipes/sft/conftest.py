@@ -13,7 +13,7 @@ from recipes.demonstrations.lerobot.set_info import Feature
 from recipes.demonstrations.lerobot.writer import DatasetWriter
 from recipes.embodied.loop.protocols import Layout
 from recipes.sft.config import SftConfig
-from recipes.sft.sft_actor import SftActor
+from recipes.sft.sft_program import SftActor
 from rlinf_core.job.load import load_job
 from tests.unit.recipes.language.in_threads import Hub, in_thread
 

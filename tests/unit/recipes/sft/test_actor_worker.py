@@ -1,4 +1,4 @@
-"""The actor that learns from demonstrations, `recipes.sft.sft_actor`."""
+"""The actor that learns from demonstrations, `recipes.sft.sft_program`."""
 
 from __future__ import annotations
 

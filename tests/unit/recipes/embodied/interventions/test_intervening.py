@@ -18,12 +18,11 @@ from recipes.embodied.envs.registry import make_env
 from recipes.embodied.episodes.collector import EpisodeCollector
 from recipes.embodied.interventions.intervention import HandMotion, InterventionError, InterventionSource, Takeover
 from recipes.embodied.interventions.person import Controls, PersonSource
-from recipes.embodied.interventions.registry import open_source
-from recipes.embodied.interventions.scripted import BLOCK, ScriptedSource, takeover_steps
+from recipes.embodied.interventions.registry import BLOCK, ScriptedSource, open_source, takeover_steps
 from recipes.embodied.interventions.source_options import PersonOptions, ScriptedOptions
 from recipes.embodied.learning.imitation import imitated_rows
 from recipes.embodied.learning.trajectory import RolloutBuffer
-from recipes.embodied.loop.env_messages import EXECUTED, INTERVENTIONS
+from recipes.embodied.loop.protocols import EXECUTED, INTERVENTIONS
 from recipes.embodied.models.base_policy import PolicyOutput
 from recipes.embodied.off_policy.off_policy_rollout import record_step
 from recipes.embodied.off_policy.sources import add_steps, intervened, transition_spec, transition_steps

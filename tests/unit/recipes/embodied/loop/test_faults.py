@@ -16,9 +16,8 @@ from recipes.embodied.envs.faults.repeating import SimulatorError
 from recipes.embodied.envs.processes.process_pool import SimulatorDiedError
 from recipes.embodied.loop.embodied_runner import EmbodiedRunner
 from recipes.embodied.loop.env_errors import EnvErrors, EnvironmentRaisedError
-from recipes.embodied.loop.env_messages import FAILED_EPISODES
 from recipes.embodied.loop.episode_figures import EpisodeSums, episode_means
-from recipes.embodied.loop.protocols import Layout
+from recipes.embodied.loop.protocols import FAILED_EPISODES, Layout
 from recipes.embodied.workers.env_worker import EnvWorker
 from rlinf_core.errors import RunError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError

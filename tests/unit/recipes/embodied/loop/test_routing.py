@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.embodied.loop.env_messages import sliced, stacked
+from recipes.embodied.loop.protocols import sliced, stacked
 from recipes.embodied.loop.routing import EnvRange, Piece, Routes, Share, actor_ranks, trajectory_key
 
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.demonstrations import Demonstrations
-from recipes.demonstrations.ends import Ends
+from recipes.demonstrations.demonstrations import Demonstrations, Ends
 from recipes.embodied.config.data_config import DemonstrationsConfig
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.learning.trajectory import RolloutChunks
-from recipes.embodied.loop.env_messages import INTERVENTIONS
+from recipes.embodied.loop.protocols import INTERVENTIONS
 from recipes.embodied.off_policy import sources
 from recipes.embodied.off_policy.off_policy_actor import split_passes
 from recipes.embodied.off_policy.sources import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes.training.reading.adapter_names import beneath_adapters, new_adapters
+from recipes.training.reading.tied_weights import beneath_adapters, new_adapters
 
 OWN = [
     "critic.weight",
