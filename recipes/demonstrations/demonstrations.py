@@ -5,7 +5,6 @@ A recorded episode is terminated by its task, or cut off. Success is a third col
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -105,23 +104,26 @@ Statistics: TypeAlias = dict[str, Array]
 Number = TypeVar("Number", np.uint8, np.float32)
 
 
-class Camera(ABC):
+@dataclass(frozen=True)
+class Camera:
     """The images of one camera over all rows of a data set.
 
-    Args:
+    Attributes:
         shape: (H, W, 3).
+        read: returns images [n, H, W, 3] of some rows, in the order of the rows. Raises DatasetError: one is missing or
+            damaged.
     """
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        self.shape = shape
+    shape: tuple[int, int, int]
+    read: Callable[[Rows], NDArray[np.uint8]]
 
-    @abstractmethod
-    def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """Return images [n, H, W, 3] of some rows, in the order of the rows.
+    def flipped(self, flip: Flip) -> Camera:
+        """Return the camera with its images turned."""
+        return Camera(self.shape, lambda rows: flipped(self.read(rows), flip))
 
-        Raises:
-            DatasetError: one is missing or damaged.
-        """
+    def chosen(self, rows: Rows) -> Camera:
+        """Return the camera of some of the rows."""
+        return Camera(self.shape, lambda chosen: self.read(rows[chosen]))
 
 
 class JoinedSet(NamedTuple):
@@ -252,7 +254,7 @@ class Demonstrations:
             bounds=np.cumsum([0, *(len(span) for span in spans)]),
             actions=self.actions[rows],
             states=of(self.states),
-            cameras={name: _SomeRows(camera, rows) for name, camera in self.cameras.items()},
+            cameras={name: camera.chosen(rows) for name, camera in self.cameras.items()},
             task_of=self.task_of[rows],
             statistics=None,
             rewards=of(self.rewards),
@@ -262,34 +264,8 @@ class Demonstrations:
             frame_ages={camera: of(ages) for camera, ages in self.frame_ages.items()},
             numbers=np.array([known[position] for position in positions], np.int64),
             draws=of(self.draws),
-            place=None if place is None else _placed(place, rows),
+            place=None if place is None else lambda row: place(int(rows[row])),
         )
-
-
-class FlippedCamera(Camera):
-    """The flipped images of another camera.
-
-    Args:
-        camera: the camera whose pictures they are.
-        flip: how they are turned.
-    """
-
-    def __init__(self, camera: Camera, flip: Flip) -> None:
-        super().__init__(camera.shape)
-        self._camera = camera
-        self._flip: Flip = flip
-
-    def read(self, rows: Rows) -> NDArray[np.uint8]:
-        return flipped(self._camera.read(rows), self._flip)
-
-
-def _placed(place: Callable[[int], str], rows: Array) -> Callable[[int], str]:
-    """Return the positions of some rows, by their number among them."""
-
-    def of(row: int) -> str:
-        return place(int(rows[row]))
-
-    return of
 
 
 def flipped(pictures: NDArray[Number], flip: Flip) -> NDArray[Number]:
@@ -299,17 +275,6 @@ def flipped(pictures: NDArray[Number], flip: Flip) -> NDArray[Number]:
     if flip in ("horizontal", "rotate180"):
         pictures = pictures[:, :, ::-1]
     return np.ascontiguousarray(pictures)
-
-
-class _SomeRows(Camera):
-    """Some of the rows of a camera."""
-
-    def __init__(self, camera: Camera, rows: Rows) -> None:
-        super().__init__(camera.shape)
-        self._camera, self._rows = camera, rows
-
-    def read(self, rows: Rows) -> NDArray[np.uint8]:
-        return self._camera.read(self._rows[rows])
 
 
 def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
@@ -340,7 +305,7 @@ def joined(parts: Sequence[Demonstrations]) -> Demonstrations:
         np.concatenate([*bounds, offsets[-1:]]),
         np.concatenate([part.actions for part in parts]),
         np.concatenate(states) if len(states) == len(parts) else None,
-        {name: _ConcatenatedCamera([part.cameras[name] for part in parts], offsets) for name in first.cameras},
+        {name: _concatenated([part.cameras[name] for part in parts], offsets) for name in first.cameras},
         tasks,
         np.concatenate(task_of),
         rewards=_all([part.rewards for part in parts]),
@@ -373,17 +338,16 @@ def _interventions(parts: Sequence[Demonstrations]) -> NDArray[np.bool_] | None:
     return np.concatenate(columns)
 
 
-class _ConcatenatedCamera(Camera):
-    """The concatenated cameras of several data sets."""
+def _concatenated(cameras: Sequence[Camera], offsets: Rows) -> Camera:
+    """Return the cameras of several data sets as one."""
+    shape = cameras[0].shape
 
-    def __init__(self, cameras: Sequence[Camera], offsets: Rows) -> None:
-        super().__init__(cameras[0].shape)
-        self._cameras, self._offsets = cameras, offsets
-
-    def read(self, rows: Rows) -> NDArray[np.uint8]:
-        images = np.empty((len(rows), *self.shape), np.uint8)
-        owners = np.searchsorted(self._offsets, rows, side="right") - 1
+    def read(rows: Rows) -> NDArray[np.uint8]:
+        images = np.empty((len(rows), *shape), np.uint8)
+        owners = np.searchsorted(offsets, rows, side="right") - 1
         for owner in np.unique(owners):
             mine = owners == owner
-            images[mine] = self._cameras[owner].read(rows[mine] - self._offsets[owner])
+            images[mine] = cameras[owner].read(rows[mine] - offsets[owner])
         return images
+
+    return Camera(shape, read)

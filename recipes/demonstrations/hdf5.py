@@ -139,7 +139,7 @@ class _File:
             bounds,
             values.astype(np.float32),
             np.concatenate([self._states(name, keys, lengths[name]) for name in names]) if keys else None,
-            {key: _Hdf5Camera(self._opened, names, key, bounds, self._where) for key in cameras},
+            {key: _camera(self._opened, names, key, bounds, self._where) for key in cameras},
             (self._attributes.instruction() or Path(self._where).stem.removesuffix("_demo").replace("_", " "),),
             np.zeros(int(bounds[-1]), np.int64),
             rewards=self._rewards(names, lengths),
@@ -315,25 +315,22 @@ def _orientation(convention: Any) -> Flip | None:
     return {"opengl": "vertical", "opencv": "none"}.get(word.strip('"').lower())  # pyright: ignore[reportReturnType]
 
 
-class _Hdf5Camera(Camera):
-    """The images of one camera in a file, converted from channels-first to channels-last and from grey to RGB."""
+def _camera(opened: Any, names: list[str], key: str, bounds: Rows, where: str) -> Camera:
+    """Return a camera of a file, converted from channels-first to channels-last and from grey to RGB."""
+    sizes = opened["data"][names[0]]["obs"][key].shape[1:]
+    channels_first = sizes[2] not in (1, 3)
+    height, width = sizes[1:] if channels_first else sizes[:2]
 
-    def __init__(self, opened: Any, names: list[str], key: str, bounds: Rows, where: str) -> None:
-        sizes = opened["data"][names[0]]["obs"][key].shape[1:]
-        self._channels_first = sizes[2] not in (1, 3)
-        height, width = sizes[1:] if self._channels_first else sizes[:2]
-        super().__init__((height, width, 3))
-        self._opened, self._names, self._key, self._bounds, self._where = opened, names, key, bounds, where
-
-    def read(self, rows: Rows) -> NDArray[np.uint8]:
-        pictures = np.empty((len(rows), *self.shape), np.uint8)
-        episodes = np.searchsorted(self._bounds, rows, side="right") - 1
+    def read(rows: Rows) -> NDArray[np.uint8]:
+        pictures = np.empty((len(rows), height, width, 3), np.uint8)
+        episodes = np.searchsorted(bounds, rows, side="right") - 1
         for place, (row, episode) in enumerate(zip(rows, episodes, strict=True)):
             try:
-                picture = self._opened["data"][self._names[episode]]["obs"][self._key][row - self._bounds[episode]]
-                pictures[place] = picture.transpose(1, 2, 0) if self._channels_first else picture
+                picture = opened["data"][names[episode]]["obs"][key][row - bounds[episode]]
+                pictures[place] = picture.transpose(1, 2, 0) if channels_first else picture
             except (OSError, KeyError, ValueError) as error:
-                raise DatasetError(
-                    f"the image in row {row}, `{self._key}`, cannot be read", where=self._where, why=str(error)
-                ) from error
+                message = f"the image in row {row}, `{key}`, cannot be read"
+                raise DatasetError(message, where=where, why=str(error)) from error
         return pictures
+
+    return Camera((height, width, 3), read)

@@ -21,8 +21,8 @@ from rlinf_core.foreign.files import read_bounded
 LOOKED_INTO: Final = 200
 
 
-class EncodedCamera(Camera):
-    """Encoded images in the Parquet files, or in files that those name.
+def encoded_camera(shape: tuple[int, int, int], folder: Path, name: str, column: Any) -> Camera:
+    """Return a camera with encoded images in the Parquet files, or in files that those name.
 
     Args:
         shape: (H, W, 3).
@@ -31,37 +31,36 @@ class EncodedCamera(Camera):
         column: the column of Arrow, a structure of `bytes` and `path` for each row.
     """
 
-    def __init__(self, shape: tuple[int, int, int], folder: Path, name: str, column: Any) -> None:
-        super().__init__(shape)
-        self._folder, self._name, self._column = folder, name, column
-
-    def read(self, rows: Rows) -> NDArray[np.uint8]:
-        pictures = np.empty((len(rows), *self.shape), np.uint8)
+    def read(rows: Rows) -> NDArray[np.uint8]:
+        pictures = np.empty((len(rows), *shape), np.uint8)
         for place, row in enumerate(rows):
-            cell: Mapping[str, Any] = self._column[int(row)].as_py()
+            cell: Mapping[str, Any] = column[int(row)].as_py()
             try:
-                picture = decoded(cell["bytes"] or self._beside(cell["path"]))
+                picture = decoded(cell["bytes"] or _beside(folder, cell["path"]))
             except (DatasetError, TypeError, KeyError, OSError) as error:
                 why = error.why or error.message if isinstance(error, DatasetError) else str(error)
                 raise DatasetError(
-                    f"the image in row {row}, `{self._name}`, cannot be decoded",
-                    where=str(self._folder),
+                    f"the image in row {row}, `{name}`, cannot be decoded",
+                    where=str(folder),
                     why=why,
                     help=(error.help if isinstance(error, DatasetError) else None) or WHOLE,
                 ) from error
-            pictures[place] = _of_shape(picture, self.shape, str(self._folder), self._name)
+            pictures[place] = _of_shape(picture, shape, str(folder), name)
         return pictures
 
-    def _beside(self, path: str) -> bytes:
-        """Return the bytes of an image file inside the data set's folder."""
-        file = (self._folder / path).resolve()
-        if not file.is_relative_to(self._folder.resolve()):
-            raise DatasetError(f"`{path}` lies outside the data set")
-        return read_bounded(file)
+    return Camera(shape, read)
 
 
-class VideoCamera(Camera):
-    """Images in videos: the frame at the time of each row.
+def _beside(folder: Path, path: str) -> bytes:
+    """Return the bytes of an image file inside the data set's folder."""
+    file = (folder / path).resolve()
+    if not file.is_relative_to(folder.resolve()):
+        raise DatasetError(f"`{path}` lies outside the data set")
+    return read_bounded(file)
+
+
+class CameraVideos:
+    """The videos of one camera: a row's image is the frame at its time.
 
     Args:
         shape: (H, W, 3).
@@ -71,15 +70,14 @@ class VideoCamera(Camera):
     """
 
     def __init__(self, shape: tuple[int, int, int], name: str, episodes: Sequence[Episode], fps: float) -> None:
-        super().__init__(shape)
-        self._name, self._episodes, self._fps = name, episodes, fps
+        self._shape, self._name, self._episodes, self._fps = shape, name, episodes, fps
         self._bounds = np.cumsum([0, *(episode.length for episode in episodes)])
         self._rows = rows_of_videos(episodes, name)
         self._new = set(self._rows)  # videos that were not read yet
 
     def read(self, rows: Rows) -> NDArray[np.uint8]:
-        """See `Camera`. Rows that follow each other in an episode are decoded together."""
-        pictures = np.empty((len(rows), *self.shape), np.uint8)
+        """Return the images of some rows; those that follow each other in an episode are decoded together."""
+        pictures = np.empty((len(rows), *self._shape), np.uint8)
         order = np.argsort(rows, kind="stable")
         episodes = np.searchsorted(self._bounds, rows[order], side="right") - 1
         breaks = np.flatnonzero((np.diff(rows[order]) > 1) | (np.diff(episodes) > 0)) + 1
@@ -138,7 +136,7 @@ class VideoCamera(Camera):
                     why=f"the data set states {self._fps:g} frames per second",
                     help="correct `fps` in `meta/info.json`, or convert the data set again",
                 )
-            run.append(_of_shape(picture, self.shape, str(file), self._name))
+            run.append(_of_shape(picture, self._shape, str(file), self._name))
         if len(run) < last - first + 1:
             message = f"the video ends before frame {last} of episode {episode.number}"
             raise DatasetError(message, where=str(file), help=WHOLE)
@@ -154,7 +152,7 @@ def check_videos(folder: Path, info: DatasetInfo, episodes: Sequence[Episode]) -
         DatasetError: frames are missing, damaged, or at other times; or the package `av` is missing.
     """
     for name, files in videos(folder, info).items():
-        camera = VideoCamera(info.picture_shape(name), name, episodes, info.fps)
+        camera = CameraVideos(info.picture_shape(name), name, episodes, info.fps)
         for file in files[:LOOKED_INTO]:
             camera.check_count(file)
         for episode in episodes[:LOOKED_INTO]:

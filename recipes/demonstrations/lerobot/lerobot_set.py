@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from recipes.demonstrations.data_errors import DatasetError
 from recipes.demonstrations.demonstrations import Camera, Demonstrations, Ends, Statistics, ends_of, truths
 from recipes.demonstrations.lerobot.episode_list import Episode, check_places, read_episodes
-from recipes.demonstrations.lerobot.lerobot_cameras import EncodedCamera, VideoCamera
+from recipes.demonstrations.lerobot.lerobot_cameras import CameraVideos, encoded_camera
 from recipes.demonstrations.lerobot.lerobot_tables import RowTable, read_instructions, read_rows
 from recipes.demonstrations.lerobot.set_info import ORIGIN, STATISTICS, DatasetInfo, read_info
 from recipes.demonstrations.names import END_ROLES, FRAME_AGE, Role, column_of
@@ -208,5 +208,5 @@ def read_statistics(folder: Path) -> dict[str, Statistics] | None:
 def _camera(folder: Path, info: DatasetInfo, name: str, rows: RowTable, episodes: Sequence[Episode]) -> Camera:
     shape = info.picture_shape(name)
     if info.features[name].dtype == "image":
-        return EncodedCamera(shape, folder, name, rows.table.column(name))
-    return VideoCamera(shape, name, episodes, info.fps)
+        return encoded_camera(shape, folder, name, rows.table.column(name))
+    return Camera(shape, CameraVideos(shape, name, episodes, info.fps).read)

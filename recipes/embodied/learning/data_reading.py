@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recipes.demonstrations.data_errors import DatasetError
-from recipes.demonstrations.demonstrations import Demonstrations, FlippedCamera, joined
+from recipes.demonstrations.demonstrations import Demonstrations, joined
 from recipes.demonstrations.load_set import read_demonstrations
 from recipes.demonstrations.names import DONE, REWARD, SUCCESS, TRUNCATED, Flip
 from recipes.demonstrations.orientation import PicturesShown, thumbnails
@@ -115,7 +115,7 @@ def _turned(data: Demonstrations, wanted: Flip | None) -> Demonstrations:
     notes = data.notes
     if wanted is None and data.cameras:
         notes = (*notes, f"flipping images as the file states: `data.flip` is `{flip}`")
-    cameras = {name: FlippedCamera(camera, flip) for name, camera in data.cameras.items()}
+    cameras = {name: camera.flipped(flip) for name, camera in data.cameras.items()}
     return replace(data, cameras=cameras, notes=notes, flip=flip)
 
 
