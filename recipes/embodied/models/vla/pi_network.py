@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -24,16 +25,15 @@ from recipes.embodied.config.model_options import Pi0Options
 from recipes.embodied.envs.env_spec import EnvSpec
 from recipes.embodied.models.vla.flow_vla import ReadObservation
 from recipes.embodied.models.vla.vision_language import HEAD, built_heads, built_image_size, initialize_narrow
-from recipes.sections.model_folders import whole_number
 from recipes.training.huggingface import require_transformers
 from rlinf_core import ConfigError
+from rlinf_core.config.validating.validation_messages import refusals
 from rlinf_core.foreign.files import read_bounded
 from rlinf_core.foreign.strict_json import load_json_object
 
 KIND: Final = "pi05"
-# More than ten times those of any published one.
-_LARGEST_SIZE: Final = 1 << 18
-_MOST_TOKENS: Final = 1 << 24
+# At most more than ten times those of any published one.
+_Size = Annotated[int, Field(strict=True, ge=1, le=1 << 18)]
 _ROTATION: Final = 10_000.0
 _EPSILON: Final = 1e-6
 # Keys and values of a layer.
@@ -44,11 +44,11 @@ Memory = tuple[tuple[Tensor, Tensor], ...]
 class GemmaSizes:
     """Sizes of a Gemma with one head of keys and values."""
 
-    width: int
-    hidden: int
-    layers: int
-    heads: int
-    head_dim: int
+    width: _Size
+    hidden: _Size
+    layers: _Size
+    heads: _Size
+    head_dim: _Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class PiShape:
 
     language: GemmaSizes
     expert: GemmaSizes
-    vision: tuple[int, int, int, int]
-    image: int
-    patch: int
-    vocabulary: int
-    actions: int
-    horizon: int
-    steps: int = 10
+    vision: tuple[_Size, _Size, _Size, _Size]
+    image: _Size
+    patch: _Size
+    vocabulary: Annotated[int, Field(strict=True, ge=1, le=1 << 24)]
+    actions: _Size
+    horizon: _Size
+    steps: _Size = 10
     prompt_states: int = 0
     beta: tuple[float, float] = (1.5, 1.0)
     scale: float = 0.999
@@ -97,21 +97,11 @@ class PiShape:
             ConfigError: there is none.
         """
         try:
-            about: dict[str, Any] = load_json_object(read_bounded(folder / "config.json"))
-            del about["model_type"]
-            sizes = [field.name for field in fields(GemmaSizes)]
-            for name in ("language", "expert"):
-                about[name] = GemmaSizes(*(whole_number(about[name], size, _LARGEST_SIZE) for size in sizes))
-            vision = dict(enumerate(about["vision"]))
-            about["vision"] = tuple(whole_number({"vision": vision[at]}, "vision", _LARGEST_SIZE) for at in range(4))
-            for name in ("image", "patch", "actions", "horizon", "steps"):
-                about[name] = whole_number(about, name, _LARGEST_SIZE)
-            about["vocabulary"] = whole_number(about, "vocabulary", _MOST_TOKENS)
-            about |= {name: tuple(map(float, about[name])) for name in ("beta", "periods")}
-            return cls(**about)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            return TypeAdapter(cls).validate_python(load_json_object(read_bounded(folder / "config.json")))
+        except (OSError, ValueError) as error:
+            why = refusals(error, "config.json")[0] if isinstance(error, ValidationError) else str(error)
             raise ConfigError(
-                f"`{folder}` describes no pi0.5", why=str(error), help="copy the policy's folder again"
+                f"`{folder}` describes no pi0.5", why=why, help="copy the policy's folder again"
             ) from None
 
 
