@@ -32,7 +32,7 @@ from recipes.language.models.load_model import built_model, built_tokenizer
 from recipes.language.models.policy import LanguagePolicy
 from recipes.sections.actor import OptimConfig
 from recipes.training.optim.optimizer import make_optimizer
-from recipes.training.sharding import SingleProcess
+from recipes.training.sharding import ParallelStrategy
 from rlinf_core.algorithms.advantages import AdvantageSettings, grpo
 from rlinf_core.algorithms.loss_inputs import LossSettings
 from rlinf_core.algorithms.losses import actor
@@ -116,7 +116,7 @@ def largest_difference(first: list[Tensor], second: list[Tensor]) -> float:
 
 def packed_pass(policy: LanguagePolicy, batch: RolloutBatch, *, masks: bool, budget: int = 2048) -> None:
     """Add the gradient of the mean log-probability of all answer tokens, in packed micro-batches."""
-    micro = MicroBatches(SingleProcess(policy, 1), torch.device("cpu"), max_tokens=budget, masks=masks)
+    micro = MicroBatches(ParallelStrategy(policy, 1), torch.device("cpu"), max_tokens=budget, masks=masks)
     for rows in micro.divide(batch, list(range(len(batch)))):
         (policy(micro.pack(batch, rows)).logprobs.sum() / len(batch.trained)).backward()
 
@@ -176,7 +176,7 @@ def plain_loop(rounds: int) -> list[Result]:
     for name, batch in (("one-digit sums, 32 x 8", sums), ("geometric lengths, 8 x 8", uneven)):
         plain = model()
         policy = LanguagePolicy(copy.deepcopy(plain))
-        strategy = SingleProcess(policy, 1)
+        strategy = ParallelStrategy(policy, 1)
         settings, cpu = LearnerSettings(), torch.device("cpu")
         learner = LanguageLearner(
             policy,

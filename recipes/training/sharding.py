@@ -5,7 +5,6 @@ torch's modules of shards take a second to import, so only what shards imports t
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -27,8 +26,11 @@ from rlinf_core import env_vars
 _PIECE: Final = 1 << 16
 
 
-class ParallelStrategy(ABC):
+class ParallelStrategy:
     """The weights of one rank, and the collective operations of all ranks.
+
+    Of FSDP2 a rank has a shard of each weight, gradient and optimizer state. Its backward passes sum gradients over
+    ranks: between them a rank has those of its shard alone.
 
     Attributes:
         module: the policy to call in training.
@@ -43,13 +45,21 @@ class ParallelStrategy(ABC):
 
     def reduce_sum(self, value: Tensor) -> Tensor:
         """Return the sum of a tensor over all ranks."""
-        return value
+        if self.world_size == 1:
+            return value
+        summed = value.clone()
+        dist.all_reduce(summed)
+        return summed
 
     def reduce_max(self, number: int) -> int:
         """Return the largest number of all ranks."""
-        return number
+        if self.world_size == 1:
+            return number
+        value = torch.tensor(number)
+        dist.all_reduce(value, op=dist.ReduceOp.MAX)
+        return int(value)
 
-    def finish_gradients(self) -> None:  # noqa: B027 - most have nothing to do
+    def finish_gradients(self) -> None:
         """Average the gradients over all ranks, after the last backward pass of a batch."""
 
     def gradient_norm(self) -> Tensor:
@@ -72,19 +82,13 @@ class ParallelStrategy(ABC):
         if largest:
             nn.utils.clip_grads_with_norm_(self.module.parameters(), largest, norm)
 
-    @abstractmethod
     def full_tensor(self, tensor: Tensor) -> Tensor:
         """Return the full tensor of a sharded weight. Collective: all ranks pass the same weights in the same order."""
+        tensor = tensor.detach()
+        return tensor.full_tensor() if is_shard(tensor) else tensor
 
 
-class SingleProcess(ParallelStrategy):
-    """A single rank, without communication."""
-
-    def full_tensor(self, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-
-class Replicated(SingleProcess):
+class Replicated(ParallelStrategy):
     """All weights on every rank, with averaged gradients: `sharding_strategy: no_shard`.
 
     Args:
@@ -100,12 +104,6 @@ class Replicated(SingleProcess):
         super().__init__(module, world_size, rank)
         self._reduce_type = reduce_type
 
-    def reduce_sum(self, value: Tensor) -> Tensor:
-        return _all_reduced(value)
-
-    def reduce_max(self, number: int) -> int:
-        return _largest(number)
-
     def finish_gradients(self) -> None:
         """See `ParallelStrategy`; one message for all of them."""
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
@@ -117,23 +115,6 @@ class Replicated(SingleProcess):
             gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True
         ):
             gradient.copy_(part.view_as(gradient))
-
-
-class Sharded(ParallelStrategy):
-    """A shard of each weight, gradient and optimizer state on every rank (FSDP2).
-
-    Gradients are summed over ranks in each backward pass: between passes a rank has those of its shard alone.
-    """
-
-    def reduce_sum(self, value: Tensor) -> Tensor:
-        return _all_reduced(value)
-
-    def reduce_max(self, number: int) -> int:
-        return _largest(number)
-
-    def full_tensor(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        return tensor.full_tensor() if is_shard(tensor) else tensor
 
 
 def is_sharded(fsdp: FsdpConfig, world_size: int, compute_dtype: torch.dtype | None) -> bool:
@@ -174,7 +155,7 @@ def parallelize(
         join_ranks(rank, world_size, device)
     if not is_sharded(fsdp, world_size, compute_dtype):
         if world_size == 1:
-            return SingleProcess(module)
+            return ParallelStrategy(module)
         types = fsdp.mixed_precision
         reduced = types.reduce_dtype or types.computing
         return Replicated(module, world_size, rank, DTYPES[reduced] if reduced else None)
@@ -187,7 +168,7 @@ def parallelize(
         fill_weights(module, initial, torch.device("cpu") if _offloads(fsdp, device) else device)
     for method in methods:
         register_fsdp_forward_method(module, method)
-    return Sharded(module, world_size, rank)
+    return ParallelStrategy(module, world_size, rank)
 
 
 def _shard(
@@ -271,15 +252,3 @@ def _square(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
         rest.append(flat[end:])
     norms.append(nn.utils.get_total_norm(rest).to(device, torch.float64)[None])
     return torch.cat(norms).square().sum()
-
-
-def _largest(number: int) -> int:
-    value = torch.tensor(number)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return int(value)
-
-
-def _all_reduced(value: Tensor) -> Tensor:
-    summed = value.clone()
-    dist.all_reduce(summed)
-    return summed

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("no GPU that torch can use", allow_module_level=True)
 
-from recipes.training.sharding import SingleProcess  # noqa: E402 - after the check
+from recipes.training.sharding import ParallelStrategy  # noqa: E402 - after the check
 from recipes.training.updater import Figures, Updater  # noqa: E402
 from rlinf_core.algorithms.loss_inputs import Loss  # noqa: E402
 
@@ -20,7 +20,7 @@ def test_a_step_on_a_gpu_is_that_of_a_cpu(clip_grad: float) -> None:
         torch.manual_seed(0)
         module = torch.nn.Linear(300, 300).to(device)
         rows = torch.randn(8, 300).to(device)
-        updater = Updater(SingleProcess(module), torch.optim.SGD(module.parameters(), lr=0.1), clip_grad=clip_grad)
+        updater = Updater(ParallelStrategy(module), torch.optim.SGD(module.parameters(), lr=0.1), clip_grad=clip_grad)
         figures = Figures()
 
         def loss(part: int, module: torch.nn.Module = module, rows: torch.Tensor = rows) -> Loss:

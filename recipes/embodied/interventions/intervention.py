@@ -231,6 +231,8 @@ class ExecutedActions:
     Attributes:
         actions: [B, C, A], what was carried out.
         taken: bool [B, C], the steps in which the source acted.
+        verdicts: those on the last step, by row.
+        rewards: what a person adds to the rewards of the last step, by row.
     """
 
     def __init__(
@@ -239,8 +241,8 @@ class ExecutedActions:
         self.actions = chunk.copy()
         self.taken = np.zeros(chunk.shape[:2], np.bool_)
         self._source, self._held = source, held
-        self._verdicts: dict[int, Verdict] = {}
-        self._rewards: dict[int, float] = {}
+        self.verdicts: dict[int, Verdict] = {}
+        self.rewards: dict[int, float] = {}
 
     def take(self, index: int) -> Array:
         """Return the actions [B, A] to carry out in a step.
@@ -248,7 +250,7 @@ class ExecutedActions:
         Raises:
             InterventionError: an action of the source is not finite, or it was lost.
         """
-        self._verdicts, self._rewards = {}, {}
+        self.verdicts, self.rewards = {}, {}
         taken_over = None if self._source is None else self._source.read()
         left = np.flatnonzero(self.taken[:, :index].any(axis=1))
         if len(left):
@@ -264,7 +266,7 @@ class ExecutedActions:
                 )
             self.actions[taken_over.rows, index] = np.clip(wanted, -1, 1)
             self.taken[:, index] = taken_over.rows
-            self._verdicts, self._rewards = taken_over.verdicts, taken_over.rewards
+            self.verdicts, self.rewards = taken_over.verdicts, taken_over.rewards
         return self.actions[:, index]
 
     def _check(self, taken_over: Takeover) -> None:
@@ -283,16 +285,6 @@ class ExecutedActions:
     def replace(self, index: int, actions: Array) -> None:
         """Record the action that the environment executed in a step instead, [B, A]."""
         self.actions[:, index] = actions
-
-    @property
-    def verdicts(self) -> dict[int, Verdict]:
-        """Verdicts on the last step, by row."""
-        return self._verdicts
-
-    @property
-    def rewards(self) -> dict[int, float]:
-        """The rewards that a person adds to those of the last step, by row."""
-        return self._rewards
 
 
 class SuccessJudge(ABC):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recipes.training.sharding import Replicated, SingleProcess
+from recipes.training.sharding import ParallelStrategy, Replicated
 
 
 @pytest.mark.parametrize("reduce_type", [None, torch.bfloat16])
@@ -43,13 +43,13 @@ def test_norms_of_large_gradients_are_exact() -> None:
     for weight in policy:
         weight.grad = torch.randn(weight.shape, generator=generator) * 1e-4
     exact = torch.cat([weight.grad.double() for weight in policy if weight.grad is not None]).norm()
-    norm = SingleProcess(policy).gradient_norm()
+    norm = ParallelStrategy(policy).gradient_norm()
     assert norm.dtype == torch.float32
     torch.testing.assert_close(norm.double(), exact, rtol=1e-6, atol=0)
 
 
 def test_without_gradients_the_norm_is_zero() -> None:
-    assert float(SingleProcess(nn.Linear(2, 2)).gradient_norm()) == 0
+    assert float(ParallelStrategy(nn.Linear(2, 2)).gradient_norm()) == 0
 
 
 def test_norm_is_on_the_device_of_the_gradients() -> None:
@@ -57,4 +57,4 @@ def test_norm_is_on_the_device_of_the_gradients() -> None:
     module = nn.Linear(300, 300, device="meta")
     for weight in module.parameters():
         weight.grad = torch.empty_like(weight)
-    assert SingleProcess(module).gradient_norm().device.type == "meta"
+    assert ParallelStrategy(module).gradient_norm().device.type == "meta"

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from recipes.training.arrays import NonFiniteError
-from recipes.training.sharding import SingleProcess
+from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError, Updater
 from rlinf_core.algorithms.loss_inputs import Loss
 
 
 def updater(module: nn.Module, clip_grad: float = 0.0) -> Updater:
-    return Updater(SingleProcess(module), torch.optim.SGD(module.parameters(), lr=1.0), clip_grad=clip_grad)
+    return Updater(ParallelStrategy(module), torch.optim.SGD(module.parameters(), lr=1.0), clip_grad=clip_grad)
 
 
 def test_step_descends_the_mean_loss_and_records_each_loss() -> None:

@@ -19,7 +19,7 @@ from recipes.embodied.models.registry import make_model
 from recipes.embodied.models.small.feature_policy import MlpPolicy
 from recipes.training.arrays import NonFiniteError
 from recipes.training.optim.optimizer import make_optimizer
-from recipes.training.sharding import SingleProcess
+from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import Figures, UntrainedError
 from rlinf_core import ConfigError
 from rlinf_core.algorithms.loss_inputs import Loss, LossInputs, LossSettings
@@ -28,7 +28,7 @@ from rlinf_core.job.load import load_job
 SAMPLES, STATES, ACTIONS = 24, 5, 3
 
 
-def made(*overrides: str, strategy: type[SingleProcess] = SingleProcess) -> tuple[Learner, nn.Module]:
+def made(*overrides: str, strategy: type[ParallelStrategy] = ParallelStrategy) -> tuple[Learner, nn.Module]:
     """Return a learner on one rank, and its policy."""
     job = load_job("laptop", ("actor.model.hidden_dim=8", *overrides), environ={})
     job.raise_if_bad()
@@ -37,11 +37,11 @@ def made(*overrides: str, strategy: type[SingleProcess] = SingleProcess) -> tupl
     policy = make_model(config.actor.model, EnvSpec(STATES, ACTIONS))
     optimizer = make_optimizer(policy, config.actor.optim)
     return Learner(
-        config, strategy(policy, 1 if strategy is SingleProcess else 2), optimizer, torch.device("cpu")
+        config, strategy(policy, 1 if strategy is ParallelStrategy else 2), optimizer, torch.device("cpu")
     ), policy
 
 
-class OfTwo(SingleProcess):
+class OfTwo(ParallelStrategy):
     """One of two ranks; the losses of the other are not finite."""
 
     def reduce_sum(self, value: Tensor) -> Tensor:
@@ -135,14 +135,14 @@ def test_parts_of_unequal_size_are_the_batch_as_well(masked: bool) -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 
-class Tripled(SingleProcess):
+class Tripled(ParallelStrategy):
     """One of two ranks; the other has twice as much."""
 
     def reduce_sum(self, value: Tensor) -> Tensor:
         return value * 3
 
 
-class TenMore(SingleProcess):
+class TenMore(ParallelStrategy):
     """One of two ranks; ten samples count on the other."""
 
     def reduce_sum(self, value: Tensor) -> Tensor:

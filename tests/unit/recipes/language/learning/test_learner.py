@@ -17,7 +17,7 @@ from recipes.language.learning.answer_advantages import token_advantages
 from recipes.language.learning.learner import LanguageLearner, LearnerSettings, TokenTargets
 from recipes.language.models.policy import LanguagePolicy
 from recipes.training.arrays import NonFiniteError
-from recipes.training.sharding import SingleProcess
+from recipes.training.sharding import ParallelStrategy
 from recipes.training.updater import UntrainedError
 from rlinf_core.algorithms.advantages import AdvantageSettings, gae, grpo, turn_gae
 from rlinf_core.algorithms.loss_inputs import Loss, LossSettings
@@ -30,7 +30,7 @@ def learner(model: Any, settings: LearnerSettings, how: Any = "token-mean", lr: 
     policy = LanguagePolicy(model)
     optimizer = torch.optim.SGD(policy.parameters(), lr=lr)
     loss = LossSettings(loss_agg_func=how)
-    return LanguageLearner(policy, SingleProcess(policy, 1), optimizer, actor, loss, settings, torch.device("cpu"))
+    return LanguageLearner(policy, ParallelStrategy(policy, 1), optimizer, actor, loss, settings, torch.device("cpu"))
 
 
 def targets_of(batch: Any) -> TokenTargets:
@@ -187,7 +187,7 @@ def test_losses_by_name_train_on_what_the_actor_gives_them() -> None:
         settings = LossSettings(kl_beta=0.1, kl_penalty="k2", entropy_bonus=0.01, tis_cap=1.5)
         made = LanguageLearner(
             policy,
-            SingleProcess(policy, 1),
+            ParallelStrategy(policy, 1),
             torch.optim.SGD(policy.parameters(), lr=0.1),
             get_policy_loss(name),
             settings,

@@ -10,7 +10,7 @@ from torch import nn
 
 from recipes.language.learning.learner import LearnerSettings, TokenTargets
 from recipes.language.learning.logprob_gap import GAP_LIMITS, logprob_gap
-from recipes.training.sharding import SingleProcess
+from recipes.training.sharding import ParallelStrategy
 
 pytest.importorskip("transformers")
 
@@ -19,7 +19,7 @@ from dataclasses import replace
 from tests.unit.recipes.language.learning.test_learner import learner
 from tests.unit.recipes.language.tiny import plain_logprobs, random_batch, tiny_model
 
-ALONE = SingleProcess(nn.Linear(1, 1), 1)
+ALONE = ParallelStrategy(nn.Linear(1, 1), 1)
 
 
 def test_figures_equal_a_loop() -> None:
