@@ -245,6 +245,7 @@ class Demonstrations:
         spans = [self.rows_of(position) for position in positions]
         rows = np.concatenate(spans) if spans else np.zeros(0, np.int64)
         place = self.place
+        placed: Callable[[int], str] | None = None if place is None else lambda row: place(int(rows[row]))
 
         def of(column: Array | None) -> Any:
             return None if column is None else column[rows]
@@ -264,7 +265,7 @@ class Demonstrations:
             frame_ages={camera: of(ages) for camera, ages in self.frame_ages.items()},
             numbers=np.array([known[position] for position in positions], np.int64),
             draws=of(self.draws),
-            place=None if place is None else lambda row: place(int(rows[row])),
+            place=placed,
         )
 
 

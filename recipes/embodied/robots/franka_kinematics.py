@@ -95,22 +95,6 @@ def arm_points(joints: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.stack(points)
 
 
-def transform(joints: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the pose of the flange as homogeneous matrices, the plain product of the table.
-
-    Args:
-        joints: [7, B], in radians.
-
-    Returns:
-        [B, 4, 4].
-    """
-    pose = np.tile(np.eye(4), (joints.shape[1], 1, 1))
-    for link, theta in zip(LINKS, joints, strict=True):
-        pose = pose @ _link_transform(link, theta)
-    pose[:, :3, 3] += FLANGE * pose[:, :3, 2]
-    return pose
-
-
 def _link_transform(link: Link, theta: NDArray[np.floating]) -> NDArray[np.float64]:
     sine, cosine = np.sin(theta), np.cos(theta)
     turn_cosine, turn_sine = (1.0, 0.0) if link.alpha == 0 else (0.0, float(link.alpha))
