@@ -52,13 +52,13 @@ def check_cameras(config: PolicyJob, section: str, environments: EnvironmentConf
             report((*at, name, "source"), "conflicting-settings", message, "name another source")
     if not options.cameras:
         return
-    robots = list(_robots(config))
+    robots = list(robots_of(config))
     _check_packages(config, at, options, sorted({_type_of(robot) for _, robot in robots}), report)
     for place, robot in robots:
         _check_serials(at, options, place, robot, report)
 
 
-def _robots(config: PolicyJob) -> Iterator[tuple[Path, RobotUnit]]:
+def robots_of(config: PolicyJob) -> Iterator[tuple[Path, RobotUnit]]:
     """Yield the robots of the groups that `env` is placed on."""
     place = config.cluster.component_placement.get("env")
     labels = () if place is None else place.node_group or ()

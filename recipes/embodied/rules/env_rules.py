@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -22,7 +22,7 @@ from recipes.embodied.config.env_types import (
 )
 from recipes.embodied.envs.observation_keys import STATES, camera_of
 from recipes.embodied.envs.simulators.options import SimulatorOptions
-from recipes.embodied.rules.camera_rules import check_cameras
+from recipes.embodied.rules.camera_rules import check_cameras, robots_of
 from recipes.embodied.rules.intervention_rules import check_judge
 from recipes.sections.checks import Report, blame
 from recipes.sections.imports import check_import, missing_module, runs_in_this_interpreter
@@ -263,18 +263,15 @@ def declares(group: NodeGroup, robot: str | None) -> bool:
     return any(driver_of(unit) is not None for unit in group.hardware.configs)
 
 
-def _check_drivers(config: PolicyJob, labels: Sequence[str], report: Report) -> None:
+def _check_drivers(config: PolicyJob, report: Report) -> None:
     """Report drivers that cannot be imported, and robots without one."""
-    for index, group in enumerate(config.cluster.node_groups):
-        units = group.hardware.configs if group.hardware and group.label in labels else ()
-        for number, unit in enumerate(units):
-            at: Path = ("cluster", "node_groups", index, "hardware", "configs", number)
-            driver = driver_of(unit)
-            if driver is not None:
-                check_import(config, (*at, "driver"), driver, "env", report, is_class=True)
-            else:
-                message = f"`env_type: {DRIVEN.lower()}` needs a `driver`, but this robot has none"
-                report(at, "conflicting-settings", message, "write `driver: package.module:Class`")
+    for at, unit in robots_of(config):
+        driver = driver_of(unit)
+        if driver is not None:
+            check_import(config, (*at, "driver"), driver, "env", report, is_class=True)
+        else:
+            message = f"`env_type: {DRIVEN.lower()}` needs a `driver`, but this robot has none"
+            report(at, "conflicting-settings", message, "write `driver: package.module:Class`")
 
 
 def _check_robots(
@@ -299,7 +296,7 @@ def _check_robots(
         )
         return
     if robot == DRIVEN:
-        _check_drivers(config, labels, report)
+        _check_drivers(config, report)
     stages = config.rollout.pipeline_stage_num
     if stages != 1:
         report(

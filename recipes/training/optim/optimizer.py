@@ -40,19 +40,11 @@ class SmallStateAdamW(torch.optim.Optimizer, ABC):
 
     Args:
         groups: the groups of weights, as `torch.optim.AdamW` takes them.
-        lr, betas, eps, weight_decay: see `torch.optim.AdamW`.
+        settings: `lr`, `betas`, `eps` and `weight_decay`, see `torch.optim.AdamW`.
     """
 
-    def __init__(
-        self,
-        groups: list[dict[str, Any]],
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+    def __init__(self, groups: list[dict[str, Any]], **settings: float | tuple[float, float]) -> None:
+        super().__init__(groups, dict(settings))
 
     @abstractmethod
     def begin(self, weight: nn.Parameter) -> State:

@@ -8,7 +8,7 @@ and not the start of every run.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -160,15 +160,10 @@ def _optimizer_tensors(policy: nn.Module, optimizer: torch.optim.Optimizer) -> d
     names = {id(weight): name for name, weight in policy.named_parameters()}
     return {
         f"{OPTIMIZER}{names[id(weight)]}.{part}": tensor
-        for weight, group in _trained(optimizer)
+        for group in optimizer.param_groups
+        for weight in group["params"]
         for part, tensor in _state_of(weight, group, optimizer).items()
     }
-
-
-def _trained(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, Mapping[str, Any]]]:
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            yield weight, group
 
 
 def _state_of(weight: nn.Parameter, group: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

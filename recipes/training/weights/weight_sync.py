@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from math import prod
 from typing import Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import torch
@@ -33,7 +34,7 @@ class Place(NamedTuple):
     @property
     def end(self) -> int:
         """The element after its last."""
-        return self.offset + _numel(self.shape)
+        return self.offset + prod(self.shape)
 
     def of(self, piece: Tensor) -> Tensor:
         """Return the tensor, which shares the memory of the piece."""
@@ -82,7 +83,7 @@ class GatheredWeights(SentWeights):
             shapes[name] = tuple(weight.shape)
         # By type, and else in the order of the model: what belongs to a block is gathered together.
         ordered = sorted(shapes, key=lambda name: str(self._types[name]))
-        sizes = {name: _aligned(_numel(shapes[name])) for name in ordered}
+        sizes = {name: _aligned(prod(shapes[name])) for name in ordered}
         pieces = grouped(ordered, lambda name: self._types[name], sizes)
         self.pieces = tuple(tuple(_placed(names, shapes, sizes)) for names in pieces)
 
@@ -145,13 +146,6 @@ def _placed(names: Iterable[str], shapes: Mapping[str, tuple[int, ...]], sizes: 
     for name in names:
         yield Place(name, offset, shapes[name])
         offset += sizes[name]
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 AboutT = TypeVar("AboutT")
@@ -269,16 +263,12 @@ class FlatWeights(SentWeights):
         self.pieces = tuple(tuple(self._places(names)) for names in groups)
 
     def _lay_out(self, mine: dict[str, Tensor], dtype: torch.dtype) -> None:
-        size = sum(_aligned(tensor.numel()) for tensor in mine.values())
-        device = next(iter(mine.values())).device
-        buffer = torch.zeros(size, dtype=dtype, device=device)
+        sizes = {name: _aligned(tensor.numel()) for name, tensor in mine.items()}
+        buffer = torch.zeros(sum(sizes.values()), dtype=dtype, device=next(iter(mine.values())).device)
         self.buffers.append(buffer)
-        offset = 0
-        for name, tensor in mine.items():
-            view = buffer[offset : offset + tensor.numel()].view(tensor.shape)
-            view.copy_(tensor.detach())
-            self.views[name] = view
-            offset += _aligned(tensor.numel())
+        for place in _placed(mine, {name: tuple(tensor.shape) for name, tensor in mine.items()}, sizes):
+            self.views[place.name] = place.of(buffer)
+            self.views[place.name].copy_(mine[place.name].detach())
 
     def _places(self, names: tuple[str, ...]) -> Iterator[Place]:
         first = int(self.views[names[0]].storage_offset())
