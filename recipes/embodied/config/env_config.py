@@ -34,7 +34,6 @@ from recipes.embodied.config.intervention_types import (
     JUDGES,
     NONE,
     SOURCES,
-    JudgeType,
     SourceType,
 )
 from recipes.sections.values import KnownOrOwn
@@ -106,7 +105,7 @@ class JudgeConfig(Variant):
     )
 
 
-def _by_source(section: type[V], nothing: str, known: Mapping[str, SourceType | JudgeType]) -> tuple[type[V], ...]:
+def _by_source(section: type[V], nothing: str, known: Mapping[str, SourceType]) -> tuple[type[V], ...]:
     """Return a section for each source: nothing, those known, and the user's own."""
     models = {name: cast("type[BaseModel]", import_target(kind.options, "options")) for name, kind in known.items()}
     own = kind_of_section(section, (), None, form="[^:]*:.*", others=("package.module:Class",))

@@ -13,10 +13,10 @@ ENVIRONMENT: Final = "environment"
 
 
 class SourceType(NamedTuple):
-    """A built-in intervention source.
+    """A built-in intervention source, or judge.
 
     Attributes:
-        target: the subclass of `InterventionSource`, as `package.module:Class`.
+        target: the subclass of `InterventionSource` or of `SuccessJudge`, as `package.module:Class`.
         options: the pydantic model of its options, likewise.
         modules: what has to be installed besides.
         install: what pip calls it.
@@ -66,21 +66,9 @@ def drives_one(name: str) -> bool:
     return name in SOURCES and SOURCES[name].person
 
 
-class JudgeType(NamedTuple):
-    """A built-in judge: its class and the model of its options, as `package.module:Class`.
-
-    Attributes:
-        module: what has to be installed besides; None: nothing.
-    """
-
-    target: str
-    options: str
-    module: str | None = None
-
-
-JUDGES: Final[Mapping[str, JudgeType]] = {
-    "keys": JudgeType(f"{_FOLDER}.registry:KeysJudge", f"{_OPTIONS}:KeysOptions"),
-    "classifier": JudgeType(
-        "recipes.embodied.using.trained_policy:ClassifierJudge", f"{_OPTIONS}:ClassifierOptions", "torch"
+JUDGES: Final[Mapping[str, SourceType]] = {
+    "keys": SourceType(f"{_FOLDER}.registry:KeysJudge", f"{_OPTIONS}:KeysOptions"),
+    "classifier": SourceType(
+        "recipes.embodied.using.trained_policy:ClassifierJudge", f"{_OPTIONS}:ClassifierOptions", modules=("torch",)
     ),
 }

@@ -71,10 +71,10 @@ def check_judge(config: PolicyJob, section: str, environments: EnvironmentConfig
     if ":" in judge.source:
         check_import(config, (*at, "source"), judge.source, "env", report, is_class=True)
         return
-    known = JUDGES[judge.source]
-    if known.module is not None and runs_in_this_interpreter(config, "env") and missing_modules([known.module]):
-        message = f"`judge: {judge.source}` needs the package `{known.module}`, {absence(known.module)}"
-        report((*at, "source"), "missing-extra", message, f"give the nodes of `env` an interpreter with {known.module}")
+    missing = missing_modules(JUDGES[judge.source].modules) if runs_in_this_interpreter(config, "env") else ()
+    if missing:
+        message = f"`judge: {judge.source}` needs the package `{missing[0]}`, {absence(missing[0])}"
+        report((*at, "source"), "missing-extra", message, f"give the nodes of `env` an interpreter with {missing[0]}")
     if judge.source == "keys" and environments.total_num_envs != 1 and not is_robot(environments.env_type):
         report(
             blame(config, ("env", section, "total_num_envs"), ("env", "train", "total_num_envs"), (*at, "source")),
