@@ -72,7 +72,7 @@ def list_robots(cluster: ClusterConfig) -> list[Listed]:
             variables = process_environment(cluster, written.node_rank, group.label).variables
             unit, problem = written, None
             try:
-                unit = written.on_node({**os.environ, **{variable.name: variable.value for variable in variables}})
+                unit = written.on_node({**os.environ, **dict(variables)})
             except ConfigError as error:
                 problem = error
             kind = group.hardware.type if group.hardware else ""
