@@ -27,6 +27,7 @@ from rlinf_cli.importing.rules.rlinf import cameras, is_off_policy
 from rlinf_cli.importing.rules.rows import (
     acts_alone,
     agent_needs,
+    as_rules,
     evaluation_needs,
     plain,
     reward_place,
@@ -35,7 +36,7 @@ from rlinf_cli.importing.rules.rows import (
     verl_places,
 )
 from rlinf_cli.importing.rules.shared import Added, Fate, KeyOutcome, LeftOut, Table, Values
-from rlinf_cli.importing.rules.verl import teacher_rules
+from rlinf_cli.importing.rules.verl import teacher_rows
 from rlinf_cli.importing.sources import HydraFile
 from rlinf_cli.job.job_file import load_with_lint
 from rlinf_core.config.diagnostics import Diagnostic, Severity
@@ -134,7 +135,7 @@ def _rules(project: Project, recipe: str, tree: MappingNode, values: Values) -> 
     if project is Project.VERL:
         if recipe == "sft_chat":
             return rules_of("verl_sft"), VERL_SFT_SECTIONS
-        return {**rules_of("verl"), **teacher_rules(values)}, VERL_SECTIONS
+        return {**rules_of("verl"), **as_rules(teacher_rows(values))}, VERL_SECTIONS
     if recipe == "embodied" and acts_alone(tree):
         return rules_of("RLinf", "embodied", "evaluation"), {**RLINF_SECTIONS, **EVALUATION_SECTIONS}
     if recipe == "embodied":

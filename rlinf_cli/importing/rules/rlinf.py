@@ -66,20 +66,6 @@ def model_type(leaf: Leaf, values: Values) -> Result:
     return new("actor.model.model_type", ours, note and f"`{written}` {note}")
 
 
-def model_path(leaf: Leaf, values: Values) -> Result:
-    kind = _kind(values)
-    if _POLICIES.get(kind, ("", None))[1] == _BY_FLOW:
-        return LeftOut(f"`{kind}` {_BY_FLOW}")
-    return same("actor.model.model_path", leaf)
-
-
-def path_of_rollout(leaf: Leaf, values: Values) -> Result:
-    """Jobs of Megatron name the model's folder for the rollout alone."""
-    if values.get("actor.model.model_path", False) is not False or not values.of(leaf):
-        return LeftOut("the rollout receives its weights from the actor: `actor.model.model_path`")
-    return same("actor.model.model_path", leaf)
-
-
 def _robots(values: Values) -> list[dict[str, Any]]:
     """Return the sections `hardware` of a file's node groups."""
     groups = cast("list[dict[str, Any]]", values.get("cluster.node_groups", []))
@@ -127,71 +113,12 @@ def task_of_arm(leaf: Leaf, values: Values) -> Result:
     return LeftOut("`env.*.task` names the task, where an environment has several")
 
 
-def greedy(leaf: Leaf, values: Values) -> Result:
-    if values.of(leaf):
-        return new("rollout.sampling_params.temperature", 0, "`use_greedy: true` is `temperature: 0`")
-    return LeftOut("`temperature` above 0 samples tokens", quiet=True)
-
-
-def temperature(leaf: Leaf, values: Values) -> Result:
-    if values.get("algorithm.sampling_params.use_greedy", False):
-        return LeftOut("`use_greedy: true` applies", quiet=True)
-    return same("rollout.sampling_params.temperature", leaf)
-
-
-def adv_type(leaf: Leaf, values: Values) -> Result:
-    if values.get("algorithm.use_reinpp_baseline", False) and values.of(leaf) in ("reinpp", "reinforce_pp"):
-        return new("algorithm.adv_type", "reinforce_pp_baseline", "set by `use_reinpp_baseline: true`")
-    return same("algorithm.adv_type", leaf)
-
-
-def both_clips(leaf: Leaf, values: Values) -> Result:
-    low, high = values.get("algorithm.clip_ratio_low"), values.get("algorithm.clip_ratio_high")
-    if low is not None and high is not None:
-        return LeftOut("`clip_ratio_low` and `clip_ratio_high` apply", quiet=True)
-    return (
-        *([same("algorithm.clip_ratio_low", leaf)] if low is None else []),
-        *([same("algorithm.clip_ratio_high", leaf)] if high is None else []),
-    )
-
-
-def of_training(leaf: Leaf, values: Values, to: str) -> Result:
-    """Convert a key that an evaluation does not need."""
-    if values.get("runner.only_eval", False):
-        return LeftOut("an evaluation trains nothing", quiet=True)
-    return same(to, leaf)
-
-
 def pictures_of_rlinf(leaf: Leaf, values: Values) -> Result:
     """Keep columns of pictures: the result is wrong until somebody decides."""
     names = values.of(leaf)
     if isinstance(names, list) and names:
         return new("data.image_key", str(cast("list[Any]", names)[0]))
     return LeftOut("models of text alone are trained", quiet=True)
-
-
-def _is_vllm(values: Values) -> bool:
-    """Return whether vLLM draws, which takes the place of SGLang, too."""
-    return values.get("rollout.backend", values.get("rollout.rollout_backend")) in ("vllm", "sglang")
-
-
-def engine_option(leaf: Leaf, values: Values) -> Result:
-    """Take over an argument of vLLM."""
-    if not _is_vllm(values):
-        return LeftOut("it is an argument of vLLM, which does not draw here", quiet=True)
-    return same(f"rollout.engine_options.{leaf.path[2]}", leaf)
-
-
-def enforce_eager(leaf: Leaf, values: Values) -> Result:
-    if _is_vllm(values):
-        return same("rollout.engine_options.enforce_eager", leaf)
-    return LeftOut("it is an argument of vLLM: `rollout.engine_options` takes the engine's own arguments")
-
-
-def search(leaf: Leaf, values: Values) -> Result:
-    """Name the replacement of a document server."""
-    server = values.of(leaf)
-    return LeftOut(f"`search` reads `agent.corpus_path`; a function of yours in `agent.tools` may ask `{server}`")
 
 
 def cameras(values: Values, present: Collection[Path]) -> Iterator[Added]:
@@ -254,24 +181,6 @@ def learning_starts(leaf: Leaf, values: Values) -> Result:
         return LeftOut("`algorithm.learning_starts` counts environment steps")
     note = f"counts environment steps: {trajectories} trajectories x {length}, at least 1"
     return new(f"{_AT}.learning_starts", max(1, trajectories * length), note)
-
-
-def temperature_learns(leaf: Leaf, values: Values) -> Result:
-    if values.of(leaf) == "fixed_alpha":
-        return new(f"{_AT}.learn_temperature", False)
-    return LeftOut("the entropy's weight is learned by default", quiet=True)
-
-
-def aggregate(leaf: Leaf, values: Values) -> Result:
-    if values.of(leaf) == "min":
-        return LeftOut("targets are the minimum of `algorithm.critics_in_target` critics", quiet=True)
-    return new(f"{_AT}.critics_in_target", 1, "a mean of critics: one is drawn for each target")
-
-
-def subsample(leaf: Leaf, values: Values) -> Result:
-    if not isinstance(values.of(leaf), int) or values.of(leaf) < 1:
-        return LeftOut("without a number two critics are drawn", quiet=True)
-    return same(f"{_AT}.critics_in_target", leaf)
 
 
 def computes_in_fp32(leaf: Leaf, values: Values) -> Result:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from inspect import isfunction
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.importing.foreign_names import foreign_table
 from rlinf_cli.importing.projects import Project, agent_tools, placed
 from rlinf_cli.importing.rules import rlinf, shared, verl
-from rlinf_cli.importing.rules.shared import Added, LeftOut, ReferenceText, Rule, Table, Values, drop, to
+from rlinf_cli.importing.rules.shared import Added, Leaf, LeftOut, ReferenceText, Result, Table, Values
 from rlinf_cli.importing.rules.verl import distills, engine, kl_in_loss, kl_in_reward, needs_values
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path, name_pieces
 
-# What the rows name: rules, which take the words of the row, too.
+# What the rows name: rules, which take the words of the row, too, and conditions on all values.
 FUNCTIONS: Final[Mapping[str, Any]] = {
     name: function
     for module in (shared, rlinf, verl)
@@ -24,12 +24,28 @@ FUNCTIONS: Final[Mapping[str, Any]] = {
     if isfunction(function) and function.__module__ == module.__name__
 }
 _ALTERNATIVES: Final = re.compile(r"\{([^{}]*)\}")
+_FIELD: Final = re.compile(r"\{([\w.|]*)\}")
+_TESTS: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "known": lambda value: value is not None,
+    "text": lambda value: isinstance(value, str),
+    "count": lambda value: isinstance(value, int) and value > 0,
+    "unset": lambda value: value is None or (isinstance(value, int) and value < 0),
+}
 
 
 def rules_of(*kinds: str) -> Table:
     """Return the rules for files of some kinds; later kinds take precedence."""
-    rows = (item for kind in kinds for item in foreign_table()["rules"][kind].items())
-    return {key: _rule(row) for keys, row in rows for key in _expanded(keys)}
+    table = foreign_table()["rules"]
+    return {key: rule for kind in kinds for key, rule in as_rules(table[kind]).items()}
+
+
+def as_rules(rows: Mapping[str, Any]) -> Table:
+    """Return rows as rules by key; see the table."""
+    return {key: partial(_decided, cases=_cases(row)) for keys, row in rows.items() for key in _expanded(keys)}
+
+
+def _cases(row: str | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return [{"to": row}] if isinstance(row, str) else [row] if isinstance(row, Mapping) else row
 
 
 def _expanded(keys: str) -> Iterator[str]:
@@ -38,14 +54,54 @@ def _expanded(keys: str) -> Iterator[str]:
         yield f"{keys[: match.start()]}{name}{keys[match.end() :]}" if match else keys
 
 
-def _rule(row: str | dict[str, Any]) -> Rule:
-    if isinstance(row, str):
-        return partial(to, to=row)
-    if "why" in row:
-        return partial(drop, reason=row["why"], quiet=row.get("quiet", False))
-    words = {key: value for key, value in row.items() if key != "by"}
-    function = FUNCTIONS[row.get("by", "to")]
-    return partial(function, **words) if words else function
+def _decided(leaf: Leaf, values: Values, cases: Sequence[Mapping[str, Any]]) -> Result:
+    """Return what the first case that holds makes of a key."""
+    case = next(case for case in cases if _holds(case, leaf, values))
+    if "by" in case:
+        words = {name: word for name, word in case.items() if name not in ("by", "is", "if")}
+        return cast("Result", FUNCTIONS[case["by"]](leaf, values, **words))
+    if "why" in case:
+        return LeftOut(_filled(case["why"], leaf, values), quiet=case.get("quiet", False))
+    targets = [case["to"]] if isinstance(case["to"], str) else case["to"]
+    paths = [target.replace("{key}", str(leaf.path[-1])) for target in targets]
+    note = _filled(case["note"], leaf, values) if "note" in case else None
+    if "value" in case:
+        also = (shared.new(path, value) for path, value in case.get("also", {}).items())
+        return *(shared.new(path, case["value"], note) for path in paths), *also
+    if isinstance(leaf.node, MappingNode):
+        return LeftOut("it is empty", quiet=True)
+    return tuple(shared.same(path, leaf, note) for path in paths)
+
+
+def _holds(case: Mapping[str, Any], leaf: Leaf, values: Values) -> bool:
+    own = "is" not in case or _is(values.of(leaf), case["is"])
+    return own and all(_is(_other(name, leaf, values), wanted) for name, wanted in case.get("if", {}).items())
+
+
+def _is(value: Any, wanted: bool | str | Sequence[str]) -> bool:
+    """Return whether a value is on or off, passes a test, or is one of some texts."""
+    if isinstance(wanted, bool):
+        return bool(value) is wanted
+    return _TESTS[wanted](value) if isinstance(wanted, str) else str(value).lower() in wanted
+
+
+def _other(name: str, leaf: Leaf, values: Values) -> Any:
+    """Return the value of another key, the first known one of several; or that of a function."""
+    if name.endswith("()"):
+        return FUNCTIONS[name.removesuffix("()")](values)
+    name = name.replace("{key}", str(leaf.path[-1]))
+    keys = [f"{format_path(leaf.path[:-1])}{key}" if key.startswith(".") else key for key in name.split("|")]
+    return next((value for key in keys if (value := values.get(key)) is not None), None)
+
+
+def _filled(text: str, leaf: Leaf, values: Values) -> str:
+    """Return a text of a row with its fields filled in."""
+
+    def field(match: re.Match[str]) -> str:
+        name = match[1]
+        return str(leaf.path[-1] if name == "key" else _other(name, leaf, values) if name else values.of(leaf))
+
+    return _FIELD.sub(field, text)
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 from rlinf_cli.importing.plain import plain
 from rlinf_cli.importing.references import References, UnresolvableError
 from rlinf_core.config.composing.references import parse_path, to_path
-from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, SequenceNode, find, format_path
+from rlinf_core.config.tree import Node, Path, ScalarNode, SequenceNode, find, format_path
 
 
 class Fate(StrEnum):
@@ -151,36 +151,10 @@ def same(path: str, leaf: Leaf, note: str | None = None) -> NewValue:
     return NewValue(to_path(parse_path(path)[0]), leaf.node, note, same=True)
 
 
-def to(leaf: Leaf, values: Values, to: str, note: str | None = None) -> Result:
-    """Move a value to another path."""
-    return LeftOut("it is empty", quiet=True) if isinstance(leaf.node, MappingNode) else same(to, leaf, note)
-
-
-def drop(leaf: Leaf, values: Values, reason: str, *, quiet: bool = False) -> Result:
-    """Drop a key, quietly if nothing is lost by it."""
-    return LeftOut(reason, quiet=quiet)
-
-
 def cases(leaf: Leaf, values: Values, to: str, cases: Mapping[str, str], note: str | None = None) -> Result:
     """Convert a choice with other names here for some values; `{}` in `note` stands for the old one."""
     written = str(values.of(leaf))
     return new(to, cases[written], note and note.format(written)) if written in cases else same(to, leaf)
-
-
-def constant(leaf: Leaf, values: Values, to: str, value: Any, note: str) -> Result:
-    """Convert a key that has a single value here, whatever the file says."""
-    return new(to, value, note)
-
-
-def switch(leaf: Leaf, values: Values, to: str, off: str) -> Result:
-    """Convert a switch that stays where it is on: the result is wrong until somebody decides."""
-    return same(to, leaf) if values.of(leaf) else LeftOut(off, quiet=True)
-
-
-def only_false(leaf: Leaf, values: Values, instead: str) -> Result:
-    """Convert a switch that is always off here."""
-    is_on = values.of(leaf)
-    return LeftOut(instead if is_on else f"`{leaf.path[-1]}: false` is the only option", quiet=not is_on)
 
 
 def new(path: str, value: Any, note: str | None = None) -> NewValue:
@@ -232,21 +206,6 @@ def betas(leaf: Leaf, values: Values, to: str) -> Result:
     if len(pair) != 2:
         return LeftOut("write `adam_beta1` and `adam_beta2`")
     return (new(f"{to}.adam_beta1", pair[0]), new(f"{to}.adam_beta2", pair[1]))
-
-
-def training_backend(leaf: Leaf, values: Values) -> Result:
-    """Leave out how a model is spread over ranks: it is by FSDP2, always."""
-    written = str(values.of(leaf))
-    if written in ("fsdp", "fsdp2"):
-        return LeftOut("training uses FSDP2", quiet=True)
-    return LeftOut(f"`{written}` becomes FSDP2: tensor and pipeline parallelism of the trainer are not available")
-
-
-def offload(leaf: Leaf, values: Values, to: str) -> Result:
-    """Convert offloading weights and optimizer states to host memory."""
-    if not values.of(leaf):
-        return LeftOut("false is the default of `cpu_offload`, the only such setting", quiet=True)
-    return new(to, True, "weight and optimizer shards are both offloaded to host memory")
 
 
 Table: TypeAlias = Mapping[str, Rule]

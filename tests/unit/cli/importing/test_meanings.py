@@ -434,19 +434,29 @@ KINDS = foreign_table()["rules"]
 RECIPES = {"RLinf": "embodied", "sac": "embodied", "evaluation": "embodied", "verl": "math", "verl_sft": "sft_chat"}
 
 
+def cases(row: Any) -> list[Any]:
+    return [{"to": row}] if isinstance(row, str) else row if isinstance(row, list) else [row]
+
+
 def test_every_rule_has_a_row() -> None:
-    rows = [row for rows in KINDS.values() for row in rows.values() if isinstance(row, dict)]
-    by_rows = {row["by"] for row in rows if "by" in row} | {"to"}
+    by_rows = {case["by"] for rows in KINDS.values() for row in rows.values() for case in cases(row) if "by" in case}
     returned = {name: function.__annotations__.get("return") for name, function in FUNCTIONS.items()}
-    helpers = {"same", "drop"}
-    assert {name for name, kind in returned.items() if kind in ("Rule", "Result")} - helpers == by_rows
+    assert {name for name, kind in returned.items() if kind == "Result"} == by_rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_case_of_a_row_always_holds(kind: str) -> None:
+    assert all(not {"is", "if"} & cases(row)[-1].keys() for row in KINDS[kind].values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_lead_to_keys_of_the_recipe(kind: str) -> None:
     assert rules_of(kind)
     model = find_recipe(RECIPES.get(kind, kind)).config_model()
-    targets = [row if isinstance(row, str) else row.get("to") for row in KINDS[kind].values()]
+    words = [case.get("to", []) for row in KINDS[kind].values() for case in cases(row)]
+    targets = {target for word in words for target in ([word] if isinstance(word, str) else word)}
+    targets |= {path for row in KINDS[kind].values() for case in cases(row) for path in case.get("also", {})}
     # One that a recipe lacks is named all the same: its finding says why.
-    lacking = {target for target in targets if target and not types_at(model, to_path(parse_path(target)[0]))}
-    assert lacking <= {"reward.use_reward_model"}
+    named = {target for target in targets if "{key}" not in target}
+    lacking = {target for target in named if not types_at(model, to_path(parse_path(target)[0]))}
+    assert lacking <= {"reward.use_reward_model", "distillation.enabled"}
