@@ -6,8 +6,8 @@ import base64
 import io
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -17,7 +17,7 @@ from rlinf_cli.live import labels
 from rlinf_cli.live.labels import clock, duration, figure, short_phase
 from rlinf_cli.report import charts
 from rlinf_cli.report.charts import Curve, Spec
-from rlinf_cli.report.content import RunContent
+from rlinf_cli.report.content import gather
 from rlinf_cli.report.curves import TALL, compared_curves, result_curves
 from rlinf_cli.report.report_writing import NAME
 from rlinf_cli.runs.metric_columns import MetricColumn, RunSeries, newest_of, series_of
@@ -36,8 +36,11 @@ from rlinf_core.runners.storage.run_folder import RunFolder
 
 # Keeps a page, most of which is the chart library's code, below 3 MB.
 _MOST_METRICS: Final = 90
+_MOST_CURVES: Final = 3
 _SMALL_POINTS: Final = 120
 _TIME_POINTS: Final = 100
+_MOST_TEXT: Final = 3000
+_MOST_VIDEOS: Final = 12
 _VIDEO_BYTES: Final = 400_000
 _ALL_VIDEO_BYTES: Final = 900_000
 _POSTER_WIDTH: Final = 480
@@ -45,9 +48,7 @@ _POSTER_WIDTH: Final = 480
 _LARGEST_FRAME: Final = 128 << 20
 TIME: Final = "time/"
 TEMPLATES: Final = Path(__file__).parent / "templates"
-# Makes the specification of a chart.
-Drawing: TypeAlias = Callable[[], Spec]
-Drawings: TypeAlias = dict[str, Drawing]
+Specs: TypeAlias = dict[str, Spec]
 # Phases outside the steps, not part of their time.
 BESIDE: Final = ("step", "evaluate", "save_checkpoint")
 
@@ -66,25 +67,29 @@ class Video(NamedTuple):
     poster: str
 
 
-def report_page(report: RunContent, path: Path, *, refresh: int = 0) -> str:
+def report_page(folder: RunFolder, path: Path, *, refresh: int = 0) -> str:
     """Return the page of a run as one file.
 
     Args:
         path: where the page is written; large videos are linked relative to it.
         refresh: seconds after which a browser loads the page again; 0 for never.
+
+    Raises:
+        OSError: the metrics cannot be read.
     """
-    specs: Drawings = {}
-    columns = report.columns
+    report = gather(folder)
+    specs: Specs = {}
+    columns = report["series"].finite
     context = {
         "report": report,
-        "curves": _curves(report.series, specs),
+        "curves": _curves(report["series"], specs),
         "times": _times(columns, specs),
         "staleness": _chosen(columns, specs, "staleness", ("staleness", "queue", "waiting", "in_flight")),
         "resources": _chosen(columns, specs, "resources", ("memory/", "speed/", "per_second")),
         "groups": _groups(columns, specs),
-        "videos": _videos(report.videos, path),
+        "videos": _videos(folder.path, path),
     }
-    return write_page("report.html.j2", specs, context, refresh=refresh)
+    return _page("report.html.j2", specs, context, refresh=refresh)
 
 
 def placement_page(picture: Mapping[str, Any]) -> str:
@@ -93,13 +98,10 @@ def placement_page(picture: Mapping[str, Any]) -> str:
     return page
 
 
-def write_page(template: str, specs: Mapping[str, Drawing], context: Mapping[str, Any], *, refresh: int = 0) -> str:
+def _page(template: str, specs: Specs, context: Mapping[str, Any], *, refresh: int = 0) -> str:
     """Return a template of this package as a page that loads nothing: charts and their code are in it."""
-    from rlinf_cli.report.charts import chart_script
-
-    drawn = {name: draw() for name, draw in specs.items()}
-    script = chart_script() if drawn else ""
-    page: str = _environment().get_template(template).render(**context, specs=drawn, script=script, refresh=refresh)
+    script = charts.chart_script() if specs else ""
+    page: str = _environment().get_template(template).render(**context, specs=specs, script=script, refresh=refresh)
     return page
 
 
@@ -116,7 +118,7 @@ def _environment() -> Any:
         lstrip_blocks=True,
     )
     filters: dict[str, Any] = environment.filters
-    filters |= {"clock": clock, "duration": duration, "figure": figure, "moment": _moment}
+    filters |= {"clock": clock, "duration": duration, "figure": figure, "moment": _moment, "short": _short}
     return environment
 
 
@@ -124,16 +126,20 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _curves(series: RunSeries, specs: Drawings) -> list[tuple[str, str]]:
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ... ({len(text)} characters)"
+
+
+def _curves(series: RunSeries, specs: Specs) -> list[tuple[str, str]]:
     """Add the curves of results; return the identifier and the title of each."""
     curves: list[tuple[str, str]] = []
     for number, (panel, lines) in enumerate(result_curves(series)):
         curves.append((f"curve-{number}", panel.title))
-        specs[f"curve-{number}"] = partial(charts.curves, f"{panel.title} over steps", lines, share=panel.share)
+        specs[f"curve-{number}"] = charts.curves(f"{panel.title} over steps", lines, share=panel.share)
     return curves
 
 
-def _times(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, Any]:
+def _times(columns: Mapping[str, MetricColumn], specs: Specs) -> dict[str, Any]:
     """Add charts of time: by phase over steps, and by component."""
     means = {name.removeprefix(TIME): column.mean() for name, column in columns.items() if name.startswith(TIME)}
     phases = {name: value for name, value in means.items() if "/" not in name and name not in BESIDE}
@@ -143,7 +149,7 @@ def _times(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, An
     rows = [(short_phase(name), phases[name]) for name in names]
     over = {short_phase(name): columns[f"{TIME}{name}"].bands(_TIME_POINTS) for name in names}
     if over:
-        specs["time-steps"] = partial(charts.stacked_over_steps, "seconds of each step by phase", over)
+        specs["time-steps"] = charts.stacked_over_steps("seconds of each step by phase", over)
     parts = [("driver", name, value) for name, value in rows]
     parts += [
         (component, work, value)
@@ -152,7 +158,7 @@ def _times(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, An
         if slash
     ]
     if parts:
-        specs["time-components"] = partial(charts.stacked_by_component, "seconds of a step by component", parts)
+        specs["time-components"] = charts.stacked_by_component("seconds of a step by component", parts)
     beside = [(short_phase(name), means[name]) for name in BESIDE[1:] if name in means]
     rest = step - sum(phases.values())
     rest = rest if rest > 0.01 * step else 0.0
@@ -160,7 +166,7 @@ def _times(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, An
 
 
 def _chosen(
-    columns: Mapping[str, MetricColumn], specs: Drawings, space: str, words: Sequence[str]
+    columns: Mapping[str, MetricColumn], specs: Specs, space: str, words: Sequence[str]
 ) -> list[tuple[str, str]]:
     """Add small curves of the metrics whose names contain one of the words; return identifier and name of each.
 
@@ -174,7 +180,7 @@ def _chosen(
     return [_small(columns, specs, f"{space}-{number}", name) for number, name in enumerate(names)]
 
 
-def _groups(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, list[tuple[str, str]]]:
+def _groups(columns: Mapping[str, MetricColumn], specs: Specs) -> dict[str, list[tuple[str, str]]]:
     """Add small curves of all metrics; return identifier and name of those of each prefix."""
     names = [name for name in columns if not name.endswith(("_low", "_high"))][:_MOST_METRICS]
     groups: dict[str, list[tuple[str, str]]] = {}
@@ -183,17 +189,18 @@ def _groups(columns: Mapping[str, MetricColumn], specs: Drawings) -> dict[str, l
     return groups
 
 
-def _small(columns: Mapping[str, MetricColumn], specs: Drawings, identifier: str, name: str) -> tuple[str, str]:
+def _small(columns: Mapping[str, MetricColumn], specs: Specs, identifier: str, name: str) -> tuple[str, str]:
     line = Curve(name, columns[name].bands(_SMALL_POINTS))
-    specs[identifier] = partial(charts.curves, f"{name} over steps", [line], small=True)
+    specs[identifier] = charts.curves(f"{name} over steps", [line], small=True)
     return identifier, name
 
 
-def _videos(paths: Sequence[Path], page: Path) -> list[Video]:
-    """Return videos, newest first: small ones embedded, others as links."""
+def _videos(run: Path, page: Path) -> list[Video]:
+    """Return the newest videos of a run, newest first: small ones embedded, others as links."""
     videos: list[Video] = []
     left = _ALL_VIDEO_BYTES
-    for path in reversed(paths):
+    paths = [path for path in run.rglob("*.mp4") if path.is_file() and not path.is_symlink()]
+    for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)[:_MOST_VIDEOS]:
         size = path.stat().st_size
         if size <= min(left, _VIDEO_BYTES):
             left -= size
@@ -225,17 +232,6 @@ def _poster(video: Path) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(picture.getvalue()).decode()}"
 
 
-_MOST_CURVES: Final = 3
-
-
-class _ShownRun(NamedTuple):
-    """A run and its metrics."""
-
-    folder: RunFolder
-    series: RunSeries
-    columns: Mapping[str, MetricColumn]
-
-
 def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0) -> str:
     """Return the page of several runs as one file; runs with a report of their own are linked to it.
 
@@ -247,33 +243,34 @@ def overview_page(folders: Sequence[RunFolder], path: Path, *, refresh: int = 0)
         OSError: metrics cannot be read.
     """
     every = [series_of(metrics_in(folder.metrics_file)) for folder in folders]
-    runs = [_ShownRun(folder, series, series.finite()) for folder, series in zip(folders, every, strict=True)]
-    specs: Drawings = {}
-    curves: list[tuple[str, str]] = []
-    for number, metric in enumerate(_metrics(runs)):
-        curves.append((f"curve-{number}", metric))
-        specs[f"curve-{number}"] = partial(
-            charts.curves, f"{metric} of each run over steps", _lines(metric, runs), height=TALL
-        )
-    context: dict[str, Any] = {
-        "rows": [_run_row(run, path) for run in runs],
-        "curves": curves,
+    specs: Specs = {}
+    metrics = _metrics(every)
+    for number, metric in enumerate(metrics):
+        # A run has one colour in all charts.
+        lines = [
+            Curve(folder.path.name, series.finite[metric].bands(), place=place)
+            for place, (folder, series) in enumerate(zip(folders, every, strict=True))
+            if metric in series.finite
+        ]
+        specs[f"curve-{number}"] = charts.curves(f"{metric} of each run over steps", lines, height=TALL)
+    context = {
+        "rows": [_run_row(folder, series, path) for folder, series in zip(folders, every, strict=True)],
+        "curves": [(f"curve-{number}", metric) for number, metric in enumerate(metrics)],
         "made": time.time(),
     }
-    return write_page("overview.html.j2", specs, context, refresh=refresh)
+    return _page("overview.html.j2", specs, context, refresh=refresh)
 
 
-def _run_row(run: _ShownRun, page: Path) -> dict[str, Any]:
-    series, state = run.series, run.folder.state
-    newest = newest_of(run.columns)
+def _run_row(folder: RunFolder, series: RunSeries, page: Path) -> dict[str, Any]:
+    newest = newest_of(series.finite)
     headlines = labels.headlines(series.evaluations[-1][1], "eval") if series.evaluations else []
     headlines = headlines or labels.headlines(newest, "env", "rollout")
-    report = run.folder.path / NAME
+    report = folder.path / NAME
     return {
         "address": quote(os.path.relpath(report, page.parent)) if report.is_file() else "",
-        "name": run.folder.path.name,
-        "status": state.outcome[0],
-        "step": state.step,
+        "name": folder.path.name,
+        "status": folder.state.outcome[0],
+        "step": folder.state.step,
         "result": labels.figures_text(headlines),
         "slowest": _slowest(newest),
         "speed": "" if series.pace is None else labels.speed(series.pace),
@@ -291,21 +288,12 @@ def _slowest(newest: Mapping[str, float]) -> str:
     return f"{labels.short_phase(name)} {phases[name] / step:.0%}"
 
 
-def _metrics(runs: Sequence[_ShownRun]) -> list[str]:
+def _metrics(every: Sequence[RunSeries]) -> list[str]:
     """Return the metrics whose curves are drawn: results first."""
-    names = set[str]().union(*(run.columns for run in runs))
+    names = set[str]().union(*(series.finite for series in every))
     wanted = [labels.headline_metric(names, space) for space in ("eval", "env", "rollout")]
     wanted += [name for name in ("train/actor/loss", "time/step") if name in names]
     return list(dict.fromkeys(name for name in wanted if name is not None))[:_MOST_CURVES]
-
-
-def _lines(metric: str, runs: Sequence[_ShownRun]) -> list[Curve]:
-    """Return the line of each run that has the metric; a run has one colour in all charts."""
-    return [
-        Curve(run.folder.path.name, run.columns[metric].bands(), place=number)
-        for number, run in enumerate(runs)
-        if metric in run.columns
-    ]
 
 
 def compared_page(comparison: Comparison) -> str:
@@ -321,5 +309,4 @@ def compared_page(comparison: Comparison) -> str:
         "compared": compared(comparison),
         "made": time.time(),
     }
-    curve = partial(compared_curves, comparison, comparison.metric)
-    return write_page("compare.html.j2", {"curve": curve}, context)
+    return _page("compare.html.j2", {"curve": compared_curves(comparison, comparison.metric)}, context)

@@ -15,7 +15,6 @@ from rlinf_cli.console.console import write_whole
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.placement.picture import Picture, picture_record
 from rlinf_cli.report.charts import require_modules
-from rlinf_cli.report.content import gather
 from rlinf_cli.report.curves import draw_comparison
 from rlinf_cli.report.page import compared_page, overview_page, placement_page, report_page
 from rlinf_cli.report.report_writing import NAME
@@ -105,7 +104,7 @@ def _write(folders: Sequence[RunFolder], path: Path, *, watch: bool) -> bool:
     refresh = _RELOAD_SECONDS if watch and active else 0
     try:
         if len(folders) == 1:
-            page = report_page(gather(folders[0]), path, refresh=refresh)
+            page = report_page(folders[0], path, refresh=refresh)
         else:
             page = overview_page(folders, path, refresh=refresh)
     except OSError as error:

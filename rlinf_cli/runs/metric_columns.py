@@ -6,6 +6,7 @@ import math
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby, islice, pairwise, takewhile
 from typing import Final, NamedTuple, TypeAlias
 
@@ -113,32 +114,29 @@ class RunSeries:
             return None
         return (self.steps[-1] - self.steps[0]) / max(self.times[-1] - self.times[0], 1e-9)
 
+    @cached_property
     def finite(self) -> dict[str, MetricColumn]:
-        """Return the columns without values that are not finite; none of a metric that has no other."""
+        """The columns without values that are not finite; none of a metric that has no other."""
         columns = {name: column.finite() for name, column in self.columns.items()}
         return {name: column for name, column in columns.items() if len(column)}
-
-    def add(self, lines: Sequence[Metrics]) -> None:
-        """Add later steps."""
-        # Lines of the same metrics are turned into columns together, which is several times as fast.
-        for names, group in groupby(lines, key=lambda line: tuple(line.metrics)):
-            alike = list(group)
-            steps = [line.step for line in alike]
-            for name, values in zip(names, zip(*(line.metrics.values() for line in alike), strict=True), strict=True):
-                column = self.columns.setdefault(name, MetricColumn())
-                column.steps.extend(steps)
-                column.values.extend(values)
-            if any(name.startswith("eval/") for name in names):
-                self.evaluations += [(line.step, line.metrics) for line in alike]
-            self.steps.extend(steps)
-            self.times.extend(line.time for line in alike)
 
 
 def series_of(lines: Iterable[Metrics]) -> RunSeries:
     """Return the metrics of a run by name. Reads the lines once."""
     series, rest = RunSeries(), iter(lines)
     while part := list(islice(rest, _PART)):
-        series.add(part)
+        # Lines of the same metrics are turned into columns together, which is several times as fast.
+        for names, group in groupby(part, key=lambda line: tuple(line.metrics)):
+            alike = list(group)
+            steps = [line.step for line in alike]
+            for name, values in zip(names, zip(*(line.metrics.values() for line in alike), strict=True), strict=True):
+                column = series.columns.setdefault(name, MetricColumn())
+                column.steps.extend(steps)
+                column.values.extend(values)
+            if any(name.startswith("eval/") for name in names):
+                series.evaluations += [(line.step, line.metrics) for line in alike]
+            series.steps.extend(steps)
+            series.times.extend(line.time for line in alike)
     return series
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.live.labels import phase_words
@@ -30,15 +31,15 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.files import open_regular, read_bounded
+from rlinf_core.foreign.files import read_bounded
 from rlinf_core.node.process_end import kernel_lines
 from rlinf_core.process.proc import boot_id
 from rlinf_core.runners.events import EVALUATE
-from rlinf_core.runners.metrics import Metrics, decode
+from rlinf_core.runners.metrics import metrics_in
 from rlinf_core.runners.storage.checkpoint import GLANCE
 from rlinf_core.runners.storage.evidence import Bundle, QuarantinedItem, read_bundles, read_quarantine
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
-from rlinf_core.runners.storage.profile import CallsOfSize, read_profile
+from rlinf_core.runners.storage.profile import read_profile
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
     from rlinf_core.runners.storage.run_folder import RunFolder
     from rlinf_core.runners.storage.run_state import RunState
 
+T = TypeVar("T")
 # Of a longer metrics file the end is read.
 MOST_METRICS_BYTES: Final = 64 << 20
 _MOST_CONFIG_BYTES: Final = 4 << 20
-_LONGEST_LINE: Final = 16 << 20
 _TAIL_LINES: Final = 40
 _PROGRESS: Final = f" INFO [{DRIVER}] "
 
@@ -132,7 +133,8 @@ def read_facts(folder: RunFolder, series: RunSeries | None = None) -> RunFacts:
     notes += [*faults, *damaged_checkpoints(folder, GLANCE)]
     state = folder.state
     series = _metrics(folder.metrics_file, notes) if series is None else series
-    finite, calls = series.finite(), _calls(folder.profile_file, notes)
+    calls = read_or_note(lambda: read_profile(folder.profile_file).rows, (), notes)
+    units = read_or_note(lambda: _units(folder.path / PLACEMENT), {}, notes)
     driver_log = last_lines(folder.log_file(DRIVER, 0), _TAIL_LINES)
     return RunFacts(
         path=folder.path,
@@ -154,32 +156,29 @@ def read_facts(folder: RunFolder, series: RunSeries | None = None) -> RunFacts:
         warnings=_warnings(driver_log),
         evaluates=_evaluates(driver_log),
         has_checkpoint=folder.checkpoints.latest() is not None,
-        waits=waits_of(finite, calls, _units(folder.path / PLACEMENT, notes)),
-        tail=tail_of(finite, calls),
+        waits=waits_of(series.finite, calls, units),
+        tail=tail_of(series.finite, calls),
     )
 
 
-def _calls(file: Path, notes: list[str]) -> Sequence[CallsOfSize]:
-    """Return the timed calls of a run's processes; none before they were written."""
+def read_or_note(read: Callable[[], T], otherwise: T, notes: list[str], *, missing: bool = False) -> T:
+    """Return what can be read, else `otherwise`; what cannot be read is noted, with `missing` also a file that is not
+    there."""
     try:
-        return read_profile(file).rows
-    except FileNotFoundError:
-        return ()
+        return read()
     except OSError as error:
-        notes.append(f"{file.name} cannot be read: it {error.strerror}")
-        return ()
-
-
-def _units(file: Path, notes: list[str]) -> Units:
-    """Return the accelerators, or else the nodes, of each component of a run."""
-    try:
-        places = recorded_places(file)
+        if missing or not isinstance(error, FileNotFoundError):
+            notes.append(f"{Path(error.filename or '').name} cannot be read: it {error.strerror}")
     except RunError as error:
-        notes.append(error.message)
-        return {}
+        notes.append(f"{error.message}: {error.why}" if error.why else error.message)
+    return otherwise
+
+
+def _units(file: Path) -> Units:
+    """Return the accelerators, or else the nodes, of each component of a run."""
     return {
         name: {(one.cluster_node_rank, unit) for one in placed for unit in one.local_accelerator_ranks or (None,)}
-        for name, placed in places.items()
+        for name, placed in recorded_places(file).items()
     }
 
 
@@ -208,35 +207,19 @@ def _evaluates(lines: Sequence[str]) -> bool:
 
 def _metrics(path: Path, notes: list[str]) -> RunSeries:
     """Return the metrics of a run, of an enormous file its end."""
-    lines: list[Metrics] = []
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MOST_METRICS_BYTES:
-                file.seek(size - MOST_METRICS_BYTES)
-                file.readline(_LONGEST_LINE)
-                notes.append(f"of {path.name}, which is larger than {MOST_METRICS_BYTES >> 20} MiB, the end was read")
-            while raw := file.readline(_LONGEST_LINE):
-                line = decode(raw)
-                if line is not None:
-                    lines.append(line)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read: it {error.strerror}")
-    return series_of(lines)
+    with suppress(OSError):
+        if path.stat().st_size > MOST_METRICS_BYTES:
+            notes.append(f"of {path.name}, which is larger than {MOST_METRICS_BYTES >> 20} MiB, the end was read")
+    return read_or_note(lambda: series_of(metrics_in(path).last(MOST_METRICS_BYTES)), RunSeries(), notes)
 
 
 def read_config(path: Path, notes: list[str]) -> Mapping[str, object]:
     """Return the values of a run's `config.yaml` by path; say in `notes` why there are none."""
     diagnostics = Diagnostics()
-    try:
-        source = load_source("-", diagnostics, stdin=read_bounded(path, _MOST_CONFIG_BYTES))
-    except FileNotFoundError:
+    content = read_or_note(lambda: read_bounded(path, _MOST_CONFIG_BYTES), None, notes)
+    if content is None:
         return {}
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read: it {error.strerror}")
-        return {}
+    source = load_source("-", diagnostics, stdin=content)
     tree = read(source, diagnostics) if source is not None else None
     # An earlier rlinf kept keys such as `actor,env`.
     split = None if tree is None else split_components(tree, (), diagnostics)

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
@@ -75,6 +76,12 @@ class RecordFile(Generic[T]):
                     faults.append(f"line {number} of {self.path.name} was skipped: {error}")
         return records, faults
 
+    def last(self, size: int) -> Iterator[T]:
+        """Yield the records in the last `size` bytes, without invalid lines; raise as iteration does."""
+        for raw in self._lines(size):
+            with suppress(ValueError):
+                yield self._parse(raw)
+
     def append(self, line: str) -> None:
         """Append a line as a whole or not at all. Nobody else may write to the file.
 
@@ -87,15 +94,19 @@ class RecordFile(Generic[T]):
         finally:
             os.close(descriptor)
 
-    def _lines(self) -> Iterator[bytes]:
-        """Yield the lines but a torn last one."""
+    def _lines(self, size: int | None = None) -> Iterator[bytes]:
+        """Yield the lines but a torn last one; with `size` those of the end alone."""
         try:
             file = open_regular(self.path)
         except FileNotFoundError:
             return
         with file:
-            if self._most is not None and os.fstat(file.fileno()).st_size > self._most:
+            whole = os.fstat(file.fileno()).st_size
+            if self._most is not None and whole > self._most:
                 raise BadFileError(self.path, f"is larger than {self._most // _MIB} MiB")
+            if size is not None and whole > size:
+                file.seek(whole - size)
+                file.readline(_LONGEST_LINE)
             while raw := file.readline(_LONGEST_LINE):
                 if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
                     return

@@ -114,6 +114,6 @@ def test_the_best_and_worst_samples_are_of_different_prompts(tmp_path: Path) -> 
         1,
         [{"prompt": prompt, "text": "", "answer": "", "reward": reward, "reason": ""} for prompt, reward in answers],
     )
-    shown = gather(run).samples
-    assert [item.reward for item in shown] == [1.0] * 8 + [0.0] * 8
-    assert len({item.prompt for item in shown}) == 16
+    shown = gather(run)["samples"]
+    assert [item["reward"] for item in shown] == [1.0] * 8 + [0.0] * 8
+    assert len({item["prompt"] for item in shown}) == 16

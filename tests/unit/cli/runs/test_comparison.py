@@ -173,9 +173,9 @@ def test_metrics_become_columns_and_evaluations(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"torn')
     series = series_of(metrics_in(path))
     assert list(series.steps) == [1, 2]
-    assert [(band.step, band.mean) for band in series.finite()["env/return"].bands()] == [(1, 1.0), (2, 3.0)]
+    assert [(band.step, band.mean) for band in series.finite["env/return"].bands()] == [(1, 1.0), (2, 3.0)]
     # What is not finite is kept, and left out of charts.
-    assert "train/loss" not in series.finite()
+    assert "train/loss" not in series.finite
     assert math.isnan(series.columns["train/loss"].values[0])
     (point,) = evaluated("eval/success_once", series.evaluations)
     assert point.low is not None
