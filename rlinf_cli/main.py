@@ -181,7 +181,7 @@ def _nearest(message: str, option: str | None, possibilities: Sequence[str] | No
     if option is not None:
         return did_you_mean(option, possibilities or ())
     choice, of, choices = message.partition(" is not one of ")
-    return did_you_mean(choice.strip("'"), [name.strip(" '") for name in choices.split(",")]) if of else None
+    return did_you_mean(choice.strip("'"), [name.strip(" '.") for name in choices.split(",")]) if of else None
 
 
 def _show_bug(error: Exception) -> None:

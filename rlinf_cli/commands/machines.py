@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,9 +17,7 @@ if TYPE_CHECKING:
     from rlinf_cli.cluster.up import UpRequest
 
 
-class Template(StrEnum):
-    SLURM = "slurm"
-    KUBERAY = "kuberay"
+Template = Literal["slurm", "kuberay"]
 
 
 # Long by its options: each is a parameter, since typer reads the signature.
@@ -123,7 +120,7 @@ def _job_script(
     job = load_sound(file, overrides)
     nodes, cluster, path = targets(job.cluster), identity.cluster_name(file, name), Path(file)
     checked = parse(options, nodes)
-    if scheduler is Template.SLURM:
+    if scheduler == "slurm":
         return slurm(cluster, file, nodes, overrides, checked).rstrip("\n")
     text = path.read_text(encoding="utf-8") if path.is_file() else None
     log_path = find(job.tree, ("runner", "logger", "log_path"))

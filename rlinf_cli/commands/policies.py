@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from rlinf_cli.arguments import options
 from rlinf_cli.arguments.options import Checkpoint, FileOrRun, NoWait, Overrides, Share, choose_claims
 from rlinf_cli.command import Result, arg, command, opt
 
-
-class Format(StrEnum):
-    """Formats of exports."""
-
-    SAFETENSORS = "safetensors"
-    TORCHSCRIPT = "torchscript"
-    ONNX = "onnx"
+Format = Literal["safetensors", "torchscript", "onnx"]
 
 
 @command(
@@ -79,7 +72,7 @@ def evaluate(
 )
 def export(
     run: Annotated[str, arg("RUN", options.runs)],
-    kind: Annotated[Format, opt("--format -f", "Format of the policy.", case_sensitive=False)] = Format.SAFETENSORS,
+    kind: Annotated[Format, opt("--format -f", "Format of the policy.", case_sensitive=False)] = "safetensors",
     checkpoint: Checkpoint = None,
     out: Annotated[Path | None, opt("-o FOLDER", "New folder; by default in `exports` of the run.")] = None,
 ) -> Result:
@@ -91,4 +84,4 @@ def export(
     """
     from rlinf_cli.run.policies import exported
 
-    return exported(run, kind.value, checkpoint, out)
+    return exported(run, kind, checkpoint, out)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,14 +12,7 @@ from rlinf_cli.arguments.options import Run, Runs
 from rlinf_cli.command import Result, arg, command, opt
 from rlinf_cli.runs.x_axis import XAxis
 
-
-class Order(StrEnum):
-    """The order of samples."""
-
-    WRITTEN = "written"
-    BEST = "best"
-    WORST = "worst"
-    RANDOM = "random"
+Order = Literal["written", "best", "worst", "random"]
 
 
 @command(
@@ -76,7 +68,7 @@ def report(
     text: Annotated[bool, opt("--text", "Print the summary of the run instead.")] = False,
     samples: Annotated[bool, opt("--samples", "Print sampled answers of a language model instead.")] = False,
     step: Annotated[int | None, opt("--step N", "With --samples: training step; by default the last.", min=0)] = None,
-    order: Annotated[Order, opt("--order", "With --samples: sort order by reward.")] = Order.WRITTEN,
+    order: Annotated[Order, opt("--order", "With --samples: sort order by reward.")] = "written",
     count: Annotated[int, opt("--count -n N", "With --samples: maximum number.", min=1)] = 10,
     at_least: Annotated[float | None, opt("--at-least REWARD", "With --samples: minimum reward.")] = None,
     at_most: Annotated[float | None, opt("--at-most REWARD", "With --samples: maximum reward.")] = None,

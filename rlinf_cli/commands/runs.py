@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,17 +11,7 @@ from rlinf_cli.arguments.options import Processes, Recipe, Run, Runs
 from rlinf_cli.command import Result, arg, command, group, opt
 from rlinf_core.runners.storage.run_status import RunStatus
 
-
-class Sort(StrEnum):
-    """The column that runs are sorted by."""
-
-    AGE = "age"
-    NAME = "name"
-    STEP = "step"
-    RESULT = "result"
-    SIZE = "size"
-
-
+Sort = Literal["age", "name", "step", "result", "size"]
 Statuses = Annotated[
     list[RunStatus] | None,
     opt("--status STATUS", f"Only runs with this status: {', '.join(RunStatus)}. May be repeated."),
@@ -35,7 +24,7 @@ runs = group("List the runs of a folder, newest first; `prune` deletes some.", d
 def list_(
     status: Statuses = None,
     recipe: Recipe = None,
-    sort: Annotated[Sort, opt("--sort", "Sort key: age puts the newest first, numbers the largest.")] = Sort.AGE,
+    sort: Annotated[Sort, opt("--sort", "Sort key: age puts the newest first, numbers the largest.")] = "age",
     reverse: Annotated[bool, opt("--reverse", "Reverse the order.")] = False,
 ) -> Result:
     """List runs: recipe, status, step, result, age and size.
