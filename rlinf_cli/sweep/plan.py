@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,13 +30,6 @@ _UNSAFE: Final = re.compile(r"[^A-Za-z0-9.]+")
 _OPENING: Final = {"[": "]", "{": "}", "(": ")"}
 
 
-class Axis(NamedTuple):
-    """A key and its values, as they are typed."""
-
-    key: str
-    values: tuple[str, ...]
-
-
 class Point(NamedTuple):
     """One combination of values.
 
@@ -50,35 +44,29 @@ class Point(NamedTuple):
     overrides: tuple[str, ...]
 
 
-def axes_of(overrides: Sequence[str]) -> list[Axis]:
-    """Return the keys with several values, separated by commas.
+def axes_of(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """Return the keys with several values, separated by commas, and these as they are typed.
 
     A comma in brackets, braces or quotes belongs to one value: `agent.tools=[a,b]` is a list.
 
     Raises:
         ConfigError: a value is empty or given twice, or a key has two axes.
     """
-    axes: list[Axis] = []
+    axes: dict[str, list[str]] = {}
     for override in overrides:
         key, _, text = override.partition("=")
         values = split_values(text)
-        _check(override, key, values, axes)
-        axes.append(Axis(key, tuple(values)))
+        if key in axes:
+            raise ConfigError(f"`{key}` is swept twice", where=override, help="give all of its values at once")
+        if "" in values:
+            help = "remove the comma too many, or write the text in quotes: `KEY='\"a,b\"'`"
+            raise ConfigError("a value of the sweep is empty", where=override, help=help)
+        twice = next((value for value in values if values.count(value) > 1), None)
+        if twice is not None:
+            help = "use `--seeds N` to repeat runs"
+            raise ConfigError(f"the value `{twice}` is given twice", where=override, help=help)
+        axes[key] = values
     return axes
-
-
-def _check(override: str, key: str, values: Sequence[str], axes: Sequence[Axis]) -> None:
-    if any(axis.key == key for axis in axes):
-        raise ConfigError(f"`{key}` is swept twice", where=override, help="give all of its values at once")
-    if "" in values:
-        raise ConfigError(
-            "a value of the sweep is empty",
-            where=override,
-            help="remove the comma too many, or write the text in quotes: `KEY='\"a,b\"'`",
-        )
-    twice = next((value for value in values if values.count(value) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"the value `{twice}` is given twice", where=override, help="use `--seeds N` to repeat runs")
 
 
 def split_values(text: str) -> list[str]:
@@ -105,34 +93,25 @@ def split_values(text: str) -> list[str]:
     return [*parts, part.strip()]
 
 
-def points_of(axes: Sequence[Axis], seeds: Sequence[Mapping[str, int]]) -> list[Point]:
+def points_of(axes: Mapping[str, Sequence[str]], seeds: Sequence[Mapping[str, int]]) -> list[Point]:
     """Return all combinations; those of one point's seeds are adjacent.
 
     Args:
-        axes: the swept keys.
+        axes: the swept keys and their values.
         seeds: the seed keys and their values, for each repetition; empty: the file's own seeds, once.
 
     Raises:
         ConfigError: there are more than `MOST_POINTS`.
     """
-    count = len(seeds) or 1
-    for axis in axes:
-        count *= len(axis.values)
+    count = math.prod(map(len, axes.values())) * (len(seeds) or 1)
     if count > MOST_POINTS:
         raise ConfigError(f"the sweep has {count} runs, at most are {MOST_POINTS}", help="give fewer values or seeds")
     points: list[Point] = []
-    for combination in itertools.product(*(axis.values for axis in axes)):
-        values = dict(zip((axis.key for axis in axes), combination, strict=True))
-        for number, seed in enumerate(seeds or ({},)):
-            seeded = {**values, "seed": str(number)} if seeds else values
-            overrides = [*values.items(), *((key, str(value)) for key, value in seed.items())]
-            points.append(
-                Point(
-                    _name(len(points) + 1, len(str(count)), seeded),
-                    seeded,
-                    tuple(f"{key}={value}" for key, value in overrides),
-                )
-            )
+    for combination, (number, seed) in itertools.product(itertools.product(*axes.values()), enumerate(seeds or ({},))):
+        values = dict(zip(axes, combination, strict=True))
+        overrides = tuple(f"{key}={value}" for key, value in {**values, **seed}.items())
+        seeded = {**values, "seed": str(number)} if seeds else values
+        points.append(Point(_name(len(points) + 1, len(str(count)), seeded), seeded, overrides))
     return points
 
 
@@ -226,10 +205,17 @@ def plan_of(file: str, overrides: Sequence[str], swept: Sequence[str], seeds: in
         ConfigError: a key cannot be swept, or the file has no seeds.
         typer.Exit: the file has errors, which are printed on standard error.
     """
-    _check_keys(overrides)
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key in _OWN_KEYS:
+            raise ConfigError(f"`{key}` cannot be given for a sweep: each of its runs has its own", where=override)
+        if mask_text(override) != override:
+            what = f"`{key}` is a secret, and the folder of a sweep keeps its command line"
+            help = "write it as an environment variable in the file: `$NAME`"
+            raise ConfigError(what, where=f"{key}=...", help=help)
     shared = [override for override in overrides if override not in swept]
     axes = axes_of(swept)
-    first = [*shared, *(f"{axis.key}={axis.values[0]}" for axis in axes)]
+    first = [*shared, *(f"{key}={values[0]}" for key, values in axes.items())]
     job = load(file, first)
     parts = sound(job)
     runner = _checked_runner(job)
@@ -260,19 +246,6 @@ def config_ids(plan: SweepPlan, folder: Path) -> dict[str, str]:
     return ids
 
 
-def _check_keys(overrides: Sequence[str]) -> None:
-    for override in overrides:
-        key = override.partition("=")[0]
-        if key in _OWN_KEYS:
-            raise ConfigError(f"`{key}` cannot be given for a sweep: each of its runs has its own", where=override)
-        if mask_text(override) != override:
-            raise ConfigError(
-                f"`{key}` is a secret, and the folder of a sweep keeps its command line",
-                where=f"{key}=...",
-                help="write it as an environment variable in the file: `$NAME`",
-            )
-
-
 def _checked_runner(job: Job) -> str:
     """Return the folder of runs of a job.
 
@@ -284,11 +257,8 @@ def _checked_runner(job: Job) -> str:
     recipe = recipe_of(job)
     runner = getattr(job.config, "runner", None)
     if not isinstance(runner, RunnerConfig):
-        raise ConfigError(
-            f"recipe `{recipe.name}` cannot be swept: it has no section `runner`, which names the run folders",
-            where=job.name,
-            help="give its config a field `runner: RunnerConfig`",
-        )
+        what = f"recipe `{recipe.name}` cannot be swept: it has no section `runner`, which names the run folders"
+        raise ConfigError(what, where=job.name, help="give its config a field `runner: RunnerConfig`")
     return runner.logger.log_path
 
 

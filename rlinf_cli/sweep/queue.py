@@ -132,16 +132,9 @@ def _names(names: list[str]) -> str:
 
 def states(folder: Path, plan: SweepPlan) -> dict[str, PointState]:
     """Return the progress of each run by its name, from the newest folder of a run."""
-    newest: dict[str, RunFolder] = {}
-    for run in all_runs(folder):
-        other = newest.get(run.state.experiment)
-        if other is None or run.state.created >= other.state.created:
-            newest[run.state.experiment] = run
-    result: dict[str, PointState] = {}
-    for point in plan.points:
-        run = newest.get(point.name)
-        result[point.name] = PointState(None, WAITING) if run is None else PointState(run, *run.state.outcome)
-    return result
+    runs = sorted(all_runs(folder), key=lambda run: run.state.created)
+    newest = {run.state.experiment: PointState(run, *run.state.outcome) for run in runs}
+    return {point.name: newest.get(point.name, PointState(None, WAITING)) for point in plan.points}
 
 
 def check_visible(folder: Path, current: Mapping[str, PointState]) -> None:

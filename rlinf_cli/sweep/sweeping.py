@@ -21,7 +21,17 @@ from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
 from rlinf_cli.run.starting import check_installed
 from rlinf_cli.runs.run_table import RunRow, rows_of
 from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, plan_of, short_keys
-from rlinf_cli.sweep.queue import SCHEMA, WAITING, PointState, RunQueue, check_visible, new_folder, opened, states
+from rlinf_cli.sweep.queue import (
+    SCHEMA,
+    WAITING,
+    OnChange,
+    PointState,
+    RunQueue,
+    check_visible,
+    new_folder,
+    opened,
+    states,
+)
 from rlinf_core.runners.storage.run_status import RunStatus
 
 
@@ -57,12 +67,19 @@ def sweep(
     if dry_run:
         return _plan_result(plan.points)
     current = _train(plan, place, ids, parallel)
-    notes = (_counts(current), *_next(place, current, again))
+    finished = [state for state in current.values() if state.status == RunStatus.FINISHED]
+    notes = [_counts(current)]
+    if len(finished) < len(current):
+        notes.append(f"continue with: {shlex.join([*again, '--folder', str(place)])}")
+    if len(finished) > 1:
+        notes.append(f"compare with: {shlex.join(['rlinf', 'compare', str(place), '-o', 'sweep.png'])}")
+    code = command_signals.code or (ExitCode.OK if len(finished) == len(current) else ExitCode.FAILED)
+    rows = {name: _row(state) for name, state in current.items()}
     return Result(
-        lambda: _table(plan.points, current),
-        lambda: _record(place, plan.points, current),
-        _code(current),
-        notes,
+        lambda: _table(plan.points, current, rows),
+        lambda: _record(place, plan.points, current, rows),
+        code,
+        tuple(notes),
     )
 
 
@@ -80,7 +97,7 @@ def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) 
         check_visible(place, current)
         console.message(f"{'continued' if there else 'new'} sweep {place}: {_counts(current)}")
         console.message(f"`rlinf runs --runs-dir {shown(place)}` shows its runs")
-        return RunQueue(plan, place, parallel, _Changes(plan.points).show).work()
+        return RunQueue(plan, place, parallel, _teller(plan.points)).work()
 
 
 def _plan_result(points: Sequence[Point]) -> Result:
@@ -94,24 +111,6 @@ def _plan_result(points: Sequence[Point]) -> Result:
     return Result(text, {"schema": "rlinf.sweep_plan/1", "runs": runs}, notes=(valid,))
 
 
-def _code(current: Mapping[str, PointState]) -> ExitCode:
-    if command_signals.code is not None:
-        return command_signals.code
-    finished = all(state.status == RunStatus.FINISHED for state in current.values())
-    return ExitCode.OK if finished else ExitCode.FAILED
-
-
-def _next(place: Path, current: Mapping[str, PointState], again: Sequence[str]) -> list[str]:
-    """Return what can be done next."""
-    statuses = [state.status for state in current.values()]
-    lines: list[str] = []
-    if any(status != RunStatus.FINISHED for status in statuses):
-        lines.append(f"continue with: {shlex.join([*again, '--folder', str(place)])}")
-    if statuses.count(RunStatus.FINISHED) > 1:
-        lines.append(f"compare with: {shlex.join(['rlinf', 'compare', str(place), '-o', 'sweep.png'])}")
-    return lines
-
-
 def _keys(points: Sequence[Point]) -> Sequence[str]:
     """Return the shortest names of the swept keys."""
     return list(short_keys(list(points[0].values)).values())
@@ -121,16 +120,17 @@ def _row(state: PointState) -> RunRow | None:
     return None if state.run is None else rows_of([state.run])[0]
 
 
-def _table(points: Sequence[Point], current: Mapping[str, PointState]) -> str:
+def _table(points: Sequence[Point], current: Mapping[str, PointState], rows: Mapping[str, RunRow | None]) -> str:
     """Return the table of all runs: that of `rlinf runs` with the swept values."""
     heads = ("run", *_keys(points), "status", "step", "result", "time")
-    rows: list[tuple[str, ...]] = []
+    cells: list[tuple[str, ...]] = []
     for point in points:
-        state, row = current[point.name], _row(current[point.name])
+        state, row = current[point.name], rows[point.name]
         seconds = "" if row is None else labels.clock((row.run.state.ended or time.time()) - row.run.state.created)
+        result = "" if row is None else row.result
         number = point.name.partition("-")[0]
-        rows.append((number, *point.values.values(), state.status, str(state.step), row.result if row else "", seconds))
-    return console.table(heads, rows, right=(len(heads) - 3, len(heads) - 1), keep=(0, len(heads) - 4))
+        cells.append((number, *point.values.values(), state.status, str(state.step), result, seconds))
+    return console.table(heads, cells, right=(len(heads) - 3, len(heads) - 1), keep=(0, len(heads) - 4))
 
 
 def _counts(current: Mapping[str, PointState]) -> str:
@@ -141,11 +141,13 @@ def _counts(current: Mapping[str, PointState]) -> str:
     return ", ".join([finished, *(f"{counts[status]} {status}" for status in others)])
 
 
-def _record(folder: Path, points: Sequence[Point], current: Mapping[str, PointState]) -> dict[str, Any]:
+def _record(
+    folder: Path, points: Sequence[Point], current: Mapping[str, PointState], rows: Mapping[str, RunRow | None]
+) -> dict[str, Any]:
     """Return the result of the sweep as data."""
     runs: list[dict[str, Any]] = []
     for point in points:
-        state, row = current[point.name], _row(current[point.name])
+        state, row = current[point.name], rows[point.name]
         record = None if row is None else row.record()
         runs.append(
             {
@@ -161,20 +163,18 @@ def _record(folder: Path, points: Sequence[Point], current: Mapping[str, PointSt
     return {"schema": SCHEMA, "folder": str(folder), "runs": runs}
 
 
-class _Changes:
-    """A line for each change of a run, while the queue works."""
+def _teller(points: Sequence[Point]) -> OnChange:
+    """Return what prints a line for each change of a run, while the queue works."""
+    before = dict.fromkeys((point.name for point in points), WAITING)
 
-    def __init__(self, points: Sequence[Point]) -> None:
-        self._points = points
-        self._before: dict[str, str] = {}
-
-    def show(self, current: Mapping[str, PointState]) -> None:
-        """Print what has changed since the last call."""
-        for point in self._points:
+    def tell(current: Mapping[str, PointState]) -> None:
+        for point in points:
             state = current[point.name]
-            if self._before.get(point.name, WAITING) != state.status:
+            if before[point.name] != state.status:
                 console.message(_line(point, state))
-            self._before[point.name] = state.status
+            before[point.name] = state.status
+
+    return tell
 
 
 def _line(point: Point, state: PointState) -> str:
