@@ -146,11 +146,10 @@ def compared_curves(comparison: Comparison, metric: str) -> Spec:
 def _set_curves(comparison: Comparison, place: int, metric: str) -> list[Curve]:
     """Return the curves of a set of runs: the one of its only run, or all of them and their mean."""
     run_set = comparison.sets[place]
-    named = zip((run.path.name for run in run_set.runs), run_set.series, strict=True)
     columns = [
-        (name, column, comparison.x.of(series))
-        for name, series in named
-        if len(column := series.columns.get(metric, MetricColumn()).finite())
+        (run.folder.path.name, column, comparison.x.of(run.series))
+        for run in run_set.runs
+        if (column := run.series.finite.get(metric)) is not None
     ]
     bands = [(name, [band._replace(step=x[int(band.step)]) for band in column.bands()]) for name, column, x in columns]
     if len(columns) < 2:
@@ -175,7 +174,7 @@ def _name(comparison: Comparison, place: int) -> str:
     run_set = comparison.sets[place]
     own = [difference for difference in comparison.differences if difference.kind is Kind.CONFIG]
     if len(comparison.sets) < 2 or not 0 < len(own) <= _MOST_KEYS:
-        return f"{run_set.label}  {run_set.runs[0].path.name}"
+        return f"{run_set.label}  {run_set.runs[0].folder.path.name}"
     values = ", ".join(f"{difference.name} {difference.values[place]}" for difference in own)
     return f"{run_set.label}  {values}"
 

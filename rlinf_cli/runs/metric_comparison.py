@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from rlinf_cli.runs.documents import Provenance
 from rlinf_core.statistics import mean, wilson_interval
+
+if TYPE_CHECKING:
+    from rlinf_cli.runs.metric_columns import RunSeries
 
 # The 97.5 % quantile of the normal distribution: intervals are of 95 %.
 _Z: Final = 1.959963984540054
@@ -52,8 +54,7 @@ class ConfigDifference(NamedTuple):
     values: tuple[str | None, ...]
 
 
-@dataclass(frozen=True)
-class RunResult:
+class RunResult(NamedTuple):
     """The result of one run.
 
     Attributes:
@@ -99,6 +100,8 @@ class ResultGap(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
+# Parts of a provenance, and the kinds of their differences.
+_PARTS: Final = {"code": Kind.CODE, "inputs": Kind.INPUTS, "versions": Kind.VERSIONS, "machine": Kind.MACHINE}
 # Keys of the run itself that affect neither training nor evaluation.
 _INCIDENTAL: Final = (
     "runner.logger",
@@ -129,21 +132,17 @@ def differences(
         provenances: the provenance of each run, in the same order; None for a run without, which is not a difference.
     """
     flat = [_flat(config) for config in configs]
-    differences = [
-        _of_key(name, [config.get(name) for config in flat]) for name in _names(flat) if not _incidental(name)
-    ]
-    parts = (("code", Kind.CODE), ("inputs", Kind.INPUTS), ("versions", Kind.VERSIONS), ("machine", Kind.MACHINE))
-    for part, kind in parts:
-        config_changes = [
-            cast("Mapping[str, str]", getattr(provenance, part)) if provenance is not None else None
-            for provenance in provenances
-        ]
-        for name in _names([versions for versions in config_changes if versions is not None]):
-            values = tuple(None if versions is None else versions.get(name) for versions in config_changes)
-            # A run without provenance has no versions or code to compare.
-            if len({value for value, versions in zip(values, config_changes, strict=True) if versions is not None}) > 1:
-                differences.append(ConfigDifference(kind, name, values))
+    names = dict.fromkeys(name for config in flat for name in config if not _incidental(name))
+    differences = [ConfigDifference(_kind(name), name, tuple(config.get(name) for config in flat)) for name in names]
     differences = [difference for difference in differences if len(set(difference.values)) > 1]
+    for part, kind in _PARTS.items():
+        parts = [None if provenance is None else _part(provenance, part) for provenance in provenances]
+        known = [values for values in parts if values is not None]
+        for name in dict.fromkeys(name for values in known for name in values):
+            # A run without provenance has no versions or code to compare.
+            if len({values.get(name) for values in known}) > 1:
+                of_runs = tuple(None if values is None else values.get(name) for values in parts)
+                differences.append(ConfigDifference(kind, name, of_runs))
     # Evaluation keys that only follow training keys are reported after them.
     leading = _leading_evaluations({difference.name: difference for difference in differences})
     order = list(Kind)
@@ -176,8 +175,8 @@ def _leading_evaluations(by_name: Mapping[str, ConfigDifference]) -> set[str]:
     }
 
 
-def _names(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for part in parts for name in part))
+def _part(provenance: Provenance, name: str) -> Mapping[str, str]:
+    return cast("Mapping[str, str]", getattr(provenance, name))
 
 
 def _flat(value: object, name: str = "") -> dict[str, str]:
@@ -203,21 +202,19 @@ def _incidental(name: str) -> bool:
     return any(name == key or name.startswith(f"{key}.") for key in _INCIDENTAL)
 
 
-def _of_key(name: str, values: Sequence[str | None]) -> ConfigDifference:
+def _kind(name: str) -> Kind:
+    """Return the kind of a key of the configuration."""
     words = name.split(".")
-    kind = Kind.CONFIG
     if name == "recipe":
-        kind = Kind.RECIPE
-    elif words[-1] == "seed" or words[-1].endswith("_seed"):
-        kind = Kind.SEEDS
-    elif any(word == "eval" or word.startswith(("val_", "eval_")) for word in words):
-        kind = Kind.EVALUATION
-    elif words[0] == "cluster":
-        kind = Kind.PLACEMENT
-    return ConfigDifference(kind, name, tuple(values))
+        return Kind.RECIPE
+    if words[-1] == "seed" or words[-1].endswith("_seed"):
+        return Kind.SEEDS
+    if any(word == "eval" or word.startswith(("val_", "eval_")) for word in words):
+        return Kind.EVALUATION
+    return Kind.PLACEMENT if words[0] == "cluster" else Kind.CONFIG
 
 
-def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> RunResult:
+def result_of(metric: str, series: RunSeries) -> RunResult:
     """Return the result of a run by one metric, with its interval.
 
     An evaluation's interval is the one recorded with it (`<metric>_low`, `<metric>_high`), or for a share of episodes
@@ -226,25 +223,23 @@ def result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> 
 
     Args:
         metric: its full name, as in `eval/success_at_end`.
-        steps: metrics of each step, in order.
+        series: the metrics of the run.
     """
-    evaluated_steps = [
-        (step, step_metrics) for step, step_metrics in steps if math.isfinite(step_metrics.get(metric, math.nan))
-    ]
-    if not evaluated_steps:
+    column = series.finite.get(metric)
+    if column is None:
         return RunResult(metric, math.nan, 0)
-    step, metrics = evaluated_steps[-1]
-    space = metric.rpartition("/")[0]
-    if _is_evaluation(space):
+    step = column.steps[-1]
+    if metric.startswith("eval/"):
+        metrics = next(metrics for at, metrics in reversed(series.evaluations) if at == step)
         low, high, count = interval_of(metric, metrics)
         basis = "the last evaluation" if low is not None else ""
-        left_out = int(metrics.get(f"{space}/left_out", 0))
+        left_out = int(metrics.get(f"{metric.rpartition('/')[0]}/left_out", 0))
         return RunResult(metric, metrics[metric], step, low, high, count, basis, left_out)
-    values = [step_metrics[metric] for _, step_metrics in evaluated_steps[-LAST_STEPS:]]
-    if len(values) < _FEWEST_STEPS:
-        return RunResult(metric, mean(values), step, count=len(values))
-    half = t_quantile(len(values) - 1) * math.sqrt(_variance(values) / len(values))
+    values = column.values[-LAST_STEPS:]
     center = mean(values)
+    if len(values) < _FEWEST_STEPS:
+        return RunResult(metric, center, step, count=len(values))
+    half = t_quantile(len(values) - 1) * math.sqrt(_variance(values) / len(values))
     return RunResult(metric, center, step, center - half, center + half, len(values), f"the last {len(values)} steps")
 
 
@@ -262,10 +257,6 @@ def interval_of(metric: str, metrics: Mapping[str, float]) -> tuple[float | None
     if low is None and name.startswith("success") and count:
         low, high = wilson_interval(metrics[metric] * count, count)
     return low, high, count
-
-
-def _is_evaluation(space: str) -> bool:
-    return space == "eval" or space.startswith("eval/")
 
 
 def verdict(first: Sequence[RunResult], second: Sequence[RunResult]) -> ResultGap:

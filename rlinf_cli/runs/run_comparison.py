@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rlinf_cli.console import console
 from rlinf_cli.live import labels
 from rlinf_cli.live.run_summary import shown
-from rlinf_cli.runs.documents import read_provenance
+from rlinf_cli.runs.documents import Provenance, read_provenance
 from rlinf_cli.runs.metric_columns import RunSeries, series_of
 from rlinf_cli.runs.metric_comparison import (
     ConfigDifference,
@@ -22,25 +22,30 @@ from rlinf_cli.runs.metric_comparison import (
 from rlinf_cli.runs.run_lookup import damaged_checkpoints
 from rlinf_cli.runs.x_axis import XAxis
 from rlinf_core.errors import RunError
-from rlinf_core.runners.metrics import Metrics
 from rlinf_core.runners.opened_run import Run
 from rlinf_core.runners.storage.run_folder import RunFolder
 
 
-class RunSet(NamedTuple):
-    """Runs that differ only in their seeds.
+class ComparedRun(NamedTuple):
+    """A run, and what it is compared by."""
 
-    Attributes:
-        label: its letter in tables.
-        runs: their folders.
-        results: the results of each run.
-        series: all metrics of each run.
-    """
+    folder: RunFolder
+    config: Mapping[str, Any]
+    provenance: Provenance | None
+    series: RunSeries
+    result: RunResult
+
+
+class RunSet(NamedTuple):
+    """Runs that differ only in their seeds; `label` is its letter in tables."""
 
     label: str
-    runs: tuple[RunFolder, ...]
-    results: tuple[RunResult, ...]
-    series: tuple[RunSeries, ...]
+    runs: Sequence[ComparedRun]
+
+    @property
+    def results(self) -> list[RunResult]:
+        """The results of the runs."""
+        return [run.result for run in self.runs]
 
 
 class Comparison(NamedTuple):
@@ -55,9 +60,9 @@ class Comparison(NamedTuple):
     """
 
     metric: str
-    sets: tuple[RunSet, ...]
-    differences: tuple[ConfigDifference, ...]
-    verdicts: tuple[ResultGap, ...]
+    sets: Sequence[RunSet]
+    differences: Sequence[ConfigDifference]
+    verdicts: Sequence[ResultGap]
     x: XAxis = XAxis.STEP
 
 
@@ -72,58 +77,54 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None, x: XAxis = XA
     Raises:
         RunError: a run has no configuration or no such metric, does not count `x`, or its metrics cannot be read.
     """
-    runs = [Run(folder) for folder in folders]
-    configs = [run.config for run in runs]
-    provenances = [read_provenance(folder.path) for folder in folders]
-    metrics = [run.steps for run in runs]
-    series = [series_of(lines) for lines in metrics]
-    for folder, lines, one in zip(folders, metrics, series, strict=True):
-        if not lines:
+    read = [Run(folder) for folder in folders]
+    every = [series_of(run.steps) for run in read]
+    for folder, series in zip(folders, every, strict=True):
+        if not len(series.steps):
             raise RunError(
                 "a run has no metrics to compare",
                 where=str(folder.path),
                 why=f"it is {folder.state.status}, and has finished no step",
                 help=f"`rlinf why {folder.path.name}` says what happened; leave it out",
             )
-        if x.metric and x.metric not in one.columns:
+        if x.metric and x.metric not in series.columns:
             why = f"its metrics have no `{x.metric}`"
             raise RunError(f"a run does not count {x.words}", where=str(folder.metrics_file), why=why)
-    metric = metric or _judged_by(metrics)
-    results = [_result(folder, metric, lines) for folder, lines in zip(folders, metrics, strict=True)]
-    alike: list[list[int]] = []
-    for number in range(len(folders)):
-        for chosen in alike:
-            first = chosen[0]
-            pair_differences = differences([configs[first], configs[number]], [provenances[first], provenances[number]])
-            # The machine of a run affects its speed, not its result.
-            if all(difference.kind in (Kind.SEEDS, Kind.MACHINE) for difference in pair_differences):
-                chosen.append(number)
-                break
+    metric = metric or _judged_by(every)
+    runs = [
+        ComparedRun(run.folder, run.config, read_provenance(run.path), series, _result(run.folder, metric, series))
+        for run, series in zip(read, every, strict=True)
+    ]
+    alike: list[list[ComparedRun]] = []
+    for run in runs:
+        group = next((group for group in alike if _differ_in_seeds(group[0], run)), None)
+        if group is None:
+            alike.append([run])
         else:
-            alike.append([number])
-    sets = tuple(
-        RunSet(
-            chr(ord("A") + place) if place < 26 else str(place),
-            tuple(folders[number] for number in chosen),
-            tuple(results[number] for number in chosen),
-            tuple(series[number] for number in chosen),
-        )
-        for place, chosen in enumerate(alike)
-    )
-    compared = [chosen[0] for chosen in alike] if len(alike) > 1 else list(range(len(folders)))
-    between = differences([configs[number] for number in compared], [provenances[number] for number in compared])
-    if len(alike) > 1:
-        verdicts = tuple(verdict(sets[0].results, run_set.results) for run_set in sets[1:])
+            group.append(run)
+    sets = tuple(RunSet(chr(ord("A") + at) if at < 26 else str(at), group) for at, group in enumerate(alike))
+    if len(sets) > 1:
+        between = _differences([group[0] for group in alike])
+        verdicts = [verdict(sets[0].results, run_set.results) for run_set in sets[1:]]
     else:
         # A single set: each run is compared with the first, by single-run intervals.
-        verdicts = tuple(verdict([results[0]], [result]) for result in results[1:])
-    return Comparison(metric, sets, tuple(between), verdicts, x)
+        between = _differences(runs)
+        verdicts = [verdict([runs[0].result], [run.result]) for run in runs[1:]]
+    return Comparison(metric, sets, between, verdicts, x)
 
 
-def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:
+def _differences(runs: Sequence[ComparedRun]) -> list[ConfigDifference]:
+    return differences([run.config for run in runs], [run.provenance for run in runs])
+
+
+def _differ_in_seeds(first: ComparedRun, second: ComparedRun) -> bool:
+    # The machine of a run affects its speed, not its result.
+    return all(difference.kind in (Kind.SEEDS, Kind.MACHINE) for difference in _differences([first, second]))
+
+
+def _judged_by(every: Sequence[RunSeries]) -> str:
     """Return the first headline metric that all runs have."""
-    names = [{name for line in lines for name in line.metrics} for lines in metrics]
-    shared = names[0].intersection(*names[1:])
+    shared = set(every[0].columns).intersection(*(series.columns for series in every[1:]))
     for space in ("eval", "env", "rollout"):
         metric = labels.headline_metric(shared, space)
         if metric is not None:
@@ -131,8 +132,8 @@ def _judged_by(metrics: Sequence[Sequence[Metrics]]) -> str:
     raise RunError("the runs have no headline metric in common", help="choose a metric with `--metric`")
 
 
-def _result(folder: RunFolder, metric: str, lines: Sequence[Metrics]) -> RunResult:
-    result = result_of(metric, [(line.step, line.metrics) for line in lines])
+def _result(folder: RunFolder, metric: str, series: RunSeries) -> RunResult:
+    result = result_of(metric, series)
     if result.value != result.value:
         raise RunError(
             f"the run has no metric `{metric}`",
@@ -146,6 +147,9 @@ SCHEMA = "rlinf.compare/1"
 # Differences in more packages than this are summarised.
 _MOST_ROWS = 40
 _ABSENT = "-"
+# What `--json` has of a result, and of a verdict.
+_RESULT = ("step", "value", "low", "high", "count", "left_out")
+_VERDICT = ("gap", "low", "high", "larger_than_noise", "basis")
 
 
 def comparison_text(comparison: Comparison) -> str:
@@ -165,11 +169,14 @@ def first_difference(comparison: Comparison) -> str:
 
 def run_rows(comparison: Comparison) -> list[tuple[str, ...]]:
     """Return set, run, status, step (or its place on another axis) and result of each run."""
-    return [
-        (run_set.label, shown(run.path), run.state.status, f"{place.get(result.step, 0):.0f}", result_text(result))
-        for run_set in comparison.sets
-        for run, result, place in zip(run_set.runs, run_set.results, map(comparison.x.of, run_set.series), strict=True)
-    ]
+    rows: list[tuple[str, ...]] = []
+    for run_set in comparison.sets:
+        for run in run_set.runs:
+            place = comparison.x.of(run.series).get(run.result.step, 0)
+            folder = run.folder
+            cells = (shown(folder.path), folder.state.status, f"{place:.0f}", result_text(run.result))
+            rows.append((run_set.label, *cells))
+    return rows
 
 
 def result_heads(comparison: Comparison) -> tuple[str, ...]:
@@ -237,23 +244,16 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
                 "label": run_set.label,
                 "runs": [
                     {
-                        "folder": str(run.path),
-                        "status": run.state.status,
-                        "damaged_checkpoints": damaged_checkpoints(run),
-                        **_result_record(result),
+                        "folder": str(run.folder.path),
+                        "status": run.folder.state.status,
+                        "damaged_checkpoints": damaged_checkpoints(run.folder),
+                        **{name: getattr(run.result, name) for name in _RESULT},
                     }
-                    for run, result in zip(run_set.runs, run_set.results, strict=True)
+                    for run in run_set.runs
                 ],
             }
             for run_set in comparison.sets
         ],
         "differences": [difference._asdict() for difference in comparison.differences],
-        "verdicts": [
-            {name: getattr(gap, name) for name in ("gap", "low", "high", "larger_than_noise", "basis")}
-            for gap in comparison.verdicts
-        ],
+        "verdicts": [{name: getattr(gap, name) for name in _VERDICT} for gap in comparison.verdicts],
     }
-
-
-def _result_record(result: RunResult) -> dict[str, Any]:
-    return {name: getattr(result, name) for name in ("step", "value", "low", "high", "count", "left_out")}

@@ -49,6 +49,10 @@ CONFIG = {
 }
 
 
+def _result_of(metric: str, steps: Sequence[tuple[int, Mapping[str, float]]]) -> RunResult:
+    return result_of(metric, series_of(Metrics(step, float(step), metrics) for step, metrics in steps))
+
+
 def test_what_matters_most_comes_first() -> None:
     other = {
         **CONFIG,
@@ -88,8 +92,8 @@ def test_missing_provenance_is_equal_and_a_package_differs() -> None:
 @pytest.mark.parametrize("count", ["episodes", "answers"])
 def test_what_an_evaluation_left_out_stands_with_its_number(count: str) -> None:
     metrics = {"eval/success_at_end": 11 / 15, f"eval/{count}": 15.0, "eval/left_out": 1.0}
-    assert result_text(result_of("eval/success_at_end", [(1, metrics)])).endswith(" of 15, 1 left out")
-    assert "left out" not in result_text(result_of("eval/success_at_end", [(1, {**metrics, "eval/left_out": 0.0})]))
+    assert result_text(_result_of("eval/success_at_end", [(1, metrics)])).endswith(" of 15, 1 left out")
+    assert "left out" not in result_text(_result_of("eval/success_at_end", [(1, {**metrics, "eval/left_out": 0.0})]))
 
 
 @given(st.integers(2, 5))
@@ -101,19 +105,19 @@ def test_results_of_evaluations_and_of_training() -> None:
     steps = [(step, {"rollout/reward": 0.1 * step, "eval/success_at_end": math.nan}) for step in range(1, 21)]
     steps[9][1].update({"eval/success_at_end": 0.5, "eval/episodes": 64.0})
 
-    success = result_of("eval/success_at_end", steps)
+    success = _result_of("eval/success_at_end", steps)
     assert (success.value, success.step, success.count) == (0.5, 10, 64)
     # Wilson's interval of 32 of 64.
     assert (success.low, success.high) == (pytest.approx(0.3810, abs=1e-4), pytest.approx(0.6190, abs=1e-4))
-    reward = result_of("rollout/reward", steps)
+    reward = _result_of("rollout/reward", steps)
     assert (reward.value, reward.step, reward.count) == (pytest.approx(1.55), 20, 10)
     # Student's with 9 degrees of freedom: 2.2622 times 0.30277 over the root of 10.
     assert reward.high == pytest.approx(1.55 + 2.2622 * 0.302765 / math.sqrt(10), abs=1e-4)
-    assert math.isnan(result_of("nothing", steps).value)
+    assert math.isnan(_result_of("nothing", steps).value)
 
 
 def test_an_interval_that_was_written_is_taken() -> None:
-    result = result_of("eval/pass@1", [(3, {"eval/pass@1": 0.5, "eval/pass@1_low": 0.4, "eval/pass@1_high": 0.6})])
+    result = _result_of("eval/pass@1", [(3, {"eval/pass@1": 0.5, "eval/pass@1_low": 0.4, "eval/pass@1_high": 0.6})])
 
     assert (result.low, result.high) == (0.4, 0.6)
 
@@ -132,7 +136,7 @@ def test_the_noise_between_seeds_is_that_of_welch() -> None:
 
 def test_single_runs_are_judged_by_their_own_intervals() -> None:
     def evaluated(share: float, episodes: int) -> list[RunResult]:
-        return [result_of("eval/success_once", [(1, {"eval/success_once": share, "eval/episodes": float(episodes)})])]
+        return [_result_of("eval/success_once", [(1, {"eval/success_once": share, "eval/episodes": float(episodes)})])]
 
     # Newcombe's example (1998, table II, row a): 56 of 70 against 48 of 80, method 10.
     result = verdict(evaluated(48 / 80, 80), evaluated(56 / 70, 70))
