@@ -8,23 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rlinf_core.runners.events import (
-    LAUNCH,
-    CheckpointSaved,
-    ClusterReady,
-    Evaluated,
-    Event,
-    ItemsResumed,
-    NodesChanged,
-    PhaseProgress,
-    PhaseStarted,
-    RunFinished,
-    RunRestarted,
-    RunStarted,
-    StepFinished,
-    Waiting,
-    WorkersRelaunched,
-)
+from rlinf_core.runners import events
 
 # The number of recent steps that speed and time shares are computed over.
 _RECENT = 20
@@ -67,20 +51,20 @@ class RunProgress:
         # End times of the last steps; the first is a start time.
         self._moments: deque[float] = deque(maxlen=_RECENT + 1)
         self._times: deque[Mapping[str, float]] = deque(maxlen=_RECENT)
-        self.started: RunStarted | None = None
+        self.started: events.RunStarted | None = None
         self.step = 0
         self.metrics: dict[str, float] = {}
-        self.phase = LAUNCH
+        self.phase = events.LAUNCH
         self.done = ""
-        self.waiting: Waiting | None = None
-        self.evaluation: Evaluated | None = None
-        self.checkpoint: CheckpointSaved | None = None
-        self.restart: RunRestarted | WorkersRelaunched | None = None
-        self.finished: RunFinished | None = None
+        self.waiting: events.Waiting | None = None
+        self.evaluation: events.Evaluated | None = None
+        self.checkpoint: events.CheckpointSaved | None = None
+        self.restart: events.RunRestarted | events.WorkersRelaunched | None = None
+        self.finished: events.RunFinished | None = None
         self.curve: Path | None = None
         self.ending = False
 
-    def take(self, event: Event) -> None:
+    def take(self, event: events.Event) -> None:
         """Update the state with an event of the runner."""
         with self.lock:
             self._take(event, self.clock())
@@ -90,43 +74,43 @@ class RunProgress:
         self.ending = True
         self._phase_since = self.clock()
 
-    def _take(self, event: Event, now: float) -> None:
+    def _take(self, event: events.Event, now: float) -> None:
         match event:
-            case RunStarted():
+            case events.RunStarted():
                 self._start(event, now)
-            case PhaseStarted():
+            case events.PhaseStarted():
                 self._enter(event.phase, now)
-            case PhaseProgress():
+            case events.PhaseProgress():
                 self.done = event.text
-            case Waiting():
+            case events.Waiting():
                 self._waiting_since = self._waiting_since if event.again else now
                 self.waiting = event
-            case StepFinished():
+            case events.StepFinished():
                 self.step = event.step
                 self._add(event.metrics)
                 self._moments.append(now)
                 self._times.append({k: v for k, v in event.metrics.items() if k.startswith(_TIME)})
-            case Evaluated():
+            case events.Evaluated():
                 self.evaluation, self.done = event, ""
                 self._add(event.metrics)
-            case CheckpointSaved():
+            case events.CheckpointSaved():
                 self.checkpoint = event
-            case RunRestarted():
+            case events.RunRestarted():
                 self.restart, self.step = event, event.step
                 self._moments.clear()
-                self._enter(LAUNCH, now)
-            case WorkersRelaunched():
+                self._enter(events.LAUNCH, now)
+            case events.WorkersRelaunched():
                 self.restart, self.waiting = event, None
-            case RunFinished():
+            case events.RunFinished():
                 self.finished = event
                 self._add(event.metrics)
-            case ClusterReady() | NodesChanged() | ItemsResumed():
+            case events.ClusterReady() | events.NodesChanged() | events.ItemsResumed():
                 pass
 
     def _add(self, metrics: Mapping[str, float]) -> None:
         self.metrics.update({k: v for k, v in metrics.items() if not self._times_only or k.startswith(_TIME)})
 
-    def _start(self, event: RunStarted, now: float) -> None:
+    def _start(self, event: events.RunStarted, now: float) -> None:
         self._ready = now
         self.started, self.step, self.waiting = event, event.first_step - 1, None
         self._moments.clear()

@@ -16,23 +16,15 @@ from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.view import ENDING, View, line_of, processes, step_line, times
 from rlinf_core.foreign.terminal_text import replaced
 from rlinf_core.process.known_secrets import hidden
-from rlinf_core.runners.events import (
-    CheckpointSaved,
-    Evaluated,
-    Event,
-    NodesChanged,
-    RunRestarted,
-    RunStarted,
-    WorkersRelaunched,
-)
+from rlinf_core.runners import events
 
 _DRAWN_PER_SECOND = 4
 _BAR = 24
 # On a narrower terminal lines would lose what they end with, and a block more of its lines.
 _WIDE = 80
 # Events whose lines stay above the block.
-_RESTARTS = (RunRestarted, WorkersRelaunched)
-_LASTING = (RunStarted, Evaluated, CheckpointSaved, NodesChanged, *_RESTARTS)
+_RESTARTS = (events.RunRestarted, events.WorkersRelaunched)
+_LASTING = (events.RunStarted, events.Evaluated, events.CheckpointSaved, events.NodesChanged, *_RESTARTS)
 
 
 class TerminalView(View):
@@ -69,7 +61,7 @@ class TerminalView(View):
     ) -> None:
         self._live.stop()
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         line = line_of(event, self.progress) if isinstance(event, _LASTING) else None
         if line is not None:
             style = "yellow" if isinstance(event, _RESTARTS) else ""

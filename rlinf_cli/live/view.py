@@ -13,20 +13,7 @@ from rlinf_cli.live import labels
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.run_summary import shown
 from rlinf_core.process.proc import sigterm_deferred
-from rlinf_core.runners.events import (
-    CheckpointSaved,
-    Evaluated,
-    Event,
-    ItemsResumed,
-    NodesChanged,
-    RunFinished,
-    RunRestarted,
-    RunStarted,
-    StepFinished,
-    Waiting,
-    WorkersRelaunched,
-    fates_line,
-)
+from rlinf_core.runners import events
 
 ENDING = "ending; press Ctrl-C again to end at once"
 
@@ -42,7 +29,7 @@ class View(ABC):
         self.progress = progress
 
     @abstractmethod
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         """Show the changes caused by `event`."""
 
     def __enter__(self) -> Self:
@@ -55,40 +42,40 @@ class View(ABC):
         return
 
 
-def line_of(event: Event, progress: RunProgress) -> str | None:
+def line_of(event: events.Event, progress: RunProgress) -> str | None:
     """Return an event as a self-contained line; None for one that needs no line.
 
     Args:
         progress: the state after the event.
     """
     match event:
-        case RunStarted():
+        case events.RunStarted():
             return _start_line(event, progress)
-        case Waiting():
+        case events.Waiting():
             if event.again:
                 return None
             limit = f", at most {labels.duration(event.seconds)}" if event.seconds is not None else ""
             return f"waiting for {event.what}{limit}{f'; {event.instead}' if event.instead else ''}"
-        case StepFinished():
+        case events.StepFinished():
             return step_line(progress)
-        case Evaluated():
+        case events.Evaluated():
             return f"evaluated at step {event.step}: {labels.figures_text(labels.headlines(event.metrics, 'eval'))}"
-        case CheckpointSaved():
+        case events.CheckpointSaved():
             return None if event.snapshot else f"saved {event.path.name}"
-        case RunRestarted():
+        case events.RunRestarted():
             back = f"back to step {event.step}" if event.step else "from the beginning, without a checkpoint"
             return f"restart {event.restart} of {event.max_restarts}, {back}: {event.reason}"
-        case WorkersRelaunched():
+        case events.WorkersRelaunched():
             return f"restart {event.restart} of {event.max_restarts}: {event.reason}: {relaunched(event)}"
-        case ItemsResumed():
-            return fates_line(event.fates)
-        case NodesChanged():
+        case events.ItemsResumed():
+            return events.fates_line(event.fates)
+        case events.NodesChanged():
             return "; ".join((event.text, *event.details))
         case _:
             return None
 
 
-def relaunched(event: WorkersRelaunched) -> str:
+def relaunched(event: events.WorkersRelaunched) -> str:
     """Return `started again in 2.1 s; done again: the rollout of step 3`."""
     again = f"; done again: {event.repeated}" if event.repeated else ""
     return f"started again in {event.seconds:.1f} s{again}"
@@ -114,12 +101,12 @@ def times(progress: RunProgress) -> str:
     return gone if left is None else f"{gone}, {labels.clock(left)} left"
 
 
-def processes(started: RunStarted) -> str:
+def processes(started: events.RunStarted) -> str:
     """Return `actor 1, rollout 2, env 2`."""
     return ", ".join(f"{name} {count}" for name, count in started.components.items())
 
 
-def _start_line(event: RunStarted, progress: RunProgress) -> str:
+def _start_line(event: events.RunStarted, progress: RunProgress) -> str:
     text = f"started in {labels.duration(progress.launch_seconds)}"
     if event.components:
         text += f": {processes(event)}"
@@ -127,7 +114,7 @@ def _start_line(event: RunStarted, progress: RunProgress) -> str:
     return f"{text}; continued from {shown(event.resumed_from)}" if event.resumed_from else text
 
 
-def _steps(event: RunStarted) -> str:
+def _steps(event: events.RunStarted) -> str:
     if event.last_step is None:
         return f"from step {event.first_step}"
     if event.last_step < event.first_step:
@@ -168,21 +155,21 @@ class PlainView(View):
         self._ended.set()
         self._ticker.join()
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         with self._lock:
             self._show(event)
 
-    def _show(self, event: Event) -> None:
-        if isinstance(event, StepFinished) and not self._is_due():
+    def _show(self, event: events.Event) -> None:
+        if isinstance(event, events.StepFinished) and not self._is_due():
             self._unsaid = event.step
             return
-        if isinstance(event, RunFinished | Evaluated) and self._unsaid is not None:
+        if isinstance(event, events.RunFinished | events.Evaluated) and self._unsaid is not None:
             self._line(step_line(self.progress))
             self._unsaid, self._last_step_line = None, self._clock()
         line = line_of(event, self.progress)
         if line is not None:
             self._line(line)
-        if isinstance(event, StepFinished):
+        if isinstance(event, events.StepFinished):
             self._unsaid, self._last_step_line = None, self._clock()
 
     def _is_due(self) -> bool:

@@ -21,20 +21,7 @@ from rlinf_core.config.secrets import mask, mask_text
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import NO_ROOM
 from rlinf_core.process.known_secrets import hidden
-from rlinf_core.runners.events import (
-    CheckpointSaved,
-    ClusterReady,
-    Evaluated,
-    Event,
-    ItemsResumed,
-    NodesChanged,
-    RunFinished,
-    RunRestarted,
-    RunStarted,
-    StepFinished,
-    WorkersRelaunched,
-    fates_line,
-)
+from rlinf_core.runners import events
 from rlinf_core.runners.recovery import Failure, failures_of, headline, position
 from rlinf_core.runners.storage import durable, run_events
 
@@ -62,12 +49,12 @@ class StateWriter(View):
         self._next = progress.clock()
         self._warned = False
 
-    def show(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
+    def show(self, event: events.Event) -> None:
+        if isinstance(event, events.RunStarted):
             self._folder.started()
-        lasting = isinstance(event, CheckpointSaved | RunRestarted | RunFinished)
+        lasting = isinstance(event, events.CheckpointSaved | events.RunRestarted | events.RunFinished)
         began = self.progress.clock()
-        if lasting or (isinstance(event, StepFinished) and began >= self._next):
+        if lasting or (isinstance(event, events.StepFinished) and began >= self._next):
             self._write()
             ended = self.progress.clock()
             self._next = ended + min(_SELDOM, (ended - began) / _SHARE)
@@ -92,12 +79,12 @@ class DocumentWriter(View):
         self._warned = False
         self._keep(self._origins())
 
-    def show(self, event: Event) -> None:
+    def show(self, event: events.Event) -> None:
         if self._provenance is None:
             self._provenance = self._collect()
-        if isinstance(event, ClusterReady):
+        if isinstance(event, events.ClusterReady):
             self._keep(self._placement(event.topology))
-        elif isinstance(event, RunStarted):
+        elif isinstance(event, events.RunStarted):
             self._write_pending()
             provenance = self._provenance
             self._guarded(lambda: write_provenance(self._folder.path, provenance.result()))
@@ -107,20 +94,20 @@ class DocumentWriter(View):
                 self.add_event(run_events.RESUMED, begin, f"resumed from {event.resumed_from.name} with {counts}")
             else:
                 self.add_event(run_events.STARTED, begin, f"started with {counts}", self._unread())
-        elif isinstance(event, RunRestarted):
+        elif isinstance(event, events.RunRestarted):
             what = f"restart {event.restart} of at most {event.max_restarts}, back to step {event.step}"
             self.add_event(run_events.RESTARTED, event.step, event.reason, [what, *event.details])
-        elif isinstance(event, WorkersRelaunched):
+        elif isinstance(event, events.WorkersRelaunched):
             what = f"restart {event.restart} of at most {event.max_restarts}: {relaunched(event)}"
             self.add_event(run_events.RELAUNCHED, event.step, event.reason, [what, *event.details])
-        elif isinstance(event, Evaluated) and event.metrics.get("eval/left_out"):
+        elif isinstance(event, events.Evaluated) and event.metrics.get("eval/left_out"):
             text = labels.figures_text(labels.headlines(event.metrics, "eval"))
             self.add_event(run_events.INCOMPLETE, event.step, f"the evaluation is incomplete: {text}")
-        elif isinstance(event, NodesChanged):
+        elif isinstance(event, events.NodesChanged):
             self.add_event(run_events.NODES, event.step, event.text, event.details)
-        elif isinstance(event, ItemsResumed):
+        elif isinstance(event, events.ItemsResumed):
             items = [f"{fate}: {item}" for fate, items in event.fates.items() for item in items]
-            self.add_event(run_events.ITEMS, event.step, fates_line(event.fates), items)
+            self.add_event(run_events.ITEMS, event.step, events.fates_line(event.fates), items)
 
     def _collect(self) -> Future[Provenance]:
         """Return the provenance of the run, collected while its workers start: git may be slow."""

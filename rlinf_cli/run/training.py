@@ -25,15 +25,7 @@ from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped
 from rlinf_core.process.proc import sigterm_deferred
-from rlinf_core.runners.events import (
-    EVALUATE,
-    SAVE_CHECKPOINT,
-    CheckpointSaved,
-    Event,
-    PhaseProgress,
-    PhaseStarted,
-    RunFinished,
-)
+from rlinf_core.runners import events
 from rlinf_core.runners.recovery import reason_of
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
@@ -172,7 +164,7 @@ class Training:
             # Standard output is reserved for the summary; output of the program and its workers goes elsewhere.
             stack.enter_context(redirect_stdout(sys.stderr))
 
-            def listen(event: Event) -> None:
+            def listen(event: events.Event) -> None:
                 self._progress.take(event)
                 for view in views:
                     view.show(event)
@@ -193,21 +185,21 @@ class Training:
         progress = self._progress
         if not getattr(runner, "save_on_interrupt", False) or not progress.has_unsaved_steps:
             return 0.0
-        if progress.phase == SAVE_CHECKPOINT:
+        if progress.phase == events.SAVE_CHECKPOINT:
             return SAVING_SECONDS
-        if progress.phase == EVALUATE or progress.seconds_of_step_left > STEP_SECONDS:
+        if progress.phase == events.EVALUATE or progress.seconds_of_step_left > STEP_SECONDS:
             return 0.0
         return STEP_SECONDS
 
-    def _end_if_asked(self, event: Event) -> None:
+    def _end_if_asked(self, event: events.Event) -> None:
         """End the run after a signal, at an event where no step is half done."""
-        if isinstance(event, PhaseProgress):
+        if isinstance(event, events.PhaseProgress):
             return
-        if isinstance(event, PhaseStarted):
-            if event.phase == SAVE_CHECKPOINT and self._interrupts.code is not None:
+        if isinstance(event, events.PhaseStarted):
+            if event.phase == events.SAVE_CHECKPOINT and self._interrupts.code is not None:
                 self._interrupts.extend()
-        elif not isinstance(event, RunFinished):
-            self._interrupts.check(again=not isinstance(event, CheckpointSaved))
+        elif not isinstance(event, events.RunFinished):
+            self._interrupts.check(again=not isinstance(event, events.CheckpointSaved))
 
     def _views(self, log: logging.Logger) -> list[View]:
         place = shown(self._folder.path)
