@@ -5,17 +5,17 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final, NamedTuple
 
 from rlinf_cli.live.run_summary import shown
 from rlinf_cli.runs.metric_columns import MATTERS
 from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.failures import named_failure
-from rlinf_cli.why.finding import FindingKind, RunFinding, finding
+from rlinf_cli.why.finding import FindingKind, RunFinding, causes, finding
 from rlinf_cli.why.incidents import Incident, incidents
 from rlinf_cli.why.sign_rules import SET_ASIDE
-from rlinf_cli.why.signs import FOLLOWS, SIGNS
+from rlinf_cli.why.signs import signs
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.suggest import clipped
 
@@ -77,9 +77,9 @@ class Diagnosis(NamedTuple):
 def diagnose(facts: RunFacts) -> Diagnosis:
     """Return the causes that the rules find in the facts about a run."""
     failures = [(incident, named_failure(incident)) for incident in incidents(facts)]
-    findings = [finding for rule in SIGNS if (finding := rule(facts)) is not None]
+    findings = [finding for rule in signs() if (finding := rule(facts)) is not None]
     codes = {finding.code for finding in findings} | {finding.code for _, finding in failures}
-    implied = {follower for code in codes for follower in FOLLOWS.get(code, ())}
+    implied = {follower for code in codes for follower in causes()["follows"].get(code, ())}
     ended = {finding.code for _, finding in failures}
     learning = [finding for finding in findings if finding.code not in implied | ended]
     restarts = [incident for incident, _ in failures if incident.alone or incident.restarted]
@@ -195,16 +195,7 @@ def why_record(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _record(finding: RunFinding) -> dict[str, Any]:
-    return {
-        "kind": str(finding.kind),
-        "code": finding.code,
-        "what": clipped(finding.what),
-        "evidence": [clipped(text) for text in finding.evidence],
-        "do": list(finding.do),
-        "step": finding.step,
-        "time": finding.time,
-        "followed": list(finding.followed),
-    }
+    return {**asdict(finding), "what": clipped(finding.what), "evidence": [*map(clipped, finding.evidence)]}
 
 
 def _status(diagnosis: Diagnosis) -> str:

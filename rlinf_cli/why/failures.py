@@ -1,270 +1,244 @@
-"""The table of failures: interruptions, standstills, deaths and errors. Only what was observed is said."""
+"""Failures: interruptions, standstills, deaths and errors, by rows of `causes.toml`. Only what was observed is said.
+
+An error of rlinf's own carries its code (`RLinfError.code`), and so does its evidence. Errors of other libraries, and
+the evidence of an rlinf that kept no codes, are recognized by their types and words.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
-from rlinf_cli.why.failure_cause import (
-    NO_SAMPLES,
-    FailureCause,
-    Test,
-    answers_failed,
-    death_lines,
-    driver_gone,
-    incident_lines,
-    kill_lines,
-    last_lines,
-    memory_kill_lines,
-    node_lines,
-    signal_of,
-    unknown_death_lines,
-    vanished_lines,
-)
-from rlinf_cli.why.finding import FindingKind, RunFinding
-from rlinf_cli.why.incidents import REACHED, STALLED, Incident
-from rlinf_core.runners.step_clock import GIVEN_UP
-from rlinf_core.runners.storage.run_events import INTERRUPTED
+from rlinf_cli.why.finding import FindingKind, RunFinding, causes
+from rlinf_cli.why.incidents import REACHED, Incident
+from rlinf_core.runners.storage.evidence import FailedProcess
 
-_CRASHES: Final = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"})
-# Processes that all workers depend on.
-_WATCHERS: Final = ("gcs_server", "raylet", "manager")
-_THAT_LINE: Final = "look at that line: the same input raises it again, so the run was not started again"
+# The first words of a death, as `ProcessEnd` spells them.
+_KILLED: Final = re.compile(r"it was killed by (SIG[A-Z]+)\b")
+_FIRST: Final = re.compile(r"the first: ([^\n]+)")
+_NO_SAMPLES: Final = "has no samples to learn from"
+_SHOWN: Final = 12
+_SHOWN_OF_DEATH: Final = 8
+# The codes of errors that carry none, by their types.
+_TYPES: Final[Mapping[str, str]] = {
+    "SimulatorDiedError": "simulator-died",
+    "OutOfMemoryError": "accelerator-memory",
+    "MemoryError": "host-memory",
+    "SimulatorError": "simulator-raises",
+    "NonFiniteError": "not-finite",
+    "UntrainedError": "untrained",
+    "DeadlockError": "deadlock",
+    "CommunicationTimeoutError": "timed-out",
+    "CheckpointError": "checkpoint",
+    "ClusterError": "cluster",
+    "RLinfError": "refused",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """A row of the table of failures: how one is recognized, and what is said of it; see there."""
+
+    code: str
+    what: str
+    do: str
+    words: str = ""
+    when: Mapping[str, str] | None = None
+    shown: str = "error_lines"
+    kind: str = FindingKind.FAILURE
+    own_help: bool = False
+
+    def finding(self, incident: Incident, fields: Mapping[str, str]) -> RunFinding | None:
+        """Return what is said of an incident with these fields; None if it is another failure."""
+        match = re.search(self.words, incident.text) if self.words else None
+        known = match is not None or self.code in _codes(incident) or (self.when is not None and not self.words)
+        if not known or not all(re.search(words, fields[name]) for name, words in (self.when or {}).items()):
+            return None
+        texts = defaultdict[str, str](str, fields, **(match.groupdict("") if match else {}))
+        help = incident.process.help if self.own_help and incident.process is not None else ""
+        return RunFinding(
+            FindingKind(self.kind),
+            self.code,
+            self.what.format_map(texts),
+            (*(line for line in EVIDENCE[self.shown](incident) if line.strip()), f"file: {incident.source}"),
+            tuple((help or self.do.format_map(texts)).splitlines()),
+            step=incident.step,
+            time=incident.time,
+            followed=incident.others,
+        )
+
+
+@cache
+def failure_causes() -> Sequence[FailureCause]:
+    """Return the table of failures."""
+    return [FailureCause(**row) for row in causes()["failures"]]
 
 
 def named_failure(incident: Incident) -> RunFinding:
     """Return the cause of an incident: that of the first row which knows it; the last row knows everything."""
-    return next(finding for row in FAILURES if (finding := row.finding(incident)) is not None)
+    fields = fields_of(incident)
+    return next(finding for row in failure_causes() if (finding := row.finding(incident, fields)) is not None)
 
 
-def _interruption(code: str, what: str, when: Test, do: str = "{go_on}") -> FailureCause:
-    return FailureCause(code, what, do, when=when, shown=incident_lines, kind=FindingKind.INTERRUPTION)
+def _codes(incident: Incident) -> set[str]:
+    """Return the code of the first error, and those of the types that it derives from."""
+    # Ray may name the node only after the run was notified of a death of a process there.
+    codes = {"node-lost"} if incident.nodes else set[str]()
+    process = incident.process
+    return codes if process is None else {*codes, process.code, *(_TYPES.get(base, "") for base in process.bases)}
 
 
-# The first row that knows a failure names it.
-FAILURES: Final = (
-    _interruption(
-        "time-limit",
-        "the scheduler ended the run at its time limit: {limit}",
-        do="ask for more time, or submit the same job again: {go_on}",
-        when=lambda it: it.kind == INTERRUPTED and any(REACHED in line for line in it.lines),
-    ),
-    _interruption(
-        "interrupted",
-        "somebody pressed Ctrl-C, or sent SIGINT to the driver",
-        when=lambda it: it.kind == INTERRUPTED and it.what == "interrupted",
-    ),
-    _interruption(
-        "stopped",
-        "somebody ended it: {what}",
-        when=lambda it: it.kind == INTERRUPTED and "--force" in it.what,
-    ),
-    _interruption(
-        "terminated",
-        "the driver was asked to end by SIGTERM: `rlinf stop`, a scheduler, or a shutdown",
-        when=lambda it: it.kind == INTERRUPTED and it.what == "terminated",
-    ),
-    _interruption("terminated", "the driver was asked to end: {what}", when=lambda it: it.kind == INTERRUPTED),
-    FailureCause(
-        "stalled",
-        "{holder}",
-        "`rlinf ps --stacks` shows the whole stacks of all processes; one that cannot go on is ended by `kill -9`,"
-        " and the run starts it again",
-        when=lambda it: it.kind == STALLED,
-        shown=lambda it: (it.what, *it.lines[1:]),
-        kind=FindingKind.STANDSTILL,
-    ),
-    FailureCause(
-        "out-of-memory",
-        "the kernel killed the driver of the run for lack of memory",
-        "give its machine or container more memory, or place less on it; {go_on}",
-        when=driver_gone("memory"),
-        shown=vanished_lines,
-    ),
-    FailureCause(
-        "machine-restarted",
-        "the machine of the driver went down or was restarted during the run",
-        "look why (`last -x`, `journalctl -b -1 -k`); {go_on}",
-        when=driver_gone("was restarted since"),
-        shown=vanished_lines,
-    ),
-    FailureCause(
-        "driver-vanished",
-        "the driver of the run was killed (SIGKILL, or a crash): it wrote no last word",
-        "look at the kernel's log of its machine (`dmesg`, `journalctl -k`) for a kill at that time; {go_on}",
-        when=driver_gone(),
-        shown=vanished_lines,
-    ),
-    FailureCause(
-        "out-of-memory",
-        "{named} was killed by the kernel for lack of memory",
-        "give it less to hold (fewer environments, smaller batches) or its machine or container more memory;"
-        " `rlinf inspect memory` shows what each process held at most",
-        when=lambda it: it.process and it.process.out_of_memory,
-        shown=memory_kill_lines,
-    ),
-    FailureCause(
-        "watcher-died",
-        "`{process}`, which the workers of the run depend on, died",
-        "{again}; `ray/` in the evidence has the end of its log",
-        when=lambda it: it.process and it.process.name in _WATCHERS,
-        shown=death_lines,
-    ),
-    FailureCause(
-        "simulator-died",
-        "a process of `{process}` died: {last}",
-        "look at the end of its log, where a simulator says why it crashed; after three crashes the episode is"
-        " quarantined",
-        shown=last_lines,
-    ),
-    FailureCause(
-        "hung",
-        "{named} held up the run, and was ended",
-        "look at the frame that it names: what it waits for there did not come; `stacks.txt` in the evidence has the"
-        " stacks of the others",
-        when=lambda it: it.process and it.process.died and GIVEN_UP in it.process.why,
-        shown=death_lines,
-    ),
-    FailureCause(
-        "crashed",
-        "{named} crashed in native code: {signal}",
-        "look at the innermost call of the stack: the crash is in that library, or in its arguments",
-        when=lambda it: signal_of(it) in _CRASHES,
-        shown=death_lines,
-    ),
-    FailureCause(
-        "killed-by-signal",
-        "{named} was killed by {signal}",
-        "{signal} came from outside the run: check the scheduler's logs and memory watchdogs of that machine",
-        when=signal_of,
-        shown=kill_lines,
-    ),
-    FailureCause(
-        "exited",
-        "{named} ended itself with exit code {exit_code}",
-        "look in its code and libraries for `sys.exit`, `os._exit` or `exit`: a worker raises an exception instead",
-        when=lambda it: it.process and it.process.died and it.process.exit_code is not None,
-        shown=death_lines,
-    ),
-    FailureCause(
-        "node-lost",
-        "the machine of {named} cannot be reached any more",
-        "`rlinf status` and `rlinf doctor` show which machines answer; check that it is up and that its network works\n"
-        "`rlinf up FILE` starts its Ray again",
-        # Ray may name the node only after the run was notified of a death of a process there.
-        when=lambda it: it.nodes or re.search("its node left the cluster|no sign of life", it.text),
-        shown=node_lines,
-    ),
-    FailureCause(
-        "died",
-        "{died}",
-        "look at the end of its log, and at the kernel's log of its machine (`dmesg`) at that time",
-        when=lambda it: it.process.died if it.process is not None else "died" in it.what,
-        shown=unknown_death_lines,
-    ),
-    FailureCause(
-        "disk-full",
-        "there is no room on /dev/shm, which processes share memory by",
-        "give the container more of it (`--shm-size`), or hold less in flight",
-        words="No space left on device|Disk quota exceeded",
-        when=lambda it: "/dev/shm" in it.text,
-    ),
-    FailureCause(
-        "disk-full",
-        "there is no room on the disk",
-        "free some space, keep fewer checkpoints (`runner.keep_checkpoints`), or write elsewhere"
-        " (`runner.logger.log_path`, `actor.checkpoint_save_path`)",
-        words="No space left on device|Disk quota exceeded",
-    ),
-    FailureCause(
-        "accelerator-memory",
-        "the memory of the accelerator of {name} was used up",
-        "use smaller micro batches (`actor.micro_batch_size`), shard or offload the actor, or give the engine less;"
-        " `rlinf inspect memory FILE` forecasts what each needs",
-        words="CUDA out of memory",
-    ),
-    FailureCause(
-        "host-memory",
-        "{name} asked for more memory than there is",
-        "make what it was about to allocate smaller, or give its machine or container more memory",
-        words="Cannot allocate memory|raised MemoryError",
-    ),
-    FailureCause(
-        "weights-not-arrived",
-        "the actor's weights of version {version} did not arrive in the engine: their fingerprints differ",
-        "let actor and rollout have the same model, precision and adapter; an engine that reports an adapter as loaded"
-        " and answers without it needs another version",
-        words=r"the engine's weights of version (?P<version>\d+) differ",
-    ),
-    FailureCause(
-        "tool-fails",
-        "the tool `{tool}` fails: {reason}",
-        "call it by hand; one that takes long needs a longer `agent.tool_timeout`",
-        words=r"the tool `(?P<tool>[^`]+)`: (?P<reason>[^\n]+)",
-        when=answers_failed,
-    ),
-    FailureCause(
-        "reward-fails",
-        "the reward fails {of}{first}",
-        "score one answer by hand with the same function; `rlinf report --samples` shows answers with the reasons",
-        when=answers_failed,
-    ),
-    FailureCause(
-        "groups-equal",
-        "all answers to a prompt have the same reward, for every prompt of a step",
-        "use other problems, a larger `algorithm.group_size` or a higher temperature, or `filter_groups: false`",
-        words=f"{NO_SAMPLES}(?s:.*)equal rewards",
-    ),
-    FailureCause(
-        "prompts-skipped",
-        "no prompt of a step could be used",
-        "raise `data.max_prompt_length`, or use shorter prompts",
-        words=NO_SAMPLES,
-    ),
-    FailureCause(
-        "simulator-raises",
-        "{name}: {fault}",
-        "look at that line of its code: the same episode raises there again\n{help}",
-    ),
-    FailureCause(
-        "simulators-fail",
-        "simulators raise in more episodes than `runner.max_failed_fraction` allows",
-        "the log of the env worker has environments, action and traceback: look at the line that raised",
-        words="the simulators of(?s:.*)max_failed_fraction",
-    ),
-    FailureCause(
-        "not-finite",
-        "{name} met a number that is NaN or infinite: {line}",
-        "lower `actor.optim.lr`, or bound gradients by `actor.optim.clip_grad`",
-        own_help=True,
-    ),
-    FailureCause(
-        "untrained",
-        "{name} trains tensors that the loss does not reach: {line}",
-        "use in the loss what the model returns, or freeze the tensor",
-        own_help=True,
-    ),
-    FailureCause(
-        "deadlock",
-        "Deadlock: {line}",
-        "let one of them send before it receives; `waits.json` and `stacks.txt` in the evidence show where each waits",
-    ),
-    FailureCause(
-        "timed-out",
-        "{name} waited too long: {line}",
-        "`stacks.txt` in the evidence shows what its peer was doing; a slow one needs a longer `timeout`",
-        own_help=True,
-    ),
-    FailureCause("checkpoint", "{line}", "`runner.resume_dir=auto` takes the newest one that is whole", own_help=True),
-    FailureCause(
-        "cluster",
-        "the cluster refused: {line}",
-        "`rlinf doctor FILE` looks for what is wrong on all machines",
-        own_help=True,
-    ),
-    FailureCause("refused", "{name} failed: {line}", _THAT_LINE, own_help=True),
-    FailureCause("exception", "{name} raised {type}{at}", _THAT_LINE, when=lambda it: it.process is not None),
-    FailureCause(
-        "failed", "{what}", "`rlinf logs` has the lines of every process", when=lambda it: True, shown=incident_lines
-    ),
-)
+def fields_of(incident: Incident) -> Mapping[str, str]:
+    """Return what texts and conditions of the table may name.
+
+    `name` is the process that failed with its method, `named` also with its place; `line` is the first line of its
+    error, `fault` the part of that before the list of environments.
+    """
+    process = incident.process or FailedProcess(name="")
+    line = (process.text if incident.process is not None else incident.what).strip().partition("\n")[0]
+    first = _FIRST.search(incident.text)
+    called = f" in `{process.method}`" if process.method else ""
+    named = f"`{process.name}`{called}" + (f" on {process.place}" if process.place else "")
+    named = named if process.name else "a worker"
+    saved = incident.has_checkpoint
+    again = "start the run again" + (" with `runner.resume_dir=auto`" if saved else "")
+    died = "died" in incident.what if incident.process is None else process.died
+    return {
+        "kind": incident.kind,
+        "what": incident.what,
+        "lines": "\n".join(incident.lines),
+        "text": incident.text,
+        "line": line,
+        "fault": line.partition(" (environment")[0],
+        "name": (f"`{process.name}`{called}" if called else process.name) or "the run",
+        "named": named,
+        "died": (incident.what if incident.process is None else f"{named} died") if died else "",
+        "of": "for the answers of a whole step"
+        if _NO_SAMPLES in incident.text
+        else "for more answers than `runner.max_failed_fraction` allows",
+        "answers": "failed" if _answers_failed(incident) else "",
+        "process": process.name,
+        "why": process.why,
+        "last": process.why.partition("; its last words:")[0].partition("\n")[0],
+        "signal": _signal_of(incident) or "",
+        "exit_code": "" if process.exit_code is None else str(process.exit_code),
+        "memory": process.out_of_memory or "",
+        "type": process.type.removeprefix("builtins."),
+        "at": f" at {process.position}" if process.position else "",
+        "first": f": {first[1]}" if first is not None else "",
+        "limit": next((text for text in incident.lines if REACHED in text), ""),
+        "holder": next(iter(incident.lines), ""),
+        "help": process.help or "the log of the worker has its traceback",
+        "go_on": "`runner.resume_dir=auto` continues from the last checkpoint"
+        if saved
+        else "run it again from the beginning: there is no checkpoint to go on from",
+        "again": again if incident.ended else "nothing: the run was started again",
+    }
+
+
+def error_lines(incident: Incident) -> Sequence[str]:
+    """Return the words of an error and its place in the code."""
+    process = incident.process
+    if process is None:
+        return (incident.what, *incident.lines)[:_SHOWN]
+    # The remedy in an error of rlinf's own is shown as such.
+    text = process.text.partition("\n  help: ")[0] if process.help else process.text
+    position = [f"at {process.position}"] if process.position else []
+    return [*text.strip().splitlines()[:_SHOWN], *position][:_SHOWN]
+
+
+def incident_lines(incident: Incident) -> Sequence[str]:
+    """Return the lines of the incident itself."""
+    return incident.lines
+
+
+def standstill_lines(incident: Incident) -> Sequence[str]:
+    """Return how long it stands still, and what else waits."""
+    return incident.what, *incident.lines[1:]
+
+
+def vanished_lines(incident: Incident) -> Sequence[str]:
+    """Return how it shows that the driver is gone."""
+    return "run.json: the status is still `running`, and the process that it names is gone", *incident.lines
+
+
+def death_lines(incident: Incident, *lines: str) -> Sequence[str]:
+    """Return how a process died, as far as known."""
+    process = incident.process
+    if process is None:
+        return *incident.lines, *lines
+    ends = [f"signal: {process.signal}"] if process.signal else []
+    return _with_log(incident, *(process.why.splitlines()[:_SHOWN_OF_DEATH] or ends), *lines)
+
+
+def kill_lines(incident: Incident) -> Sequence[str]:
+    """Return how a process died of a signal from outside."""
+    return death_lines(
+        incident,
+        "the kernel log, as far as it can be read there, has no line about a lack of memory for this process",
+        *_memory(incident),
+    )
+
+
+def unknown_death_lines(incident: Incident) -> Sequence[str]:
+    """Return what is known of a death whose end no kernel kept."""
+    unknown = "how it ended is not known: the kernel of its machine does not keep exit states of processes (Linux 6.15)"
+    return death_lines(incident, unknown)
+
+
+def memory_kill_lines(incident: Incident) -> Sequence[str]:
+    """Return the kernel's words about a kill for lack of memory."""
+    kernel = incident.process.out_of_memory if incident.process is not None else None
+    return _with_log(incident, f"kernel: {kernel}", *_memory(incident))
+
+
+def last_lines(incident: Incident) -> Sequence[str]:
+    """Return the last words of a process that died."""
+    last = incident.process.why.partition("; its last words:")[2] if incident.process is not None else ""
+    return _with_log(incident, *last.strip("\n").splitlines()[:_SHOWN_OF_DEATH])
+
+
+def node_lines(incident: Incident) -> Sequence[str]:
+    """Return what was said of nodes that are lost."""
+    lines = (line.strip() for line in incident.text.splitlines() if "node" in line or "sign of life" in line)
+    return _with_log(incident, *incident.nodes, *lines)
+
+
+def _memory(incident: Incident) -> Sequence[str]:
+    return [] if incident.bundle is None else [f"memory then: evidence/{incident.bundle.path.name}/memory.json"]
+
+
+def _with_log(incident: Incident, *lines: str) -> Sequence[str]:
+    process = incident.process
+    if process is None or process.component is None or process.rank is None:
+        return lines
+    return *lines, f"its log: logs/{process.component}/rank_{process.rank}.log"
+
+
+def _signal_of(incident: Incident) -> str | None:
+    """Return the signal that ended a process, also where only the words of its death name it."""
+    process = incident.process
+    if process is None or not process.died:
+        return None
+    match = _KILLED.match(process.why)
+    return process.signal or (match[1] if match is not None else None)
+
+
+def _answers_failed(incident: Incident) -> bool:
+    """Return whether the answers of a step could not be scored, or made."""
+    words = r"could (not )?be scored|answers of(?s:.*)max_failed_fraction"
+    return "reward-fails" in _codes(incident) or re.search(words, incident.text) is not None
+
+
+# What shows a failure, as rows name it.
+EVIDENCE: Final[Mapping[str, Callable[[Incident], Iterable[str]]]] = {
+    function.__name__: function
+    for function in (
+        *(error_lines, incident_lines, standstill_lines, vanished_lines, death_lines, kill_lines),
+        *(unknown_death_lines, memory_kill_lines, last_lines, node_lines),
+    )
+}

@@ -1,17 +1,22 @@
-"""A cause that `rlinf why` names, the type of the rules that find one, and a row of the table of signs."""
+"""A cause that `rlinf why` names, and the table of causes, `causes.toml`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
-from rlinf_cli.runs.metric_columns import MetricColumn
-from rlinf_cli.why.facts import RunFacts
+_TABLE: Final = Path(__file__).with_name("causes.toml")
 
-if TYPE_CHECKING:
-    from rlinf_cli.why.facts import RunFacts
+
+@cache
+def causes() -> dict[str, Any]:
+    """Return the table of causes."""
+    return tomllib.loads(_TABLE.read_text(encoding="utf-8"))
 
 
 class FindingKind(StrEnum):
@@ -53,74 +58,6 @@ class RunFinding:
     step: int | None = None
     time: float | None = None
     followed: tuple[str, ...] = ()
-
-
-Rule: TypeAlias = "Callable[[RunFacts], RunFinding | None]"
-
-
-class Streak(NamedTuple):
-    """The steps at the end of a run in which a metric has been within bounds.
-
-    Attributes:
-        facts: the run.
-        column: the metric.
-        since, until: the first and the last of the steps.
-    """
-
-    facts: RunFacts
-    column: MetricColumn
-    since: int
-    until: int
-
-    @property
-    def whole(self) -> bool:
-        """Whether it has been so since the first step."""
-        return self.since == self.column.steps[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """A row of the table: a metric within bounds for some steps, and the cause that this shows.
-
-    Texts have fields in braces: `since`, `until`, `first` and `value`, the first and the last value.
-
-    Attributes:
-        code: its stable name.
-        metric: the metric's name.
-        low, high: the bounds.
-        steps: the number of steps at the end that must lie within them.
-        what: the cause in one sentence.
-        do: the remedy.
-        when: what else must hold.
-        shown: further evidence.
-    """
-
-    code: str
-    metric: str
-    low: float
-    high: float
-    steps: int
-    what: str
-    do: str
-    when: Callable[[Streak], object] | None = None
-    shown: Callable[[Streak], Sequence[str]] | None = None
-
-    def __call__(self, facts: RunFacts) -> RunFinding | None:
-        """Return the finding; None without the sign."""
-        column = facts.column(self.metric)
-        since = column.since(self.low, self.high)
-        if since is None or column.steps[-1] - since + 1 < self.steps:
-            return None
-        streak = Streak(facts, column, since, column.steps[-1])
-        if self.when is not None and not self.when(streak):
-            return None
-        first, value = column.values[0], column.values[-1]
-        fields = {"since": since, "until": streak.until, "first": first, "value": value}
-        shown = (
-            f"metrics.jsonl: `{self.metric}` is {value:.3g} in step {streak.until}, and has been so since step {since}"
-        )
-        added = self.shown(streak) if self.shown is not None else ()
-        return finding(self.code, self.what.format(**fields), [shown, *added], self.do, since)
 
 
 def finding(

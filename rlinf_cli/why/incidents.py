@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 from statistics import median
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from rlinf_cli.why.facts import RunFacts
@@ -80,11 +79,6 @@ class Incident(NamedTuple):
         process = self.process
         parts = [self.what, *self.lines]
         return "\n".join(parts if process is None else [*parts, process.text, process.why])
-
-    def codes(self, of_types: Mapping[str, str] = MappingProxyType({})) -> set[str]:
-        """Return the code of the first error, and those of the types that it derives from."""
-        process = self.process
-        return set() if process is None else {process.code, *(of_types.get(base, "") for base in process.bases)}
 
 
 def incidents(facts: RunFacts) -> list[Incident]:

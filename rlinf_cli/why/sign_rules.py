@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from rlinf_cli.runs.metric_columns import MetricColumn
 from rlinf_cli.why.facts import RunFacts
-from rlinf_cli.why.finding import RunFinding, Streak, figures, finding
+from rlinf_cli.why.finding import RunFinding, figures, finding
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import QUARANTINE
 from rlinf_core.runners.storage.first_contact import ContactCheck
 from rlinf_core.statistics import mean
 
-STEPS: Final = 5
+_STEPS: Final = 5
 _MANY_STEPS: Final = 10
-CLIPPED: Final = "train/actor/clip_fraction"
-KL: Final = "train/actor/approx_kl"
+_CLIPPED: Final = "train/actor/clip_fraction"
+_KL: Final = "train/actor/approx_kl"
 _ENTROPY: Final = "train/actor/entropy"
-NORM: Final = "train/actor/grad_norm"
-RATE: Final = "train/actor/lr"
+_NORM: Final = "train/actor/grad_norm"
+_RATE: Final = "train/actor/lr"
 _REWARDS: Final = ("rollout/correct", "rollout/reward", "env/success_once", "env/return")
 _WATCHED: Final = ("train/actor/", "rollout/", "env/")
 _FAILED: Final = "failed/"
@@ -28,7 +28,7 @@ _LEFT_OUT: Final = "eval/left_out"
 # Shares of answers.
 _MANY: Final = 0.2
 _RIGHT: Final = 0.999
-CUT: Final = 0.9
+_CUT: Final = 0.9
 # A share of successes that falls below this part of what it was has collapsed.
 _COLLAPSED: Final = 0.25
 _LEAST_PEAK: Final = 0.2
@@ -40,11 +40,39 @@ _GOOD: Final = 0.9
 _BETTER: Final = 0.05
 # A bound that leaves less of a gradient makes steps of the optimizer that its own constants outweigh.
 _LEAST_LEFT: Final = 1e-6
-TRUNCATED: Final = "raise `rollout.sampling_params.max_new_tokens`, or see that the model knows its token of the end"
-
-
+_TRUNCATED: Final = "raise `rollout.sampling_params.max_new_tokens`, or see that the model knows its token of the end"
 # The code of items that were set aside.
 SET_ASIDE: Final = "items-set-aside"
+
+
+class Streak(NamedTuple):
+    """The steps at the end of a run in which a metric has been within bounds.
+
+    Attributes:
+        facts: the run.
+        column: the metric.
+        since, until: the first and the last of the steps.
+    """
+
+    facts: RunFacts
+    column: MetricColumn
+    since: int
+    until: int
+
+
+def from_the_start(streak: Streak) -> bool:
+    """Return whether it has been so since the first step."""
+    return streak.since == streak.column.steps[0]
+
+
+def later(streak: Streak) -> bool:
+    """Return whether it has been otherwise before."""
+    return not from_the_start(streak)
+
+
+def has_rate(streak: Streak) -> bool:
+    """Return whether the learning rate is above 0."""
+    return streak.facts.column(_RATE).since(0.0, 0.0) is None
 
 
 def not_solved(streak: Streak) -> bool:
@@ -55,8 +83,8 @@ def not_solved(streak: Streak) -> bool:
 
 def precision(streak: Streak) -> Sequence[str]:
     """Return the learning rate and the precision of the weights."""
-    precision, rates = streak.facts.text("actor.model.precision"), streak.facts.column(RATE)
-    rate = [f"metrics.jsonl: `{RATE}` is {rates.values[-1]:.3g}"] if len(rates) else []
+    precision, rates = streak.facts.text("actor.model.precision"), streak.facts.column(_RATE)
+    rate = [f"metrics.jsonl: `{_RATE}` is {rates.values[-1]:.3g}"] if len(rates) else []
     return [*rate, *([f"config.yaml: `actor.model.precision` is {precision}"] if precision else [])]
 
 
@@ -67,7 +95,7 @@ def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
     entropies = every.where(lambda _, value: value != 0.0)
     since = entropies.since(0.0, _NO_ENTROPY)
     # An entropy below 0 is that of a continuous action.
-    if since is None or min(entropies.values) < 0 or every.steps[-1] - since + 1 < STEPS:
+    if since is None or min(entropies.values) < 0 or every.steps[-1] - since + 1 < _STEPS:
         return None
     begin, rewards = entropies.values[0], facts.column(*_REWARDS)
     now = rewards.values[-1] if len(rewards) else 0.0
@@ -93,7 +121,7 @@ def staleness_at_bound(facts: RunFacts) -> RunFinding | None:
     ages = facts.column("rollout/staleness_mean", "rollout/staleness")
     since = ages.since(bound - 0.01, math.inf)
     # With a bound of 1 it is so in every run whose rollouts go on during training.
-    if bound < 2 or since is None or ages.steps[-1] - since + 1 < 3 * STEPS:
+    if bound < 2 or since is None or ages.steps[-1] - since + 1 < 3 * _STEPS:
         return None
     rewards = facts.column(*_REWARDS).where(lambda step, _: step >= since).values
     third = len(rewards) // 3
@@ -120,17 +148,17 @@ def reward_collapsed(facts: RunFacts) -> RunFinding | None:
     column = facts.column(name)
     if len(column) < 2 * _MANY_STEPS:
         return None
-    means = [mean(column.values[end - STEPS : end]) for end in range(STEPS, len(column) + 1)]
+    means = [mean(column.values[end - _STEPS : end]) for end in range(_STEPS, len(column) + 1)]
     best = max(means)
     since = column.since(0.0, _COLLAPSED * best)
-    if best < _LEAST_PEAK or since is None or column.steps[-1] - since + 1 < STEPS:
+    if best < _LEAST_PEAK or since is None or column.steps[-1] - since + 1 < _STEPS:
         return None
-    at = column.steps[means.index(best) + STEPS - 1]
+    at = column.steps[means.index(best) + _STEPS - 1]
     return finding(
         "reward-collapsed",
         f"the policy solved {best:.0%} of its tasks until step {at}, and {column.values[-1]:.0%} now",
         [f"metrics.jsonl: `{name}` is below {_COLLAPSED * best:.2g} since step {since}"],
-        f"look at the report around step {since}: at `{_ENTROPY}`, `{KL}` and `{NORM}`; go back to a checkpoint of"
+        f"look at the report around step {since}: at `{_ENTROPY}`, `{_KL}` and `{_NORM}`; go back to a checkpoint of"
         f" step {at} or before with a smaller `actor.optim.lr`",
         since,
     )
@@ -138,7 +166,7 @@ def reward_collapsed(facts: RunFacts) -> RunFinding | None:
 
 def policy_does_not_change(facts: RunFacts) -> RunFinding | None:
     """Find updates that change nothing."""
-    clipped, divergence = facts.column(CLIPPED).last(_MANY_STEPS), facts.column(KL).last(_MANY_STEPS)
+    clipped, divergence = facts.column(_CLIPPED).last(_MANY_STEPS), facts.column(_KL).last(_MANY_STEPS)
     several = max(facts.number("algorithm.update_epoch") or 1, facts.number("algorithm.n_minibatches") or 1) > 1
     largest = max(map(abs, divergence.values), default=math.inf)
     if not several or len(clipped) < _MANY_STEPS or max(clipped.values) > 0 or largest > _NO_CHANGE:
@@ -147,10 +175,10 @@ def policy_does_not_change(facts: RunFacts) -> RunFinding | None:
         "policy-does-not-change",
         "the updates of a step do not change the policy: it is the same after them",
         [
-            f"metrics.jsonl: `{CLIPPED}` is 0 and `{KL}` at most {largest:.1g} from step {clipped.steps[0]} to"
+            f"metrics.jsonl: `{_CLIPPED}` is 0 and `{_KL}` at most {largest:.1g} from step {clipped.steps[0]} to"
             f" {clipped.steps[-1]}, with several updates in each"
         ],
-        f"raise `actor.optim.lr`; look whether the loss has a gradient (`{NORM}`)",
+        f"raise `actor.optim.lr`; look whether the loss has a gradient (`{_NORM}`)",
         clipped.steps[0],
     )
 
@@ -168,8 +196,8 @@ def reward_never_varies(facts: RunFacts) -> RunFinding | None:
     else:
         # A reward for each step is the same in passes of equal length, though episodes differ.
         returns = facts.column("env/return")
-        constant = len(returns) >= STEPS and _is_constant(returns) and _is_constant(rewards)
-    if not constant or len(rewards) < STEPS:
+        constant = len(returns) >= _STEPS and _is_constant(returns) and _is_constant(rewards)
+    if not constant or len(rewards) < _STEPS:
         return None
     value = rewards.values[-1]
     return finding(
@@ -205,16 +233,16 @@ def reward_fails(facts: RunFacts) -> RunFinding | None:
 
 def gradients_clipped_away(facts: RunFacts) -> RunFinding | None:
     """Find a bound on gradients so low that it removes them."""
-    bound, norms = facts.number("actor.optim.clip_grad"), facts.column(NORM)
+    bound, norms = facts.number("actor.optim.clip_grad"), facts.column(_NORM)
     largest = max((norm for norm in norms.values if norm == norm), default=0.0)
-    if not bound or len(norms) < STEPS or min(norms.values[-STEPS:]) * _LEAST_LEFT < bound or not largest:
+    if not bound or len(norms) < _STEPS or min(norms.values[-_STEPS:]) * _LEAST_LEFT < bound or not largest:
         return None
     return finding(
         "gradients-clipped-away",
         f"gradients are clipped to nothing: `actor.optim.clip_grad` is {bound:g}, their norm up to {largest:.3g}",
         [
             f"config.yaml: `actor.optim.clip_grad` is {bound:g}",
-            f"metrics.jsonl: `{NORM}` is {norms.values[-1]:.3g} in step {norms.steps[-1]}, before clipping",
+            f"metrics.jsonl: `{_NORM}` is {norms.values[-1]:.3g} in step {norms.steps[-1]}, before clipping",
         ],
         "set `actor.optim.clip_grad` near the usual norm, such as 1",
         norms.steps[0],
@@ -235,7 +263,7 @@ def not_finite(facts: RunFacts) -> RunFinding | None:
     return finding(
         "not-finite",
         f"`{first}` is NaN or infinite since step {broken[first]}{others}",
-        [f"metrics.jsonl: `{name}` is null since step {step}" for name, step in list(broken.items())[:STEPS]],
+        [f"metrics.jsonl: `{name}` is null since step {step}" for name, step in list(broken.items())[:_STEPS]],
         "look at what it is made of in the step before: rewards, observations, advantages, the learning rate",
         broken[first],
     )
@@ -302,7 +330,7 @@ def items_set_aside(facts: RunFacts) -> RunFinding | None:
     return finding(
         SET_ASIDE,
         f"{len(first.deaths)} processes died of {first.kind} {first.item}, which was quarantined{rest}",
-        [f"{QUARANTINE}/{name}: {death}" for death in dict.fromkeys(first.deaths[:STEPS])],
+        [f"{QUARANTINE}/{name}: {death}" for death in dict.fromkeys(first.deaths[:_STEPS])],
         f"{replay if first.replay else 'run that item alone'}; what dies of it is at fault, or the item is: the run"
         " continues without it",
         first.step or None,
@@ -343,12 +371,12 @@ def environment_raises(facts: RunFacts) -> RunFinding | None:
 def evaluated_answers_cut(facts: RunFacts) -> RunFinding | None:
     """Find that nearly all answers of the last evaluation end at the limit of tokens."""
     cut, answers = facts.column("eval/cut_off"), facts.column("eval/answers")
-    if not len(cut) or not len(answers) or cut.values[-1] < max(1.0, CUT * answers.values[-1]):
+    if not len(cut) or not len(answers) or cut.values[-1] < max(1.0, _CUT * answers.values[-1]):
         return None
     count = f"{cut.values[-1]:.0f} of {answers.values[-1]:.0f}"
     what = f"{count} answers of the last evaluation are cut off at the limit of tokens before they end"
     shown = f"metrics.jsonl: `eval/cut_off` is {cut.values[-1]:.0f} in step {cut.steps[-1]}"
-    return figures("answers-truncated", what, [shown], TRUNCATED)
+    return figures("answers-truncated", what, [shown], _TRUNCATED)
 
 
 def _total(facts: RunFacts, name: str) -> float:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -18,9 +21,13 @@ from recipes.language.prompts.prompt_messages import GroupReport
 from recipes.training.arrays import NonFiniteError
 from recipes.training.updater import UntrainedError
 from rlinf_cli.runs.metric_columns import MetricColumn, series_of
+from rlinf_cli.why import sign_rules
 from rlinf_cli.why.diagnosis import diagnose, why_text
 from rlinf_cli.why.facts import RunFacts, read_facts
-from rlinf_cli.why.finding import FindingKind
+from rlinf_cli.why.failures import EVIDENCE, failure_causes, fields_of
+from rlinf_cli.why.finding import FindingKind, causes
+from rlinf_cli.why.incidents import Incident
+from rlinf_cli.why.signs import signs
 from rlinf_core.errors import (
     CheckpointError,
     CommunicationTimeoutError,
@@ -120,6 +127,21 @@ def test_learning_cause_is_the_only_one_named(tmp_path: Path, planted: str) -> N
     (finding,) = diagnosis.learning
     assert finding.step == step
     assert all((finding.what, finding.evidence, finding.do))
+
+
+def test_rows_name_functions_and_fields_that_are_there() -> None:
+    fields = fields_of(Incident("failed", "it failed", "run.json", None, 1)).keys()
+    for row in failure_causes():
+        assert row.shown in EVIDENCE
+        assert fields >= (row.when or {}).keys()
+        named = {field for text in (row.what, row.do) for _, field, _, _ in Formatter().parse(text) if field}
+        assert named <= fields | re.compile(row.words).groupindex.keys()
+    assert len(signs()) == len(causes()["signs"])
+    functions = {row[word] for row in causes()["signs"] for word in ("rule", "when", "shown") if word in row}
+    assert all(callable(getattr(sign_rules, name)) for name in functions)
+    codes = {row.code for row in failure_causes()} | {row["code"] for row in causes()["signs"] if "code" in row}
+    written = codes | set(re.findall(r'"([a-z-]+)"', Path(sign_rules.__file__).read_text()))
+    assert {*causes()["follows"], *chain(*causes()["follows"].values())} <= written
 
 
 FAILURES: dict[str, tuple[str, dict[str, Any], str, str]] = {
