@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType, TracebackType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode
@@ -74,7 +74,7 @@ class CommandSignals:
         """End the command with an exception, or at once during an import."""
         if _is_forked(self.process, number):
             return
-        code = _code_of(number)
+        code = ExitCode(128 + number)
         if self.code is None:
             self.code = code
         if is_importing(frame):
@@ -97,18 +97,23 @@ command_signals = CommandSignals()
 
 @contextmanager
 def ending_commands() -> Generator[None, None, None]:
-    """Within the block signals end the command. Ignored signals, as in the background, stay ignored."""
+    """Within the block signals end the command."""
     command_signals.code = None
     command_signals.process = os.getpid()
-    earlier: dict[signal.Signals, Any] = {}
-    for number in ENDING_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            earlier[number] = signal.signal(number, command_signals.take)
+    with _handled_by(command_signals.take):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Generator[None, None, None]:
+    """Handle terminating signals within the block. Ignored ones, as under nohup or in the background, stay ignored."""
+    numbers = [number for number in ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    earlier = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
+        for number, before in earlier.items():
+            signal.signal(number, before)
 
 
 class Interrupts:
@@ -141,7 +146,7 @@ class Interrupts:
         self._patience = patience
         self._holds_nothing = holds_nothing
         self._before_hard = before_hard
-        self._earlier: dict[signal.Signals, Any] = {}
+        self._handled = ExitStack()
         self._process = os.getpid()
         # Started before any signal: a handler must not start threads, as the main thread may hold the lock for that.
         self._watch = threading.Thread(target=self._watch_end, name="rlinf-interrupts", daemon=True)
@@ -158,12 +163,7 @@ class Interrupts:
     def __enter__(self) -> Self:
         with sigterm_deferred():
             self._watch.start()
-        for number in ENDING_SIGNALS:
-            earlier = signal.getsignal(number)
-            # Under nohup SIGHUP stays ignored.
-            if earlier is not signal.SIG_IGN:
-                self._earlier[number] = earlier
-                signal.signal(number, self._take)
+        self._handled.enter_context(_handled_by(self._take))
         return self
 
     def __exit__(
@@ -171,8 +171,7 @@ class Interrupts:
     ) -> None:
         self._left.set()
         self._came.set()
-        for number, earlier in self._earlier.items():
-            signal.signal(number, earlier)
+        self._handled.close()
 
     def check(self, *, again: bool = False) -> None:
         """Raise the pending exception of the first signal, at a safe point of the run.
@@ -201,7 +200,7 @@ class Interrupts:
             self._began = now = time.monotonic()
             self._raise_at = now + self._patience()
             self._hard_at = max(now + GRACE_SECONDS, self._raise_at + GRACE_SECONDS / 2)
-            self.code = _code_of(number)
+            self.code = ExitCode(128 + number)
             self._on_first()
             self._came.set()
         if not self._raised and time.monotonic() >= self._raise_at and self._is_interruptible(frame):
@@ -270,10 +269,6 @@ def _holds(frame: FrameType | None, condition: Callable[[FrameType], bool]) -> b
     return False
 
 
-def _code_of(number: int) -> ExitCode:
-    return ExitCode(128 + number)
-
-
 def _raise(code: ExitCode) -> NoReturn:
     if code is ExitCode.INTERRUPTED:
         raise KeyboardInterrupt
@@ -290,10 +285,6 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
     command_signals.check()
     came: list[int] = []
     released = False
-    earlier: dict[signal.Signals, Any] = {}
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        came.append(number)
 
     def release() -> None:
         nonlocal released
@@ -301,15 +292,10 @@ def signals_held() -> Generator[Callable[[], None], None, None]:
         if came:
             signal.raise_signal(came.pop(0))
 
-    for number in ENDING_SIGNALS:
-        # Ignored signals, as under nohup, stay ignored.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            earlier[number] = signal.signal(number, remember)
     try:
-        yield release
+        with _handled_by(lambda number, _: came.append(number)):
+            yield release
     finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
         # A signal after the end of the run has no effect.
         if not released:
             release()
