@@ -14,10 +14,12 @@ from rlinf_cli.why.facts import RunFacts
 from rlinf_cli.why.failures import named_failure
 from rlinf_cli.why.finding import FindingKind, RunFinding, causes, finding
 from rlinf_cli.why.incidents import Incident, incidents
-from rlinf_cli.why.sign_rules import SET_ASIDE
 from rlinf_cli.why.signs import signs
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.suggest import clipped
+
+# The sign of items that were set aside.
+_SET_ASIDE: Final = "items-set-aside"
 
 
 def slow_steps(facts: RunFacts) -> list[RunFinding]:
@@ -67,7 +69,7 @@ class Diagnosis(NamedTuple):
     @property
     def repeated(self) -> tuple[str, int] | None:
         """The process that failed in most of the failures, with their number, if more than one."""
-        others = (incident for incident, finding in self.failures if finding.code != SET_ASIDE)
+        others = (incident for incident, finding in self.failures if finding.code != _SET_ASIDE)
         names = [incident.process.name for incident in others if incident.process is not None]
         counts = {name: names.count(name) for name in names}
         name = max(counts, key=counts.__getitem__, default="")
@@ -77,7 +79,7 @@ class Diagnosis(NamedTuple):
 def diagnose(facts: RunFacts) -> Diagnosis:
     """Return the causes that the rules find in the facts about a run."""
     failures = [(incident, named_failure(incident)) for incident in incidents(facts)]
-    findings = [finding for rule in signs() if (finding := rule(facts)) is not None]
+    findings = [finding for sign in signs() if (finding := sign.finding(facts)) is not None]
     codes = {finding.code for finding in findings} | {finding.code for _, finding in failures}
     implied = {follower for code in codes for follower in causes()["follows"].get(code, ())}
     ended = {finding.code for _, finding in failures}
@@ -90,7 +92,7 @@ def _items_first(
     facts: RunFacts, failures: Sequence[tuple[Incident, RunFinding]], learning: Sequence[RunFinding]
 ) -> tuple[list[tuple[Incident, RunFinding]], list[RunFinding]]:
     """Return failures and findings with an item that was set aside in the place of the deaths that it caused."""
-    aside = next((finding for finding in learning if finding.code == SET_ASIDE), None)
+    aside = next((finding for finding in learning if finding.code == _SET_ASIDE), None)
     deaths = [death for item in facts.quarantined.values() for death in item.deaths]
     caused = [pair for pair in failures if any(_tells_of(pair[0], death) for death in deaths)]
     if aside is None or not caused:

@@ -66,13 +66,8 @@ def finding(
     evidence: Sequence[str],
     do: str,
     step: int | None = None,
-    kind: FindingKind = FindingKind.LEARNING,
+    kind: str = FindingKind.LEARNING,
     time: float | None = None,
 ) -> RunFinding:
     """Return a finding about learning, or of another kind."""
-    return RunFinding(kind, code, what, tuple(evidence), (do,), step=step, time=time)
-
-
-def figures(code: str, what: str, evidence: Sequence[str], do: str) -> RunFinding:
-    """Return a finding about what figures leave out."""
-    return finding(code, what, evidence, do, kind=FindingKind.FIGURES)
+    return RunFinding(FindingKind(kind), code, what, tuple(evidence), (do,), step=step, time=time)

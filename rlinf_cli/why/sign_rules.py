@@ -1,14 +1,13 @@
-"""Signs of another shape than a metric within bounds: a function each, and what rows of the table ask besides."""
+"""What rows of the table of signs ask: functions that return the fields of their texts, and what must hold besides."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from rlinf_cli.runs.metric_columns import MetricColumn
 from rlinf_cli.why.facts import RunFacts
-from rlinf_cli.why.finding import RunFinding, figures, finding
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.evidence import QUARANTINE
 from rlinf_core.runners.storage.first_contact import ContactCheck
@@ -40,24 +39,17 @@ _GOOD: Final = 0.9
 _BETTER: Final = 0.05
 # A bound that leaves less of a gradient makes steps of the optimizer that its own constants outweigh.
 _LEAST_LEFT: Final = 1e-6
-_TRUNCATED: Final = "raise `rollout.sampling_params.max_new_tokens`, or see that the model knows its token of the end"
-# The code of items that were set aside.
-SET_ASIDE: Final = "items-set-aside"
+
+# The fields of the texts; None without the sign. `since` is the step at which it shows, `shown` the evidence.
+Fields = Mapping[str, Any] | None
 
 
 class Streak(NamedTuple):
-    """The steps at the end of a run in which a metric has been within bounds.
-
-    Attributes:
-        facts: the run.
-        column: the metric.
-        since, until: the first and the last of the steps.
-    """
+    """The steps of a run from `since` to its end, in which a metric has been within bounds."""
 
     facts: RunFacts
     column: MetricColumn
     since: int
-    until: int
 
 
 def from_the_start(streak: Streak) -> bool:
@@ -88,7 +80,7 @@ def precision(streak: Streak) -> Sequence[str]:
     return [*rate, *([f"config.yaml: `actor.model.precision` is {precision}"] if precision else [])]
 
 
-def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
+def entropy_collapsed(facts: RunFacts) -> Fields:
     """Find a policy that no longer explores."""
     # A step without samples has an entropy of 0, which says nothing.
     every = facts.column(_ENTROPY)
@@ -97,25 +89,15 @@ def entropy_collapsed(facts: RunFacts) -> RunFinding | None:
     # An entropy below 0 is that of a continuous action.
     if since is None or min(entropies.values) < 0 or every.steps[-1] - since + 1 < _STEPS:
         return None
-    begin, rewards = entropies.values[0], facts.column(*_REWARDS)
+    first, value, rewards = entropies.values[0], entropies.values[-1], facts.column(*_REWARDS)
     now = rewards.values[-1] if len(rewards) else 0.0
     well = now >= _GOOD or _is_better(now, rewards.where(lambda step, _: step < since).mean())
-    if begin < max(_NO_ENTROPY, _FALL * entropies.values[-1]) or well:
+    if first < max(_NO_ENTROPY, _FALL * value) or well:
         return None
-    return finding(
-        "entropy-collapsed",
-        "the policy no longer explores: its entropy has collapsed",
-        [
-            f"metrics.jsonl: `{_ENTROPY}` fell from {begin:.3g} to {entropies.values[-1]:.3g}, and is"
-            f" below {_NO_ENTROPY:g} since step {since}"
-        ],
-        "go back to a checkpoint before that step with a smaller `actor.optim.lr`, an `algorithm.entropy_bonus`, a"
-        " larger `algorithm.clip_ratio_high` or an `algorithm.kl_beta`",
-        since,
-    )
+    return {"first": first, "value": value, "since": since}
 
 
-def staleness_at_bound(facts: RunFacts) -> RunFinding | None:
+def staleness_at_bound(facts: RunFacts) -> Fields:
     """Find samples that are always as old as they may be, without progress."""
     bound = facts.number("runner.max_staleness") or 0
     ages = facts.column("rollout/staleness_mean", "rollout/staleness")
@@ -127,22 +109,14 @@ def staleness_at_bound(facts: RunFacts) -> RunFinding | None:
     third = len(rewards) // 3
     if third and _is_better(mean(rewards[-third:]), mean(rewards[:third])):
         return None
-    return finding(
-        "staleness-at-bound",
-        f"all samples are {bound:.0f} versions old, the most that `runner.max_staleness` allows: generation waits for"
-        " training",
-        [f"metrics.jsonl: the staleness is {ages.values[-1]:.2f} on the mean since step {since}"],
-        "lower `runner.max_staleness`, which costs no time as long as rollouts are ready before they are needed, or"
-        " give training more of the machines",
-        since,
-    )
+    return {"bound": bound, "age": ages.values[-1], "since": since}
 
 
 def _is_better(after: float, before: float) -> bool:
     return after - before > _BETTER * max(abs(before), abs(after))
 
 
-def reward_collapsed(facts: RunFacts) -> RunFinding | None:
+def reward_collapsed(facts: RunFacts) -> Fields:
     """Find a policy that solves far less than it did."""
     name = next((name for name in ("rollout/correct", "env/success_once") if name in facts.columns), "")
     column = facts.column(name)
@@ -150,37 +124,22 @@ def reward_collapsed(facts: RunFacts) -> RunFinding | None:
         return None
     means = [mean(column.values[end - _STEPS : end]) for end in range(_STEPS, len(column) + 1)]
     best = max(means)
-    since = column.since(0.0, _COLLAPSED * best)
+    bound = _COLLAPSED * best
+    since = column.since(0.0, bound)
     if best < _LEAST_PEAK or since is None or column.steps[-1] - since + 1 < _STEPS:
         return None
     at = column.steps[means.index(best) + _STEPS - 1]
-    return finding(
-        "reward-collapsed",
-        f"the policy solved {best:.0%} of its tasks until step {at}, and {column.values[-1]:.0%} now",
-        [f"metrics.jsonl: `{name}` is below {_COLLAPSED * best:.2g} since step {since}"],
-        f"look at the report around step {since}: at `{_ENTROPY}`, `{_KL}` and `{_NORM}`; go back to a checkpoint of"
-        f" step {at} or before with a smaller `actor.optim.lr`",
-        since,
-    )
+    return {"metric": name, "best": best, "at": at, "bound": bound, "value": column.values[-1], "since": since}
 
 
-def policy_does_not_change(facts: RunFacts) -> RunFinding | None:
+def policy_does_not_change(facts: RunFacts) -> Fields:
     """Find updates that change nothing."""
     clipped, divergence = facts.column(_CLIPPED).last(_MANY_STEPS), facts.column(_KL).last(_MANY_STEPS)
     several = max(facts.number("algorithm.update_epoch") or 1, facts.number("algorithm.n_minibatches") or 1) > 1
     largest = max(map(abs, divergence.values), default=math.inf)
     if not several or len(clipped) < _MANY_STEPS or max(clipped.values) > 0 or largest > _NO_CHANGE:
         return None
-    return finding(
-        "policy-does-not-change",
-        "the updates of a step do not change the policy: it is the same after them",
-        [
-            f"metrics.jsonl: `{_CLIPPED}` is 0 and `{_KL}` at most {largest:.1g} from step {clipped.steps[0]} to"
-            f" {clipped.steps[-1]}, with several updates in each"
-        ],
-        f"raise `actor.optim.lr`; look whether the loss has a gradient (`{_NORM}`)",
-        clipped.steps[0],
-    )
+    return {"largest": largest, "since": clipped.steps[0], "until": clipped.steps[-1]}
 
 
 def _is_constant(column: MetricColumn) -> bool:
@@ -188,7 +147,7 @@ def _is_constant(column: MetricColumn) -> bool:
     return bool(values) and all(map(math.isfinite, values)) and max(values) == min(values)
 
 
-def reward_never_varies(facts: RunFacts) -> RunFinding | None:
+def reward_never_varies(facts: RunFacts) -> Fields:
     """Find a reward that is the same for all."""
     spread, rewards = facts.column("rollout/reward_std"), facts.column("rollout/reward")
     if len(spread):
@@ -199,18 +158,10 @@ def reward_never_varies(facts: RunFacts) -> RunFinding | None:
         constant = len(returns) >= _STEPS and _is_constant(returns) and _is_constant(rewards)
     if not constant or len(rewards) < _STEPS:
         return None
-    value = rewards.values[-1]
-    return finding(
-        "reward-never-varies",
-        f"the reward never varies: it is {value:.6g} for all",
-        [f"metrics.jsonl: `rollout/reward` is {value:.6g} in all {len(rewards)} steps"],
-        "score a right and a wrong answer, or a good and a bad episode, by hand: the reward must tell them apart; one"
-        " that is found by chance alone needs an easier start or a reward for parts of the way",
-        rewards.steps[0],
-    )
+    return {"value": rewards.values[-1], "steps": len(rewards), "since": rewards.steps[0]}
 
 
-def reward_fails(facts: RunFacts) -> RunFinding | None:
+def reward_fails(facts: RunFacts) -> Fields:
     """Find many answers that could not be scored."""
     answers = (facts.number("data.rollout_batch_size") or 0) * (facts.number("algorithm.group_size") or 1)
     last = {
@@ -221,35 +172,22 @@ def reward_fails(facts: RunFacts) -> RunFinding | None:
     failed = sum(column.values[-1] for column in last.values())
     if not answers or failed < _MANY * answers:
         return None
-    kind, column = max(last.items(), key=lambda item: item[1].values[-1])
-    return finding(
-        "reward-fails",
-        f"the reward fails: {failed:.0f} of {answers:.0f} answers of a step could not be scored",
-        [f"metrics.jsonl: `{kind}` is {column.values[-1]:.0f} in step {column.steps[-1]}"],
-        "score one answer by hand with the same function; `rlinf report --samples` shows answers with the reasons",
-        column.steps[0],
-    )
+    metric, column = max(last.items(), key=lambda item: item[1].values[-1])
+    of_metric = {"metric": metric, "most": column.values[-1], "until": column.steps[-1], "since": column.steps[0]}
+    return {"failed": failed, "answers": answers, **of_metric}
 
 
-def gradients_clipped_away(facts: RunFacts) -> RunFinding | None:
+def gradients_clipped_away(facts: RunFacts) -> Fields:
     """Find a bound on gradients so low that it removes them."""
     bound, norms = facts.number("actor.optim.clip_grad"), facts.column(_NORM)
     largest = max((norm for norm in norms.values if norm == norm), default=0.0)
     if not bound or len(norms) < _STEPS or min(norms.values[-_STEPS:]) * _LEAST_LEFT < bound or not largest:
         return None
-    return finding(
-        "gradients-clipped-away",
-        f"gradients are clipped to nothing: `actor.optim.clip_grad` is {bound:g}, their norm up to {largest:.3g}",
-        [
-            f"config.yaml: `actor.optim.clip_grad` is {bound:g}",
-            f"metrics.jsonl: `{_NORM}` is {norms.values[-1]:.3g} in step {norms.steps[-1]}, before clipping",
-        ],
-        "set `actor.optim.clip_grad` near the usual norm, such as 1",
-        norms.steps[0],
-    )
+    ends = {"norm": norms.values[-1], "until": norms.steps[-1], "since": norms.steps[0]}
+    return {"bound": bound, "largest": largest, **ends}
 
 
-def not_finite(facts: RunFacts) -> RunFinding | None:
+def not_finite(facts: RunFacts) -> Fields:
     """Find metrics that are NaN or infinite."""
     broken: dict[str, int] = {}
     for name, column in facts.columns.items():
@@ -260,59 +198,49 @@ def not_finite(facts: RunFacts) -> RunFinding | None:
         return None
     first = min(broken, key=lambda name: broken[name])
     others = "" if len(broken) == 1 else f", and {len(broken) - 1} other metrics"
-    return finding(
-        "not-finite",
-        f"`{first}` is NaN or infinite since step {broken[first]}{others}",
-        [f"metrics.jsonl: `{name}` is null since step {step}" for name, step in list(broken.items())[:_STEPS]],
-        "look at what it is made of in the step before: rewards, observations, advantages, the learning rate",
-        broken[first],
-    )
+    shown = [f"metrics.jsonl: `{name}` is null since step {step}" for name, step in list(broken.items())[:_STEPS]]
+    return {"first": first, "since": broken[first], "others": others, "shown": shown}
 
 
-def evaluated_on_training(facts: RunFacts) -> RunFinding | None:
-    """Find an evaluation on what was trained on: the same starts, or the same rows."""
-    code = "evaluated-on-training"
-    if not any(name.startswith("eval/") for name in facts.columns):
-        return None
+def evaluated_with_seeds_of_training(facts: RunFacts) -> Fields:
+    """Find an evaluation from the starts of training."""
     seeds = [facts.number(f"env.{part}.seed") for part in ("train", "eval")]
     tasks = [facts.text(f"env.{part}.task") for part in ("train", "eval")]
-    if seeds[0] is not None and seeds[0] == seeds[1] and tasks[0] == tasks[1]:
-        what = "evaluations start where training starts: both have the same seed"
-        shown = f"config.yaml: `env.train.seed` and `env.eval.seed` are {seeds[0]:.0f}"
-        return finding(code, what, [shown], "remove `env.eval.seed`: its default is another one")
+    same = seeds[0] is not None and seeds[0] == seeds[1] and tasks[0] == tasks[1]
+    return {"seed": seeds[0]} if same and _is_evaluated(facts) else None
+
+
+def evaluated_on_rows_of_training(facts: RunFacts) -> Fields:
+    """Find an evaluation on rows that were trained on."""
     trained, tested = (_paths(facts, f"data.{part}_data_paths") for part in ("train", "val"))
     shared = sorted(trained & tested)
-    if not shared:
-        return None
-    shown = f"config.yaml: `{shared[0]}` is in `data.train_data_paths` and in `data.val_data_paths`"
-    return finding(
-        code, "evaluations use the rows that training uses", [shown], "keep rows apart for `data.val_data_paths`"
-    )
+    return {"path": shared[0]} if shared and _is_evaluated(facts) else None
+
+
+def _is_evaluated(facts: RunFacts) -> bool:
+    return any(name.startswith("eval/") for name in facts.columns)
 
 
 def _paths(facts: RunFacts, key: str) -> set[str]:
     return {str(value) for name, value in facts.config.items() if name == key or name.startswith(f"{key}[")} - {""}
 
 
-def contact_differs(facts: RunFacts) -> RunFinding | None:
-    """Find a comparison before the first step that did not agree."""
-    differing = [check for check in facts.checks if check.verdict == "differs"]
-    rewards = [check for check in differing if check.component == "reward"]
-    if rewards:
-        return finding(
-            "right-answers-fail",
-            f"the right answers of `data` are not right by {rewards[0].with_}",
-            [f"first_contact.json: {rewards[0].note}"],
-            "score one of them by hand with the same function, called as the run does: with the answer's text",
-        )
-    if not differing:
+def right_answers_fail(facts: RunFacts) -> Fields:
+    """Find right answers that a reward took for wrong before the first step."""
+    check = next((check for check in _differing(facts) if check.component == "reward"), None)
+    return None if check is None else {"judge": check.with_, "note": check.note}
+
+
+def contact_differs(facts: RunFacts) -> Fields:
+    """Find another comparison before the first step that did not agree."""
+    checks = _differing(facts)
+    if not checks or right_answers_fail(facts) is not None:
         return None
-    return finding(
-        "first-contact-differs",
-        f"{differing[0].what} differ from {differing[0].with_}",
-        [_comparison(check) for check in differing],
-        "docs/run-folder.md lists what was compared; the run learns from what differs",
-    )
+    return {"what": checks[0].what, "other": checks[0].with_, "shown": [*map(_comparison, checks)]}
+
+
+def _differing(facts: RunFacts) -> list[ContactCheck]:
+    return [check for check in facts.checks if check.verdict == "differs"]
 
 
 def _comparison(check: ContactCheck) -> str:
@@ -320,63 +248,63 @@ def _comparison(check: ContactCheck) -> str:
     return f"first_contact.json: {words}".rstrip()
 
 
-def items_set_aside(facts: RunFacts) -> RunFinding | None:
+def items_set_aside(facts: RunFacts) -> Fields:
     """Find items that processes died of again and again."""
     if not facts.quarantined:
         return None
     (name, first), *others = sorted(facts.quarantined.items(), key=lambda named: named[1].time)
-    rest = "" if not others else f", and {len(others)} other items"
     replay = f"`rlinf why --replay {name.removesuffix('.json')}` does it again alone"
-    return finding(
-        SET_ASIDE,
-        f"{len(first.deaths)} processes died of {first.kind} {first.item}, which was quarantined{rest}",
-        [f"{QUARANTINE}/{name}: {death}" for death in dict.fromkeys(first.deaths[:_STEPS])],
-        f"{replay if first.replay else 'run that item alone'}; what dies of it is at fault, or the item is: the run"
-        " continues without it",
-        first.step or None,
-        time=first.time,
-    )
+    return {
+        "count": len(first.deaths),
+        "kind": first.kind,
+        "item": first.item,
+        "rest": "" if not others else f", and {len(others)} other items",
+        "replay": replay if first.replay else "run that item alone",
+        "shown": [f"{QUARANTINE}/{name}: {death}" for death in dict.fromkeys(first.deaths[:_STEPS])],
+        "since": first.step or None,
+        "time": first.time,
+    }
 
 
-def left_out(facts: RunFacts) -> RunFinding | None:
-    """Find episodes or answers that were left out of evaluations or of training."""
-    sums = {name: _total(facts, name) for name in facts.columns if name == _LEFT_OUT or name.startswith(_FAILED)}
-    lost = {name: count for name, count in sums.items() if count}
-    if not lost:
+def evaluation_incomplete(facts: RunFacts) -> Fields:
+    """Find episodes or answers that were left out of evaluations."""
+    missing = facts.column(_LEFT_OUT).where(lambda _, value: math.isfinite(value) and value > 0)
+    if not len(missing):
         return None
-    shown = [f"metrics.jsonl: `{name}` adds up to {count:.0f} over the run" for name, count in lost.items()]
-    if _LEFT_OUT not in lost:
-        what = f"{sum(lost.values()):.0f} episodes or answers were left out of training, for no fault of the policy"
-        return figures("left-out", what, shown, "look at their causes in the logs of the workers")
-    missing, counted = facts.column(_LEFT_OUT), facts.column("eval/episodes", "eval/answers")
-    at = missing.where(lambda _, value: value > 0)
-    step, last = at.steps[-1], at.values[-1]
-    kept = dict(zip(counted.steps, counted.values, strict=True)).get(step, 0.0)
-    what = f"evaluations are incomplete: {last:.0f} of {last + kept:.0f} were left out after step {step}"
-    do = "mend what failed (the logs of the workers have it): what is left out may be worse than the rest"
-    return figures("evaluation-incomplete", what, shown, do)
+    counted = facts.column("eval/episodes", "eval/answers")
+    at, last = missing.steps[-1], missing.values[-1]
+    kept = dict(zip(counted.steps, counted.values, strict=True)).get(at, 0.0)
+    return {"last": last, "whole": last + kept, "at": at, "shown": _lost(facts)}
 
 
-def environment_raises(facts: RunFacts) -> RunFinding | None:
+def left_out(facts: RunFacts) -> Fields:
+    """Find episodes or answers that were left out of training alone."""
+    shown = _lost(facts)
+    if not shown or evaluation_incomplete(facts) is not None:
+        return None
+    return {"count": sum(_total(facts, name) for name in facts.columns if name.startswith(_FAILED)), "shown": shown}
+
+
+def _lost(facts: RunFacts) -> list[str]:
+    sums = {name: _total(facts, name) for name in facts.columns if name == _LEFT_OUT or name.startswith(_FAILED)}
+    return [f"metrics.jsonl: `{name}` adds up to {count:.0f} over the run" for name, count in sums.items() if count]
+
+
+def environment_raises(facts: RunFacts) -> Fields:
     """Find errors in the code of environments, of which episodes counted as failed."""
     events = [event for event in facts.story if event.kind == run_events.ENVIRONMENT]
     count = _total(facts, "eval/env_errors") + _total(facts, "env/env_errors")
     if not events or not count:
         return None
-    shown = [f"events.jsonl: {event.text}" for event in events]
-    what = f"the environment has an error in its code, by which {count:.0f} episodes count as failed: {events[0].text}"
-    return figures("environment-raises", what, shown, "mend that line: the same seed and actions raise there again")
+    return {"count": count, "first": events[0].text, "shown": [f"events.jsonl: {event.text}" for event in events]}
 
 
-def evaluated_answers_cut(facts: RunFacts) -> RunFinding | None:
+def evaluated_answers_cut(facts: RunFacts) -> Fields:
     """Find that nearly all answers of the last evaluation end at the limit of tokens."""
     cut, answers = facts.column("eval/cut_off"), facts.column("eval/answers")
     if not len(cut) or not len(answers) or cut.values[-1] < max(1.0, _CUT * answers.values[-1]):
         return None
-    count = f"{cut.values[-1]:.0f} of {answers.values[-1]:.0f}"
-    what = f"{count} answers of the last evaluation are cut off at the limit of tokens before they end"
-    shown = f"metrics.jsonl: `eval/cut_off` is {cut.values[-1]:.0f} in step {cut.steps[-1]}"
-    return figures("answers-truncated", what, [shown], _TRUNCATED)
+    return {"cut": cut.values[-1], "answers": answers.values[-1], "at": cut.steps[-1]}
 
 
 def _total(facts: RunFacts, name: str) -> float:

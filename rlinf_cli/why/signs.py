@@ -2,56 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 from rlinf_cli.why import sign_rules
 from rlinf_cli.why.facts import RunFacts
-from rlinf_cli.why.finding import RunFinding, causes, finding
+from rlinf_cli.why.finding import FindingKind, RunFinding, causes, finding
 from rlinf_cli.why.sign_rules import Streak
-
-Rule: TypeAlias = "Callable[[RunFacts], RunFinding | None]"
 
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A row of the table of signs: a metric within bounds for some steps, and the cause that this shows; see there."""
+    """A row of the table of signs: what shows one, and what is said of it; see there."""
 
     code: str
-    metric: str
-    bounds: tuple[float, float]
-    steps: int
     what: str
     do: str
+    metric: str = ""
+    bounds: tuple[float, float] = (0.0, 0.0)
+    steps: int = 0
     when: str = ""
     shown: str = ""
+    rule: str = ""
+    evidence: str = "metrics.jsonl: `{metric}` is {value:.3g} in step {until}, and has been so since step {since}"
+    kind: str = FindingKind.LEARNING
 
-    def __call__(self, facts: RunFacts) -> RunFinding | None:
+    def finding(self, facts: RunFacts) -> RunFinding | None:
         """Return the finding; None without the sign."""
+        fields = self._streak(facts) if self.metric else _function(self.rule)(facts)
+        if fields is None:
+            return None
+        lines = fields.get("shown") or self.evidence.format_map(fields).splitlines()
+        what, do = (text.format_map(fields) for text in (self.what, self.do))
+        return finding(self.code, what, lines, do, fields.get("since"), self.kind, fields.get("time"))
+
+    def _streak(self, facts: RunFacts) -> Mapping[str, Any] | None:
+        """Return the fields of a metric that lies within the bounds."""
         column = facts.column(self.metric)
         since = column.since(*self.bounds)
         if since is None or column.steps[-1] - since + 1 < self.steps:
             return None
-        streak = Streak(facts, column, since, column.steps[-1])
+        streak = Streak(facts, column, since)
         if self.when and not _function(self.when)(streak):
             return None
-        first, value = column.values[0], column.values[-1]
-        fields = {"since": since, "until": streak.until, "first": first, "value": value}
-        shown = (
-            f"metrics.jsonl: `{self.metric}` is {value:.3g} in step {streak.until}, and has been so since step {since}"
-        )
-        added = cast("Sequence[str]", _function(self.shown)(streak)) if self.shown else ()
-        return finding(self.code, self.what.format(**fields), [shown, *added], self.do, since)
+        values = {"since": since, "until": column.steps[-1], "first": column.values[0], "value": column.values[-1]}
+        fields = {**values, "metric": self.metric}
+        added = _function(self.shown)(streak) if self.shown else ()
+        return {**fields, "shown": [self.evidence.format_map(fields), *added]}
 
 
 @cache
-def signs() -> Sequence[Rule]:
+def signs() -> Sequence[Sign]:
     """Return the table of signs."""
-    return [cast("Rule", _function(row["rule"])) if "rule" in row else Sign(**row) for row in causes()["signs"]]
+    return [Sign(**row) for row in causes()["signs"]]
 
 
-def _function(name: str) -> Callable[[Any], object]:
+def _function(name: str) -> Callable[[Any], Any]:
     """Return what a row names."""
     return getattr(sign_rules, name)
