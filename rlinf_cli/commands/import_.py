@@ -191,7 +191,6 @@ def _show_findings(imported: _Imported) -> None:
 
 
 def _table(imported: list[_Imported], folder: Path) -> None:
-    from rlinf_cli.importing.convert import counts, verdict
     from rlinf_cli.importing.rules.shared import Fate
 
     rows: list[list[str]] = []
@@ -201,10 +200,8 @@ def _table(imported: list[_Imported], folder: Path) -> None:
             first = next((finding.message for finding in result.findings or () if finding.severity == "error"), "")
             rows.append([name, "-", "-", "-", "-", "-", result.error.message if result.error else first])
         else:
-            number = counts(result.converted)
-            rows.append(
-                [name, result.converted.recipe, *(str(number[fate]) for fate in Fate), verdict(result.converted)]
-            )
+            numbers = map(str, result.converted.counts.values())
+            rows.append([name, result.converted.recipe, *numbers, result.converted.verdict])
     console.result(
         console.table(["FILE", "RECIPE", *(str(fate).upper() for fate in Fate), "RESULT"], rows, right=(2, 3, 4, 5))
     )

@@ -91,14 +91,29 @@ class Converted:
     @property
     def errors(self) -> list[Diagnostic]:
         """Errors of the new file itself."""
-        errors = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
-        return [error for error in errors if error.code not in OF_THIS_MACHINE]
+        return [error for error in self._found if error.code not in OF_THIS_MACHINE]
 
     @property
     def lacking(self) -> list[Diagnostic]:
         """Errors of this machine: packages, folders and variables that the new file needs."""
-        errors = [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
-        return [error for error in errors if error.code in OF_THIS_MACHINE]
+        return [error for error in self._found if error.code in OF_THIS_MACHINE]
+
+    @property
+    def _found(self) -> list[Diagnostic]:
+        return [diagnostic for diagnostic in self.job.diagnostics if diagnostic.severity is Severity.ERROR]
+
+    @property
+    def counts(self) -> dict[Fate, int]:
+        """The number of keys by fate."""
+        return {fate: sum(outcome.fate is fate for outcome in self.outcomes) for fate in Fate}
+
+    @property
+    def verdict(self) -> str:
+        """The result of validating the new file, in a few words."""
+        errors, lacking = len(self.errors), len(self.lacking)
+        if errors:
+            return f"{errors} error{'s' * (errors != 1)}"
+        return f"valid; this machine lacks {lacking} thing{'s' * (lacking != 1)}" if lacking else "valid"
 
 
 def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
@@ -231,34 +246,23 @@ _LISTED: Final = 4
 SCHEMA: Final = "rlinf.import/1"
 
 
-def verdict(converted: Converted) -> str:
-    """Return the result of validating the new file, in a few words."""
-    errors, lacking = len(converted.errors), len(converted.lacking)
-    if errors:
-        return f"{errors} error{'s' * (errors != 1)}"
-    return f"valid; this machine lacks {lacking} thing{'s' * (lacking != 1)}" if lacking else "valid"
-
-
-def counts(converted: Converted) -> dict[Fate, int]:
-    """Count the keys by fate."""
-    return {fate: sum(outcome.fate is fate for outcome in converted.outcomes) for fate in Fate}
-
-
 def lines_of(converted: Converted, target: str | None) -> Iterator[str]:
     """Yield the summary for people; `target` is the file that was written."""
-    number = counts(converted)
+    number = converted.counts
     listed = ", ".join(f"{number[fate]} {fate}" for fate in Fate)
     yield f"{target or 'nothing written'}: recipe `{converted.recipe}` ({converted.why}), from {converted.project}"
     yield f"  {len(converted.outcomes)} keys: {listed}"
-    yield from _block("Renamed", _pairs(converted))
-    yield from _block("Meaning changed", _notes(converted))
+    outcomes = converted.outcomes
+    renamed = [(one.source, f"-> {', '.join(one.targets)}") for one in outcomes if one.fate is Fate.RENAMED]
+    yield from _block("Renamed", renamed)
+    yield from _block("Meaning changed", [(", ".join(one.targets), one.note) for one in outcomes if one.note])
     for title, fate in (("Not needed", Fate.NOT_NEEDED), ("Not available", Fate.LEFT_OUT)):
         yield from _block(title, _reasons(converted, fate), number[fate])
     yield from _block("Added", [(format_path(extra.path), f"{extra.value}: {extra.why}") for extra in converted.added])
     yield from _block("Wrong", _findings(converted.errors))
     yield from _block("Missing on this machine", _findings(converted.lacking))
     yield ""
-    yield f"{target or 'the result'}: {verdict(converted)}"
+    yield f"{target or 'the result'}: {converted.verdict}"
 
 
 def _block(title: str, pairs: list[tuple[str, str]], number: int | None = None) -> Iterator[str]:
@@ -269,18 +273,6 @@ def _block(title: str, pairs: list[tuple[str, str]], number: int | None = None) 
     width = min(max(len(name) for name, _ in pairs), 64)
     for name, words in pairs:
         yield f"  {name.ljust(width)}  {words}".rstrip()
-
-
-def _pairs(converted: Converted) -> list[tuple[str, str]]:
-    return [
-        (outcome.source, f"-> {', '.join(outcome.targets)}")
-        for outcome in converted.outcomes
-        if outcome.fate is Fate.RENAMED
-    ]
-
-
-def _notes(converted: Converted) -> list[tuple[str, str]]:
-    return [(", ".join(outcome.targets), outcome.note) for outcome in converted.outcomes if outcome.note]
 
 
 def _reasons(converted: Converted, fate: Fate) -> list[tuple[str, str]]:
@@ -314,23 +306,22 @@ def record(converted: Converted, source: str, target: str | None) -> dict[str, A
         "written": target,
         "project": str(converted.project),
         "recipe": converted.recipe,
-        "counts": {fate.name.lower(): number for fate, number in counts(converted).items()},
-        "keys": [_key(outcome) for outcome in converted.outcomes],
+        "counts": {fate.name.lower(): number for fate, number in converted.counts.items()},
+        "keys": [
+            {
+                "key": outcome.source,
+                "outcome": outcome.fate.name.lower(),
+                "paths": list(outcome.targets),
+                "reason": outcome.reason,
+                "note": outcome.note,
+                "place": outcome.place,
+            }
+            for outcome in converted.outcomes
+        ],
         "added": [
             {"path": format_path(extra.path), "value": extra.value, "reason": extra.why} for extra in converted.added
         ],
         "valid": not converted.errors,
         "valid_here": converted.job.ok,
         "validation": to_json([*converted.job.diagnostics]),
-    }
-
-
-def _key(outcome: KeyOutcome) -> dict[str, Any]:
-    return {
-        "key": outcome.source,
-        "outcome": outcome.fate.name.lower(),
-        "paths": list(outcome.targets),
-        "reason": outcome.reason,
-        "note": outcome.note,
-        "place": outcome.place,
     }

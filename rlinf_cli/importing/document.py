@@ -34,20 +34,17 @@ class FileSection:
     """A mapping, or a list if the keys are numbers.
 
     Attributes:
-        children: its content by key.
-        order: its keys, and remarks (lines of comments) between them.
+        children: its content by key; remarks between it are lines of comments, by an object of their own.
     """
 
-    children: dict[str | int, FileSection | Value] = field(default_factory=dict[str | int, "FileSection | Value"])
-    order: list[str | int | tuple[str, ...]] = field(default_factory=list[str | int | tuple[str, ...]])
+    children: dict[object, FileSection | Value | tuple[str, ...]] = field(
+        default_factory=dict[object, "FileSection | Value | tuple[str, ...]"]
+    )
     comments: Comments = NO_COMMENTS
 
     def put(self, path: Path, value: Value) -> None:
         """Set the value at a path; create missing sections."""
-        holder = self.section(path[:-1])
-        if path[-1] not in holder.children:
-            holder.order.append(path[-1])
-        holder.children[path[-1]] = value
+        self.section(path[:-1]).children[path[-1]] = value
 
     def section(self, path: Path) -> FileSection:
         """Return the section at a path; create it if missing."""
@@ -55,26 +52,30 @@ class FileSection:
         for segment in path:
             below = here.children.get(segment)
             if not isinstance(below, FileSection):
-                below = FileSection()
-                if segment not in here.children:
-                    here.order.append(segment)
-                here.children[segment] = below
+                below = here.children[segment] = FileSection()
             here = below
         return here
 
-    def remark(self, path: Path, lines: Sequence[str]) -> None:
-        """Add a standalone comment at the end of the section at a path, or of its nearest existing parent."""
+    def nearest(self, path: Path) -> tuple[FileSection, bool]:
+        """Return the section at a path, or its nearest existing parent; and whether it is that of the path."""
         here = self
         for segment in path:
             below = here.children.get(segment)
             if not isinstance(below, FileSection):
-                break
+                return here, False
             here = below
-        here.order.append(tuple(lines))
+        return here, True
+
+    def remark(self, path: Path, lines: Sequence[str]) -> None:
+        """Add a standalone comment at the end of the section at a path, or of its nearest existing parent."""
+        self.nearest(path)[0].children[object()] = tuple(lines)
 
     def has_values(self) -> bool:
         """Return whether it holds anything but comments."""
-        return any(isinstance(child, Value) or child.has_values() for child in self.children.values())
+        children = self.children.values()
+        return any(
+            isinstance(child, Value) or (isinstance(child, FileSection) and child.has_values()) for child in children
+        )
 
     def text(self) -> str:
         """Return the whole file."""
@@ -84,49 +85,40 @@ class FileSection:
 def _lines(section: FileSection, indent: int) -> Iterator[str]:
     blank = " " * indent
     first = True
-    for key in section.order:
-        if isinstance(key, tuple):
-            yield from (f"{blank}{line}" for line in key)
+    for key, child in section.children.items():
+        if isinstance(child, tuple):
+            yield from (f"{blank}{line}" for line in child)
             continue
-        child = section.children[key]
         if indent == 0 and not first:
             yield ""
         first = False
         yield from (f"{blank}{line}" for line in child.comments.above)
+        behind = f"  {child.comments.behind}" if child.comments.behind else ""
         if isinstance(child, FileSection) and not child.has_values():
             yield from (f"{blank}{line}" for line in (child.comments.behind,) if line)
             yield from _lines(child, indent)
         elif isinstance(key, int):
-            yield from _item(child, indent)
+            yield from [f"{blank}- {child.text}{behind}"] if isinstance(child, Value) else _item(child, indent)
+        elif isinstance(child, Value) and not child.items:
+            yield f"{blank}{yaml_text(str(key))}: {child.text}{behind}"
         else:
-            yield from _entry(yaml_text(key), child, indent)
+            yield f"{blank}{yaml_text(str(key))}:{behind}"
+            yield from _lines(child, indent + 2) if isinstance(child, FileSection) else _items(child, f"{blank}  ")
 
 
-def _entry(key: str, child: FileSection | Value, indent: int) -> Iterator[str]:
-    blank, behind = " " * indent, f"  {child.comments.behind}" if child.comments.behind else ""
-    if isinstance(child, FileSection):
-        yield f"{blank}{key}:{behind}"
-        yield from _lines(child, indent + 2)
-    elif child.items:
-        yield f"{blank}{key}:{behind}"
-        for comments, text in child.items:
-            yield from (f"{blank}  {line}" for line in comments.above)
-            yield f"{blank}  - {text}" + (f"  {comments.behind}" if comments.behind else "")
-    else:
-        yield f"{blank}{key}: {child.text}{behind}"
+def _items(value: Value, blank: str) -> Iterator[str]:
+    for comments, text in value.items:
+        yield from (f"{blank}{line}" for line in comments.above)
+        yield f"{blank}- {text}" + (f"  {comments.behind}" if comments.behind else "")
 
 
-def _item(child: FileSection | Value, indent: int) -> Iterator[str]:
-    blank = " " * indent
-    if isinstance(child, Value):
-        yield f"{blank}- {child.text}" + (f"  {child.comments.behind}" if child.comments.behind else "")
-        return
+def _item(child: FileSection, indent: int) -> Iterator[str]:
     begun = False
     for line in _lines(child, indent + 2):
         if not begun and line.lstrip().startswith("#"):
             line = line[2:]
         elif not begun:
-            line = f"{blank}- {line[indent + 2 :]}"
+            line = f"{' ' * indent}- {line[indent + 2 :]}"
             begun = True
         yield line
 
@@ -147,12 +139,10 @@ def scalar_text(raw: str, *, plain: bool) -> str:
 def short(node: Node) -> str:
     """Return a value on one line, roughly as written."""
     if isinstance(node, ScalarNode):
-        text = scalar_text(node.raw, plain=node.plain)
-    elif isinstance(node, SequenceNode):
-        text = f"[{', '.join(map(short, node.items))}]"
-    else:
-        text = "{" + ", ".join(f"{entry.key.raw}: {short(entry.value)}" for entry in node.entries) + "}"
-    return text
+        return scalar_text(node.raw, plain=node.plain)
+    if isinstance(node, SequenceNode):
+        return f"[{', '.join(map(short, node.items))}]"
+    return "{" + ", ".join(f"{entry.key.raw}: {short(entry.value)}" for entry in node.entries) + "}"
 
 
 def list_value(items: Sequence[tuple[Comments, str]], comments: Comments) -> Value:
@@ -167,14 +157,18 @@ def list_value(items: Sequence[tuple[Comments, str]], comments: Comments) -> Val
 def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[KeyOutcome]]:
     """Return the text of the new file, and the outcome for each key."""
     document = FileSection()
-    document.put(("recipe",), Value(conversion.recipe, (), Comments(_opening(conversion))))
+    name = os.path.basename(conversion.file.main.name)
+    opening = (f"# From `{name}` of {conversion.project}, by `rlinf import`.", *conversion.comments.header)
+    document.put(("recipe",), Value(conversion.recipe, (), Comments(opening)))
     names = {
         step.leaf.path: put.path
         for step in conversion.steps
         for put in puts(step.result)
         if put.same and put.path not in conversion.refused
     }
-    for path in _section_order(conversion):
+    # Machines come first, and other sections as in the old file.
+    sections = [put.path[:1] for step in conversion.steps for put in puts(step.result) if len(put.path) > 1]
+    for path in (("cluster",), *sections):
         document.section(path)
     outcomes: list[KeyOutcome] = []
     remarks: dict[tuple[Path, str], list[str]] = {}
@@ -192,8 +186,8 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
             explained.add(extra.why)
             document.put(extra.path, Value(text, (), Comments(above)))
     for path, comments in conversion.sections.items():
-        section = find_section(document, path)
-        if section is not None:
+        section, is_there = document.nearest(path)
+        if is_there:
             section.comments = comments
         elif any(comments):
             document.remark(path[:-1], [*comments.above, *([comments.behind] if comments.behind else [])])
@@ -203,29 +197,6 @@ def written(conversion: Conversion, added: Sequence[Added]) -> tuple[str, list[K
     if end:
         document.remark((), end)
     return document.text(), outcomes
-
-
-def _opening(conversion: Conversion) -> tuple[str, ...]:
-    """Return the comment at the beginning of the new file."""
-    name = os.path.basename(conversion.file.main.name)
-    return (f"# From `{name}` of {conversion.project}, by `rlinf import`.", *conversion.comments.header)
-
-
-def find_section(document: FileSection, path: Path) -> FileSection | None:
-    """Return the section at a path, where there is one."""
-    here: FileSection | Value = document
-    for segment in path:
-        below = here.children.get(segment) if isinstance(here, FileSection) else None
-        if below is None:
-            return None
-        here = below
-    return here if isinstance(here, FileSection) else None
-
-
-def _section_order(conversion: Conversion) -> list[Path]:
-    """Return the top sections in the order of the new file: machines first, then as in the old one."""
-    sections = [put.path[:1] for step in conversion.steps for put in puts(step.result) if len(put.path) > 1]
-    return [*dict.fromkeys([("cluster",), *sections])]
 
 
 def _one(
