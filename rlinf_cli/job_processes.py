@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -152,28 +153,17 @@ WORKERS_SCHEMA = "rlinf.workers/1"
 
 
 def workers_record(job: JobSnapshot, names: Collection[str]) -> dict[str, Any]:
-    """Return `since` is in seconds up to now; `waits_for` holds addresses and, as `channel NAME`, channels."""
-    return {
-        "schema": WORKERS_SCHEMA,
-        "job": job.job,
-        "workers": [
-            {
-                "name": worker.name,
-                "node": worker.node,
-                "node_rank": worker.node_rank,
-                "pid": worker.pid,
-                "device": worker.device or "cpu",
-                "state": worker.state,
-                "doing": worker.doing,
-                "since": None if worker.since is None else round(worker.since, 3),
-                "waits_for": list(worker.waits_for),
-                "holds": list(worker.holds),
-                "stacks": worker.stacks,
-            }
-            for worker in views(job)
-            if worker.name in names
-        ],
-    }
+    """Return processes: `since` is in seconds up to now, `waits_for` holds addresses and, as `channel NAME`, channels."""
+    workers = [
+        {**asdict(worker), "device": worker.device or "cpu", "since": _rounded(worker.since)}
+        for worker in views(job)
+        if worker.name in names
+    ]
+    return {"schema": WORKERS_SCHEMA, "job": job.job, "workers": workers}
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def workers_text(job: JobSnapshot, names: Collection[str]) -> str:
@@ -215,9 +205,8 @@ def stacks_record(job: str, processes: Sequence[JobProcess]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     for process in processes:
         view = process.view
-        since = None if view.since is None else round(view.since, 3)
-        own = {"pid": view.pid, "parent": None, "command": "", "state": view.state, "doing": view.doing, "since": since}
-        rows.append(_stacks_row(view, process, own))
+        doing = {"state": view.state, "doing": view.doing, "since": _rounded(view.since)}
+        rows.append(_stacks_row(view, process, {"pid": view.pid, "parent": None, "command": "", **doing}))
         for child in process.children:
             of_child = {"pid": child.pid, "parent": child.parent, "command": child.command}
             rows.append(_stacks_row(view, child, {**of_child, "state": "", "doing": "", "since": None}))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,12 +119,10 @@ def samples_result(
     """
     folder = find_run(run)
     step, every = read_samples(folder.path, step)
-    least, most = rewards
-    chosen = [
-        sample
-        for sample in every
-        if (least is None or sample["reward"] >= least) and (most is None or sample["reward"] <= most)
-    ]
+    least, most = (
+        end if reward is None else reward for reward, end in zip(rewards, (-math.inf, math.inf), strict=True)
+    )
+    chosen = [sample for sample in every if not (sample["reward"] < least or sample["reward"] > most)]
     if order == "random":
         random.shuffle(chosen)
     elif order != "written":
@@ -132,35 +130,15 @@ def samples_result(
     shown = chosen[:count]
     colour = logprobs and console.colored()
     others = _other_steps(folder.path, step)
-    notes = (*([legend()] if colour else []), f"step {step}: {len(shown)} of {len(chosen)} samples{others}")
-    return Result(
-        partial(samples_text, shown, colour=colour), partial(samples_record, folder.path, step, shown), notes=notes
-    )
+    legend = f"log-probabilities of tokens: yellow below {_LIKELY:g}, red below {_UNLIKELY:g}"
+    notes = (*([legend] if colour else []), f"step {step}: {len(shown)} of {len(chosen)} samples{others}")
+    record = {"schema": "rlinf.samples/1", "run": str(folder.path), "step": step, "samples": shown}
+    return Result(lambda: "\n\n".join(_block(sample, colour) for sample in shown), record, notes=notes)
 
 
 def _other_steps(folder: Path, step: int) -> str:
     others = [other_step for other_step in sampled_steps(folder) if other_step != step]
     return f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""
-
-
-def samples_text(samples: Sequence[Mapping[str, Any]], *, colour: bool = False) -> str:
-    """Return a block for each sample: reward and reason, prompt, answer."""
-    return "\n\n".join(_block(sample, colour) for sample in samples)
-
-
-def legend() -> str:
-    """Return the legend of the token colours."""
-    return f"log-probabilities of tokens: yellow below {_LIKELY:g}, red below {_UNLIKELY:g}"
-
-
-def samples_record(folder: Path, step: int, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the samples as `rlinf report --samples --json` prints them."""
-    return {
-        "schema": "rlinf.samples/1",
-        "run": str(folder),
-        "step": step,
-        "samples": [dict(sample) for sample in samples],
-    }
 
 
 def _block(sample: Mapping[str, Any], colour: bool) -> str:

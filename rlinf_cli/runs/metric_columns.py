@@ -24,14 +24,6 @@ Steps: TypeAlias = "MutableSequence[int]"
 Values: TypeAlias = "MutableSequence[float]"
 
 
-def _no_steps() -> Steps:
-    return array("q")
-
-
-def _no_values() -> Values:
-    return array("d")
-
-
 class Band(NamedTuple):
     """The values of a metric in a stretch of steps.
 
@@ -51,8 +43,8 @@ class Band(NamedTuple):
 class MetricColumn:
     """The values of one metric and their steps, in order; NaN where the run had no finite number."""
 
-    steps: Steps = field(default_factory=_no_steps)
-    values: Values = field(default_factory=_no_values)
+    steps: Steps = field(default_factory=lambda: array("q"))
+    values: Values = field(default_factory=lambda: array("d"))
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -104,8 +96,8 @@ class RunSeries:
 
     columns: dict[str, MetricColumn] = field(default_factory=dict[str, MetricColumn])
     evaluations: list[tuple[int, Mapping[str, float]]] = field(default_factory=list[tuple[int, Mapping[str, float]]])
-    steps: Steps = field(default_factory=_no_steps)
-    times: Values = field(default_factory=_no_values)
+    steps: Steps = field(default_factory=lambda: array("q"))
+    times: Values = field(default_factory=lambda: array("d"))
 
     @property
     def pace(self) -> float | None:

@@ -19,7 +19,7 @@ from rlinf_cli.runs.run_lookup import all_runs, damaged_checkpoints, runs_folder
 from rlinf_core.foreign.files import open_regular
 from rlinf_core.runners.metrics import Metrics, decode
 from rlinf_core.runners.storage.run_folder import RunFolder
-from rlinf_core.runners.storage.run_state import RunState, outside, why_not_own
+from rlinf_core.runners.storage.run_state import outside, why_not_own
 from rlinf_core.runners.storage.run_status import RunStatus
 
 SCHEMA: Final = "rlinf.runs/1"
@@ -65,12 +65,10 @@ class RunRow:
     def record(self) -> dict[str, Any]:
         """Return the JSON record of the run."""
         evaluation, state = self.evaluation, self.run.state
-        metrics = (
-            {name: number if math.isfinite(number) else None for name, number in evaluation.metrics.items()}
-            if evaluation
-            else {}
-        )
-        evaluated = {name: number for name, number in sorted(metrics.items()) if name.startswith("eval/")}
+        metrics = sorted(evaluation.metrics.items()) if evaluation else ()
+        evaluated = {
+            name: value if math.isfinite(value) else None for name, value in metrics if name.startswith("eval/")
+        }
         return {
             "name": self.run.path.name,
             "folder": str(self.run.path),
@@ -170,20 +168,14 @@ def _row(run: RunFolder) -> RunRow:
 
 def runs_text(rows: Sequence[RunRow]) -> str:
     """Return the table of runs."""
-    now = time.time()
-    states = [(row, row.run.state) for row in rows]
-    cells = [
-        (row.run.path.name, _what(state), row.status, str(state.step), row.result, age_text(now - state.created),
-         size_text(row.size))
-        for row, state in states
-    ]  # fmt: skip
-    return console.table(
-        ("run", "recipe", "status", "step", "result", "age", "size"), cells, right=(3, 5, 6), keep=(0, 2)
-    )
-
-
-def _what(state: RunState) -> str:
-    return state.recipe if state.kind == "training" else f"{state.recipe}, {state.kind}"
+    cells: list[tuple[str, ...]] = []
+    for row in rows:
+        state = row.run.state
+        recipe = state.recipe if state.kind == "training" else f"{state.recipe}, {state.kind}"
+        age = age_text(time.time() - state.created)
+        cells.append((row.run.path.name, recipe, row.status, str(state.step), row.result, age, size_text(row.size)))
+    heads = ("run", "recipe", "status", "step", "result", "age", "size")
+    return console.table(heads, cells, right=(3, 5, 6), keep=(0, 2))
 
 
 def age_text(seconds: float) -> str:

@@ -52,8 +52,8 @@ class WorkerView:
         state: `launching`, `ready`, `dead`, or `silent` if it did not answer.
         doing: its current activity, in words; `since`: its duration in seconds, or None.
         waits_for: the addresses or channels that it waits for.
-        stacks: the stacks of its threads, if requested.
         holds: what it holds besides, in words.
+        stacks: the stacks of its threads, if requested.
     """
 
     name: str
@@ -65,8 +65,8 @@ class WorkerView:
     doing: str
     since: float | None = None
     waits_for: tuple[str, ...] = ()
-    stacks: str = ""
     holds: tuple[str, ...] = ()
+    stacks: str = ""
 
 
 def views(job: JobSnapshot) -> Iterator[WorkerView]:
