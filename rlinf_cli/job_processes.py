@@ -153,7 +153,7 @@ WORKERS_SCHEMA = "rlinf.workers/1"
 
 
 def workers_record(job: JobSnapshot, names: Collection[str]) -> dict[str, Any]:
-    """Return processes: `since` is in seconds up to now, `waits_for` holds addresses and, as `channel NAME`, channels."""
+    """Return processes: `since` is in seconds up to now, `waits_for` has addresses and, as `channel NAME`, channels."""
     workers = [
         {**asdict(worker), "device": worker.device or "cpu", "since": _rounded(worker.since)}
         for worker in views(job)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from rlinf_cli.arguments import options
-from rlinf_cli.command import arg, command, opt
+from rlinf_cli.command import Result, arg, command, opt
 from rlinf_cli.console import console
 from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.job.job_file import is_override
@@ -44,7 +44,7 @@ def app(
         opt("--search-path FOLDER", "Additional search folder for defaults lists. May be repeated."),
     ] = None,
     replace: Annotated[bool, opt("--replace", "Overwrite an existing output file.")] = False,
-) -> int:
+) -> Result:
     """Convert job files of RLinf and verl to rlinf files.
 
     Hydra's defaults lists, packages, overrides, search path and references are composed into one file. Comments are
@@ -102,28 +102,26 @@ class _Imported(NamedTuple):
         return ExitCode.FAILED if self.converted.errors else ExitCode.OK
 
 
-def _file(source: Path, out: Path | None, convert: Callable[[Path, Path | None], _Imported]) -> ExitCode:
+def _file(source: Path, out: Path | None, convert: Callable[[Path, Path | None], _Imported]) -> Result:
     from rlinf_cli.importing.convert import lines_of
     from rlinf_cli.importing.sources import IMPORTED
 
     target = out or source.with_name(source.stem + IMPORTED)
     target = target / (source.stem + ".yaml") if target is out and target.is_dir() else target
     imported = convert(source, None if str(out) == "-" else target)
-    if imported.converted is not None or not console.verbosity.json:
+    converted = imported.converted
+    if converted is not None or not console.verbosity.json:
         _show_findings(imported)
-    if console.verbosity.json:
-        console.result_json(_record([imported]))
-    elif imported.converted is not None:
-        summary = list(lines_of(imported.converted, str(imported.target) if imported.target else None))
-        if imported.target is None:
-            console.result(imported.converted.text.rstrip("\n"))
-            console.message("\n".join(summary))
-        else:
-            console.results(summary)
-    return imported.exit_code
+    record = partial(_record, [imported])
+    if converted is None:
+        return Result(record=record, code=imported.exit_code)
+    summary = "\n".join(lines_of(converted, str(imported.target) if imported.target else None))
+    if imported.target is not None or console.verbosity.json:
+        return Result(summary, record, imported.exit_code)
+    return Result(converted.text.rstrip("\n"), record, imported.exit_code, (summary,))
 
 
-def _folder(folder: Path, out: Path | None, convert: Callable[[Path, Path | None], _Imported]) -> ExitCode:
+def _folder(folder: Path, out: Path | None, convert: Callable[[Path, Path | None], _Imported]) -> Result:
     from rlinf_cli.importing.sources import IMPORTED, SCRIPT_ENDINGS, instead_of_script, job_files
     from rlinf_core.errors import ConfigError
 
@@ -143,13 +141,10 @@ def _folder(folder: Path, out: Path | None, convert: Callable[[Path, Path | None
         inside = source.relative_to(folder)
         target = source.with_name(source.stem + IMPORTED) if out is None else out / inside.with_suffix(".yaml")
         imported.append(convert(source, target))
-    if console.verbosity.json:
-        console.result_json(_record(imported))
-    else:
-        _table(imported, folder)
-        if others and not console.verbosity.quiet:
-            console.message(f"{len(others)} other YAML files are fragments of these, or not job files")
-    return max((result.exit_code for result in imported), key=lambda code: code is not ExitCode.OK)
+    code = max((result.exit_code for result in imported), key=lambda code: code is not ExitCode.OK)
+    aside = others and not console.verbosity.json
+    notes = (f"{len(others)} other YAML files are fragments of these, or not job files",) if aside else ()
+    return Result(partial(_table, imported, folder), partial(_record, imported), code, notes)
 
 
 def _import(
@@ -190,7 +185,7 @@ def _show_findings(imported: _Imported) -> None:
         console.error_block(error.message, where=str(imported.source), why=error.why, do=error.help)
 
 
-def _table(imported: list[_Imported], folder: Path) -> None:
+def _table(imported: list[_Imported], folder: Path) -> str:
     from rlinf_cli.importing.rules.shared import Fate
 
     rows: list[list[str]] = []
@@ -202,9 +197,8 @@ def _table(imported: list[_Imported], folder: Path) -> None:
         else:
             numbers = map(str, result.converted.counts.values())
             rows.append([name, result.converted.recipe, *numbers, result.converted.verdict])
-    console.result(
-        console.table(["FILE", "RECIPE", *(str(fate).upper() for fate in Fate), "RESULT"], rows, right=(2, 3, 4, 5))
-    )
+    heads = ["FILE", "RECIPE", *(str(fate).upper() for fate in Fate), "RESULT"]
+    return console.table(heads, rows, right=(2, 3, 4, 5))
 
 
 def _record(imported: list[_Imported]) -> dict[str, Any]:

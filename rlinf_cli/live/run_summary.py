@@ -82,7 +82,7 @@ def summary_record(
 ) -> dict[str, Any]:
     """Return the format `rlinf.train/1`. Seconds are wall-clock; a metric that is not finite is null."""
     begun = progress if progress is not None and progress.started is not None else None
-    evaluation = begun.evaluation if begun else None
+    evaluation, checkpoint, restart = (begun.evaluation, begun.checkpoint, begun.restart) if begun else (None,) * 3
     return {
         "schema": SCHEMA,
         "status": status,
@@ -96,10 +96,10 @@ def summary_record(
         "seconds": round(begun.train_seconds, 3) if begun else 0.0,
         "metrics": _numbers(begun.metrics) if begun else {},
         "evaluation": {"step": evaluation.step, "metrics": _numbers(evaluation.metrics)} if evaluation else None,
-        "checkpoint": str(begun.checkpoint.path) if begun and begun.checkpoint else None,
+        "checkpoint": str(checkpoint.path) if checkpoint else None,
         "curve": str(progress.curve) if progress and progress.curve else None,
         "report": str(report) if report else None,
-        "restarts": begun.restart.restart if begun and begun.restart else 0,
+        "restarts": restart.restart if restart else 0,
         "no_effect": [
             {"key": format_path(diagnostic.path), "place": str(diagnostic.span), "message": diagnostic.message}
             for diagnostic in unread

@@ -94,15 +94,13 @@ def _line(label: str, style: str, width: int, text: Text) -> Text:
 
 def _rows(progress: RunProgress) -> list[tuple[str, Text]]:
     rows = [("step", _step(progress))]
-    headlines = labels.training(progress.metrics)
-    if headlines:
-        rows.append(("train", _figures(headlines, "bold")))
-    conversations = labels.conversations(progress.metrics)
-    if conversations:
-        rows.append(("agents", _figures(conversations)))
-    losses = labels.losses(progress.metrics)
-    if losses:
-        rows.append(("learn", _figures(losses)))
+    metrics = progress.metrics
+    figures = {
+        "train": _figures(labels.training(metrics), "bold"),
+        "agents": _figures(labels.conversations(metrics)),
+        "learn": _figures(labels.losses(metrics)),
+    }
+    rows += [(label, text) for label, text in figures.items() if text]
     step_seconds, shares = progress.shares()
     if step_seconds is not None:
         spent = [(labels.short_phase(name), f"{share:.0%}") for name, share in shares]
