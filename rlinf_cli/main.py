@@ -98,17 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         with ending_commands():
-            return _run(arguments)
+            console.verbosity.reset()
+            return guarded(lambda: _run(arguments))
     finally:
         console.close()
 
 
-def _run(arguments: Sequence[str] | None) -> int:
-    console.verbosity.reset()
-    return guarded(lambda: _named_user_runs(arguments))
-
-
-def _named_user_runs(arguments: Sequence[str] | None) -> int | None:
+def _run(arguments: Sequence[str] | None) -> int | None:
     from rlinf_core.node.own_process import name_user
 
     if (home := name_user()) and "_RLINF_COMPLETE" not in os.environ:

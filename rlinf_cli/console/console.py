@@ -295,9 +295,9 @@ def close() -> None:
 _READABLE = 100
 
 
-def parts(text: str, separator: str = " · ") -> str:
+def parts(text: str) -> str:
     """Return a line of parts, folded between them if it is wider than the terminal."""
-    columns = width()
+    columns, separator = width(), " · "
     first, *others = text.split(separator)
     lines = [first]
     for part in others:

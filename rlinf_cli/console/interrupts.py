@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import NoReturn, Self
 
 from rlinf_cli.console import console
@@ -166,9 +166,7 @@ class Interrupts:
         self._handled.enter_context(_handled_by(self._take))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._left.set()
         self._came.set()
         self._handled.close()

@@ -153,7 +153,9 @@ class References:
             return None
         if variable[2] is None:
             return f"${{env:{variable[1]}}}"
-        default = _unquoted(variable[2].strip())
+        default = variable[2].strip()
+        if len(default) > 1 and default[0] == default[-1] and default[0] in "\"'":
+            default = default[1:-1]
         if "${" in default:
             inner = _REFERENCE.fullmatch(default)
             if inner is None or not inner["path"]:
@@ -282,14 +284,6 @@ def _bounded(name: str, compute: Callable[[Number, Number], Number]) -> Callable
     return resolver
 
 
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
-
-
-def _decoded(text: Any) -> Any:
-    return resolve_plain(str(text))
-
-
 # Arithmetic that files of these projects register for their arithmetic.
 _ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
     "add": lambda one, other: one + other,
@@ -304,7 +298,7 @@ _ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
 _RESOLVERS: Final[Mapping[str, Callable[..., Any]]] = {
     "oc.env": _variable,
     "env": _variable,
-    "oc.decode": _decoded,
+    "oc.decode": lambda text: resolve_plain(str(text)),
     **{name: _bounded(name, compute) for name, compute in _ARITHMETIC.items()},
 }
 _UNKNOWN: Final = {

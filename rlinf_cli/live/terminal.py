@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group
@@ -56,9 +55,7 @@ class TerminalView(View):
         sys.stdout, sys.stderr = (guarded_stream(stream, True, hidden) for stream in (sys.stdout, sys.stderr))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._live.stop()
 
     def show(self, event: events.Event) -> None:

@@ -209,11 +209,8 @@ def save_picture(shape: Mapping[str, Any], paths: Sequence[Path]) -> None:
     text = json.dumps({**shape, **own_legends, "background": "white", "config": charts.CONFIG, "padding": 12})
     svg: str = library.vegalite_to_svg(json.loads(text.replace('"currentColor"', f'"{_INK}"')))
     for path in paths:
+        content = svg.encode()
+        if path.suffix != ".svg":
+            content = library.svg_to_png(svg, scale=_SCALE) if path.suffix == ".png" else library.svg_to_pdf(svg)
         # Somebody may be looking at the one of before.
-        durable.write_whole(path, _converted(library, svg, path.suffix))
-
-
-def _converted(library: Any, svg: str, format: str) -> bytes:
-    if format == ".png":
-        return library.svg_to_png(svg, scale=_SCALE)
-    return library.svg_to_pdf(svg) if format == ".pdf" else svg.encode()
+        durable.write_whole(path, content)

@@ -129,16 +129,12 @@ def samples_result(
         chosen.sort(key=lambda sample: sample["reward"], reverse=order == "best")
     shown = chosen[:count]
     colour = logprobs and console.colored()
-    others = _other_steps(folder.path, step)
+    others = [other for other in sampled_steps(folder.path) if other != step]
+    hint = f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""
     legend = f"log-probabilities of tokens: yellow below {_LIKELY:g}, red below {_UNLIKELY:g}"
-    notes = (*([legend] if colour else []), f"step {step}: {len(shown)} of {len(chosen)} samples{others}")
+    notes = (*([legend] if colour else []), f"step {step}: {len(shown)} of {len(chosen)} samples{hint}")
     record = {"schema": "rlinf.samples/1", "run": str(folder.path), "step": step, "samples": shown}
     return Result(lambda: "\n\n".join(_block(sample, colour) for sample in shown), record, notes=notes)
-
-
-def _other_steps(folder: Path, step: int) -> str:
-    others = [other_step for other_step in sampled_steps(folder) if other_step != step]
-    return f"; --step {others[-1]} or another of {len(others)} for earlier ones" if others else ""
 
 
 def _block(sample: Mapping[str, Any], colour: bool) -> str:

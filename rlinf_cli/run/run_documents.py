@@ -206,15 +206,12 @@ def record_end(
                 folder.update(step=step)
             folder.end(status, reason)
         except RLinfError as error:
-            if not _lacks_room(error) or time.monotonic() >= deadline:
+            lacks_room = isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM
+            if not lacks_room or time.monotonic() >= deadline:
                 return error
             time.sleep(_ROOM_PAUSE)
         else:
             return None
-
-
-def _lacks_room(error: RLinfError) -> bool:
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM
 
 
 LOG_LINES = 10

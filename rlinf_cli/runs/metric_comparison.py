@@ -136,7 +136,9 @@ def differences(
     differences = [ConfigDifference(_kind(name), name, tuple(config.get(name) for config in flat)) for name in names]
     differences = [difference for difference in differences if len(set(difference.values)) > 1]
     for part, kind in _PARTS.items():
-        parts = [None if provenance is None else _part(provenance, part) for provenance in provenances]
+        parts: list[Mapping[str, str] | None] = [
+            None if provenance is None else getattr(provenance, part) for provenance in provenances
+        ]
         known = [values for values in parts if values is not None]
         for name in dict.fromkeys(name for values in known for name in values):
             # A run without provenance has no versions or code to compare.
@@ -175,10 +177,6 @@ def _leading_evaluations(by_name: Mapping[str, ConfigDifference]) -> set[str]:
     }
 
 
-def _part(provenance: Provenance, name: str) -> Mapping[str, str]:
-    return cast("Mapping[str, str]", getattr(provenance, name))
-
-
 def _flat(value: object, name: str = "") -> dict[str, str]:
     """Return every scalar as text, by the dotted path of its key."""
     if isinstance(value, Mapping) and value:
@@ -191,11 +189,8 @@ def _flat(value: object, name: str = "") -> dict[str, str]:
         for number, child in enumerate(cast("list[Any]", value)):
             values |= _flat(child, f"{name}[{number}]")
         return values
-    return {name: _text(cast("object", value))}
-
-
-def _text(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    text = "null" if value is None else str(cast("object", value))
+    return {name: text.lower() if isinstance(value, bool) else text}
 
 
 def _incidental(name: str) -> bool:

@@ -94,7 +94,9 @@ def _items_first(
     """Return failures and findings with an item that was set aside in the place of the deaths that it caused."""
     aside = next((finding for finding in learning if finding.code == _SET_ASIDE), None)
     deaths = [death for item in facts.quarantined.values() for death in item.deaths]
-    caused = [pair for pair in failures if any(_tells_of(pair[0], death) for death in deaths)]
+    caused = [
+        pair for pair in failures if not pair[0].ended and any(death in pair[0].text for death in deaths if death)
+    ]
     if aside is None or not caused:
         return list(failures), list(learning)
     incident, _ = caused[0]
@@ -104,11 +106,6 @@ def _items_first(
         (incident, first) if pair is caused[0] else pair for pair in failures if pair is caused[0] or pair not in caused
     ]
     return kept, [finding for finding in learning if finding is not aside]
-
-
-def _tells_of(incident: Incident, death: str) -> bool:
-    """Return whether a death that was noted of an item is that of an incident."""
-    return bool(death) and not incident.ended and death in incident.text
 
 
 SCHEMA: Final = "rlinf.why/1"

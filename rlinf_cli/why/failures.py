@@ -20,6 +20,8 @@ from rlinf_core.runners.storage.evidence import FailedProcess
 # The first words of a death, as `ProcessEnd` spells them.
 _KILLED: Final = re.compile(r"it was killed by (SIG[A-Z]+)\b")
 _FIRST: Final = re.compile(r"the first: ([^\n]+)")
+# The answers of a step could not be scored, or made.
+_UNSCORED: Final = re.compile(r"could (not )?be scored|answers of(?s:.*)max_failed_fraction")
 _NO_SAMPLES: Final = "has no samples to learn from"
 _SHOWN: Final = 12
 _SHOWN_OF_DEATH: Final = 8
@@ -120,7 +122,7 @@ def fields_of(incident: Incident) -> Mapping[str, str]:
         "of": "for the answers of a whole step"
         if _NO_SAMPLES in incident.text
         else "for more answers than `runner.max_failed_fraction` allows",
-        "answers": "failed" if _answers_failed(incident) else "",
+        "answers": "failed" if "reward-fails" in _codes(incident) or _UNSCORED.search(incident.text) else "",
         "process": process.name,
         "why": process.why,
         "last": process.why.partition("; its last words:")[0].partition("\n")[0],
@@ -226,12 +228,6 @@ def _signal_of(incident: Incident) -> str | None:
         return None
     match = _KILLED.match(process.why)
     return process.signal or (match[1] if match is not None else None)
-
-
-def _answers_failed(incident: Incident) -> bool:
-    """Return whether the answers of a step could not be scored, or made."""
-    words = r"could (not )?be scored|answers of(?s:.*)max_failed_fraction"
-    return "reward-fails" in _codes(incident) or re.search(words, incident.text) is not None
 
 
 # What shows a failure, as rows name it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import pairwise, takewhile
 from statistics import median
 from typing import Final, NamedTuple
@@ -21,6 +21,7 @@ STALLED: Final = "stalled"
 _ENDS: Final = (run_events.FAILED, run_events.INTERRUPTED)
 _KINDS: Final = (run_events.RESTARTED, run_events.RELAUNCHED, *_ENDS)
 _STATE: Final = "run.json"
+_EVIDENCE: Final = f"{run_events.EVIDENCE}: "
 # The words for a job at the time limit of its scheduler.
 REACHED: Final = "reaches its time limit"
 # Schedulers warn by a signal that long before they kill; `sbatch --signal` asks for more.
@@ -90,19 +91,15 @@ def incidents(facts: RunFacts) -> list[Incident]:
     # A driver that was killed while it failed has evidence without an event.
     ordered += [_of_bundle(bundle) for bundle in facts.bundles if bundle.path not in known]
     ordered.sort(key=lambda incident: incident.time or 0.0)
-    ordered = _of_this_attempt(facts, ordered)
+    # Ends of a run that was resumed afterwards are not the cause of its current state.
+    resumed = max((event.time for event in facts.story if event.kind == run_events.RESUMED), default=0.0)
+    ordered = [incident for incident in ordered if not incident.ended or (incident.time or resumed) >= resumed]
     if facts.status in _ENDS and not (ordered and ordered[-1].ended):
         what, lines = facts.reason or f"the run is {facts.status}", tuple(facts.driver_end)
         ordered.append(Incident(facts.status, what, _STATE, facts.ended, facts.step, lines=lines))
     ordered = [incident._replace(has_checkpoint=facts.has_checkpoint) for incident in ordered]
     standstill = _standstill(facts)
     return ordered if standstill is None else [*ordered, standstill]
-
-
-def _of_this_attempt(facts: RunFacts, ordered: list[Incident]) -> list[Incident]:
-    """Leave out ends of a run that was resumed afterwards: they are not the cause of its current state."""
-    resumed = max((event.time for event in facts.story if event.kind == run_events.RESUMED), default=0.0)
-    return [incident for incident in ordered if not incident.ended or (incident.time or resumed) >= resumed]
 
 
 def seconds_without_step(facts: RunFacts) -> float | None:
@@ -137,7 +134,8 @@ def _standstill(facts: RunFacts) -> Incident | None:
 
 
 def _of_event(event: RunEvent, bundles: dict[str, Bundle]) -> Incident:
-    bundle = next((bundles[name] for name in _named(event) if name in bundles), None)
+    named = (line.removeprefix(_EVIDENCE) for line in event.details if line.startswith(_EVIDENCE))
+    bundle = next((bundles[name] for name in named if name in bundles), None)
     source = run_events.FILE if bundle is None else f"{FOLDER}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
     # The event comes when all processes have ended; that of a restart has the step that the run went back to.
@@ -160,11 +158,6 @@ def _of_bundle(bundle: Bundle) -> Incident:
     source = f"{FOLDER}/{bundle.path.name}/{FAILURE}"
     process, others = _processes(bundle)
     return Incident(run_events.FAILED, content.what, source, content.time, content.step, process, others, (), bundle)
-
-
-def _named(event: RunEvent) -> Iterator[str]:
-    prefix = f"{run_events.EVIDENCE}: "
-    return (line.removeprefix(prefix) for line in event.details if line.startswith(prefix))
 
 
 def _processes(bundle: Bundle | None) -> tuple[FailedProcess | None, tuple[str, ...]]:

@@ -236,16 +236,13 @@ def contact_differs(facts: RunFacts) -> Fields:
     checks = _differing(facts)
     if not checks or right_answers_fail(facts) is not None:
         return None
-    return {"what": checks[0].what, "other": checks[0].with_, "shown": [*map(_comparison, checks)]}
+    words = [f"{one.component}: {one.what}, {one.with_}: {one.largest_difference or ''} {one.note}" for one in checks]
+    shown = [f"first_contact.json: {text}".rstrip() for text in words]
+    return {"what": checks[0].what, "other": checks[0].with_, "shown": shown}
 
 
 def _differing(facts: RunFacts) -> list[ContactCheck]:
     return [check for check in facts.checks if check.verdict == "differs"]
-
-
-def _comparison(check: ContactCheck) -> str:
-    words = f"{check.component}: {check.what}, {check.with_}: {check.largest_difference or ''} {check.note}"
-    return f"first_contact.json: {words}".rstrip()
 
 
 def items_set_aside(facts: RunFacts) -> Fields:

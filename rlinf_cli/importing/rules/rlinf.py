@@ -66,16 +66,11 @@ def model_type(leaf: Leaf, values: Values) -> Result:
     return new("actor.model.model_type", ours, note and f"`{written}` {note}")
 
 
-def _robots(values: Values) -> list[dict[str, Any]]:
-    """Return the sections `hardware` of a file's node groups."""
-    groups = cast("list[dict[str, Any]]", values.get("cluster.node_groups", []))
-    return [group["hardware"] for group in groups if group.get("hardware")]
-
-
 def env_type(leaf: Leaf, values: Values) -> Result:
     """Name an environment; a real one that no Franka of the file could be keeps its name."""
     written, at = str(values.of(leaf)), f"env.{leaf.path[1]}"
-    kinds = sorted({str(robot.get("type")) for robot in _robots(values)})
+    groups = cast("list[dict[str, Any]]", values.get("cluster.node_groups", []))
+    kinds = sorted({str(group["hardware"].get("type")) for group in groups if group.get("hardware")})
     if written == "realworld" and kinds and not any("Franka" in kind for kind in kinds):
         return new(f"{at}.env_type", kinds[0], f"`realworld` is a {kinds[0]} here, and rlinf has nothing that moves it")
     if written == "realworld" and not kinds and values.get(f"{at}.override_cfg.is_dummy", False):

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 from rlinf_cli.importing.foreign_names import foreign_table
 from rlinf_cli.importing.projects import Project, agent_tools, placed
 from rlinf_cli.importing.rules import rlinf, shared, verl
-from rlinf_cli.importing.rules.shared import Added, Leaf, LeftOut, ReferenceText, Result, Table, Values
+from rlinf_cli.importing.rules.shared import Added, Leaf, LeftOut, ReferenceText, Result, Rule, Table, Values
 from rlinf_cli.importing.rules.verl import distills, engine, kl_in_loss, kl_in_reward, needs_values
 from rlinf_core.config.tree import MappingNode, Node, Path, ScalarNode, find, format_path, name_pieces
 
@@ -41,11 +41,11 @@ def rules_of(*kinds: str) -> Table:
 
 def as_rules(rows: Mapping[str, Any]) -> Table:
     """Return rows as rules by key; see the table."""
-    return {key: partial(_decided, cases=_cases(row)) for keys, row in rows.items() for key in _expanded(keys)}
-
-
-def _cases(row: str | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    return [{"to": row}] if isinstance(row, str) else [row] if isinstance(row, Mapping) else row
+    rules: dict[str, Rule] = {}
+    for keys, row in rows.items():
+        cases = [{"to": row}] if isinstance(row, str) else [row] if isinstance(row, Mapping) else row
+        rules |= dict.fromkeys(_expanded(keys), partial(_decided, cases=cases))
+    return rules
 
 
 def _expanded(keys: str) -> Iterator[str]:
