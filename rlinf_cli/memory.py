@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
@@ -13,11 +13,8 @@ from rlinf_cli.job.job_file import load, sound
 from rlinf_cli.placement.job_layout import lay_out
 from rlinf_cli.run.policies import find_run_folder
 from rlinf_cli.runs.documents import PLACEMENT, recorded_places
-from rlinf_cli.runs.memory_record import machine_memory, memory_record, node_memory, read_peaks
+from rlinf_cli.runs.memory_record import HasPlace, machine_memory, memory_record, node_memory, read_peaks
 from rlinf_core.errors import RLinfError
-
-if TYPE_CHECKING:
-    from rlinf_cli.runs.memory_record import HasPlace
 
 _COLUMNS: Final = ("host", "host measured", "accelerator", "accelerator measured")
 # What makes a part smaller.

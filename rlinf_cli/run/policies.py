@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import typer
 
@@ -19,7 +19,8 @@ from rlinf_cli.runs.run_lookup import NO_RUN_THERE, find_run, run_at
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.shipped import meant_config
 from rlinf_core.errors import ConfigError, RLinfError, RunError
-from rlinf_core.job.load import load_job
+from rlinf_core.job.load import Job, load_job
+from rlinf_core.job.recipe import Recipe
 from rlinf_core.runners.opened_run import folder_without_run, note_step
 from rlinf_core.runners.storage.checkpoint import load_manifest, sound_checkpoint
 from rlinf_core.runners.storage.checkpoint_store import CheckpointStore
@@ -27,10 +28,6 @@ from rlinf_core.runners.storage.evidence import read_quarantine
 from rlinf_core.runners.storage.run_folder import RunFolder
 from rlinf_core.runners.storage.run_state import STATE
 from rlinf_core.suggest import did_you_mean, quoted
-
-if TYPE_CHECKING:
-    from rlinf_core.job.load import Job
-    from rlinf_core.job.recipe import Recipe
 
 
 class UsedJob(NamedTuple):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from rlinf_cli.console import console
+from rlinf_cli.job.job_file import SoundJob
 from rlinf_core import env_vars
 from rlinf_core.errors import ClusterError, ConfigError, RLinfError
-
-if TYPE_CHECKING:
-    from rlinf_cli.job.job_file import SoundJob
-    from rlinf_core.node.attach import Known
-    from rlinf_core.node.cluster_records import ClusterRecord
+from rlinf_core.node.attach import Known
+from rlinf_core.node.cluster_records import ClusterRecord
 
 _CLUSTER: Final = env_vars.CLUSTER.name
 

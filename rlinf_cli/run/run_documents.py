@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from rlinf_cli.job.findings import without_effect
 from rlinf_cli.live import labels
@@ -20,15 +20,13 @@ from rlinf_core.config.composing.origins import origins
 from rlinf_core.config.secrets import mask, mask_text
 from rlinf_core.errors import RLinfError, RunError
 from rlinf_core.foreign.files import NO_ROOM
+from rlinf_core.job.load import Job
 from rlinf_core.process.known_secrets import hidden
 from rlinf_core.runners import events
 from rlinf_core.runners.recovery import Failure, failures_of, headline, position
 from rlinf_core.runners.storage import durable, run_events
-
-if TYPE_CHECKING:
-    from rlinf_core.job.load import Job
-    from rlinf_core.runners.storage.run_folder import RunFolder
-    from rlinf_core.topology import ClusterTopology
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.topology import ClusterTopology
 
 LOGGER = logging.getLogger("rlinf")
 # The state is written as a whole and synced. Its cost sets the interval, at most 2 % of the run: the written step lags

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import typer
 
 from rlinf_cli.command import Result
 from rlinf_cli.console import console
 from rlinf_cli.job.config_view import config_record, config_text
-from rlinf_cli.job.job_file import file_of_recipe, load, show_findings, sound, split_files
+from rlinf_cli.job.job_file import SoundJob, file_of_recipe, load, show_findings, sound, split_files
 from rlinf_cli.placement.job_layout import lay_out
 from rlinf_cli.placement.picture import picture_of
 from rlinf_cli.placement.placement_summary import placement_record, summary_text
@@ -19,16 +19,13 @@ from rlinf_cli.run.remote_driver import choose_cluster, cluster_elsewhere, train
 from rlinf_core.config.composing.origins import origins, says_something
 from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.secrets import mask
+from rlinf_core.config.sections.hub_names import HubPath
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import ConfigError, PlacementError, RLinfError
+from rlinf_core.job.load import Job
+from rlinf_core.job.recipe import Recipe
 from rlinf_core.process.requirements import absence, install_command, missing_modules
 from rlinf_core.suggest import quoted
-
-if TYPE_CHECKING:
-    from rlinf_cli.job.job_file import SoundJob
-    from rlinf_core.config.sections.hub_names import HubPath
-    from rlinf_core.job.load import Job
-    from rlinf_core.job.recipe import Recipe
 
 # Modules that every driver imports.
 _DRIVER_MODULES: Final = ("ray", "torch", "numpy", "safetensors")

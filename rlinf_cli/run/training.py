@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlinf_cli.console import console
 from rlinf_cli.console.interrupts import SAVING_SECONDS, STEP_SECONDS, Interrupts, signals_held
@@ -19,24 +20,19 @@ from rlinf_cli.exit_codes import ExitCode, code_of
 from rlinf_cli.job.findings import without_effect
 from rlinf_cli.live.progress import RunProgress
 from rlinf_cli.live.run_summary import shown, summary_record, summary_text
-from rlinf_cli.live.view import PlainView
+from rlinf_cli.live.view import PlainView, View
 from rlinf_cli.run.run_documents import DocumentWriter, StateWriter, failure_block, record_end
 from rlinf_core.config.sections.runner import RunnerConfig, RunSettings
 from rlinf_core.errors import RLinfError
 from rlinf_core.foreign.terminal_text import escaped
+from rlinf_core.job.load import Job
+from rlinf_core.job.recipe import Recipe
 from rlinf_core.process.proc import sigterm_deferred
 from rlinf_core.runners import events
 from rlinf_core.runners.recovery import reason_of
 from rlinf_core.runners.storage import run_events
 from rlinf_core.runners.storage.run_folder import RunFolder, config_text_of
 from rlinf_core.runners.storage.run_status import RunStatus
-
-if TYPE_CHECKING:
-    import logging
-
-    from rlinf_cli.live.view import View
-    from rlinf_core.job.load import Job
-    from rlinf_core.job.recipe import Recipe
 
 
 def run(job: Job, recipe: Recipe) -> ExitCode:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rlinf_core.collective import memory_budget
+from rlinf_core.config.machines.cluster import ClusterConfig
 from rlinf_core.errors import RunError
 from rlinf_core.foreign.files import Bytes, FileModel, Rank, read_model
-from rlinf_core.job.recipe import DEVICE_PARTS
+from rlinf_core.job.recipe import DEVICE_PARTS, ProcessForecast
 from rlinf_core.process.proc import Peak
-
-if TYPE_CHECKING:
-    from rlinf_core.config.machines.cluster import ClusterConfig
-    from rlinf_core.job.recipe import ProcessForecast
-    from rlinf_core.process.proc import Peak
 
 
 class HasPlace(Protocol):

@@ -10,9 +10,9 @@ from functools import cached_property
 from itertools import groupby, islice, pairwise, takewhile
 from typing import Final, NamedTuple, TypeAlias
 
-from rlinf_cli.runs.metric_comparison import interval_of
 from rlinf_core.runners.metrics import Metrics
 from rlinf_core.runners.storage.profile import CallsOfSize
+from rlinf_core.statistics import wilson_interval
 
 # More points than pixels add nothing.
 MOST_POINTS: Final = 300
@@ -141,6 +141,22 @@ def evaluated(metric: str, evaluations: Iterable[tuple[int, Mapping[str, float]]
             low, high, _ = interval_of(metric, metrics)
             points.append(Band(step, value, low, high))
     return points
+
+
+def interval_of(metric: str, metrics: Mapping[str, float]) -> tuple[float | None, float | None, int | None]:
+    """Return the 95 % interval of an evaluation metric, and the number of episodes averaged; None if unknown.
+
+    Args:
+        metric: its full name, below `eval/`; it has a value.
+        metrics: all metrics of the same evaluation.
+    """
+    space, _, name = metric.rpartition("/")
+    low, high = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
+    episodes = metrics.get(f"{space}/episodes", metrics.get(f"{space}/answers"))
+    count = int(episodes) if episodes else None
+    if low is None and name.startswith("success") and count:
+        low, high = wilson_interval(metrics[metric] * count, count)
+    return low, high, count
 
 
 def newest_of(columns: Mapping[str, MetricColumn]) -> dict[str, float]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 from rlinf_cli.runs.documents import Provenance
-from rlinf_core.statistics import mean, wilson_interval
-
-if TYPE_CHECKING:
-    from rlinf_cli.runs.metric_columns import RunSeries
+from rlinf_cli.runs.metric_columns import RunSeries, interval_of
+from rlinf_core.statistics import mean
 
 # The 97.5 % quantile of the normal distribution: intervals are of 95 %.
 _Z: Final = 1.959963984540054
@@ -236,22 +234,6 @@ def result_of(metric: str, series: RunSeries) -> RunResult:
         return RunResult(metric, center, step, count=len(values))
     half = t_quantile(len(values) - 1) * math.sqrt(_variance(values) / len(values))
     return RunResult(metric, center, step, center - half, center + half, len(values), f"the last {len(values)} steps")
-
-
-def interval_of(metric: str, metrics: Mapping[str, float]) -> tuple[float | None, float | None, int | None]:
-    """Return the 95 % interval of an evaluation metric, and the number of episodes averaged; None if unknown.
-
-    Args:
-        metric: its full name, below `eval/`; it has a value.
-        metrics: all metrics of the same evaluation.
-    """
-    space, _, name = metric.rpartition("/")
-    low, high = metrics.get(f"{metric}_low"), metrics.get(f"{metric}_high")
-    episodes = metrics.get(f"{space}/episodes", metrics.get(f"{space}/answers"))
-    count = int(episodes) if episodes else None
-    if low is None and name.startswith("success") and count:
-        low, high = wilson_interval(metrics[metric] * count, count)
-    return low, high, count
 
 
 def verdict(first: Sequence[RunResult], second: Sequence[RunResult]) -> ResultGap:

@@ -8,9 +8,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from rlinf_cli.job.job_file import load, sound
+from rlinf_cli.job.job_file import SoundJob, load, sound
 from rlinf_cli.run.starting import recipe_of
 from rlinf_core.config.composing.origins import origins
 from rlinf_core.config.composing.references import parse_path, to_path
@@ -18,11 +18,7 @@ from rlinf_core.config.diagnostics import Severity
 from rlinf_core.config.secrets import mask_text
 from rlinf_core.config.source import NotationError
 from rlinf_core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rlinf_cli.job.job_file import SoundJob
-    from rlinf_core.job.load import Job
-
+from rlinf_core.job.load import Job
 
 MOST_POINTS: Final = 1000
 _LONGEST_NAME: Final = 80

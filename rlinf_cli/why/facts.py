@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from rlinf_cli.live.driver_log import DRIVER
 from rlinf_cli.live.labels import phase_words
@@ -41,12 +41,10 @@ from rlinf_core.runners.storage.evidence import Bundle, QuarantinedItem, read_bu
 from rlinf_core.runners.storage.first_contact import ContactCheck, read_comparisons
 from rlinf_core.runners.storage.profile import read_profile
 from rlinf_core.runners.storage.run_events import RunEvent, story_with_faults
+from rlinf_core.runners.storage.run_folder import RunFolder
+from rlinf_core.runners.storage.run_state import RunState
 from rlinf_core.runners.storage.run_status import RunStatus
 from rlinf_core.scalars import plain
-
-if TYPE_CHECKING:
-    from rlinf_core.runners.storage.run_folder import RunFolder
-    from rlinf_core.runners.storage.run_state import RunState
 
 T = TypeVar("T")
 # Of a longer metrics file the end is read.
