@@ -44,40 +44,6 @@ class HydraFile(NamedTuple):
     main: SourceText
 
 
-def compose_hydra(
-    main: SourceText,
-    diagnostics: Diagnostics,
-    *,
-    environ: Mapping[str, str],
-    search_path: Sequence[str] = (),
-    overrides: Sequence[str] = (),
-) -> HydraFile | None:
-    """Compose a file with the files of its defaults lists.
-
-    Args:
-        main: the file.
-        diagnostics: receives the findings.
-        environ: the environment for `${oc.env:NAME}` in the search path.
-        search_path: further folders of groups, after those of the file.
-        overrides: arguments of Hydra.
-
-    Returns:
-        None after reporting a file that is unreadable, missing, or part of a cycle.
-    """
-    tree = read(main, diagnostics)
-    if tree is None or not diagnostics.ok:
-        return None
-    folder = os.path.dirname(main.name) or "."
-    files = JobFiles(main, [folder, *_search_path(tree, folder, environ, diagnostics), *search_path], diagnostics)
-    data = _composed(files, overrides)
-    if data is None or not diagnostics.ok:
-        return None
-    composed = tree_of(data, files.tree(files.main_name))
-    assert isinstance(composed, MappingNode)
-    settings = tree.entry(HYDRA)
-    return HydraFile(MappingNode(tree.span, (*composed.entries, *([settings] if settings else []))), main)
-
-
 def _composed(files: JobFiles, overrides: Sequence[str]) -> dict[str, object] | None:
     """Return what Hydra composes; None after reporting what it refuses."""
     use(files)
@@ -211,22 +177,20 @@ IMPORTED: Final = ".rlinf.yaml"
 MAX_FILES: Final = 2000
 
 
-class ReadJob(NamedTuple):
-    """A composed file, or None, with its findings."""
-
-    file: HydraFile | None
-    diagnostics: Diagnostics
-
-
-def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str]) -> ReadJob:
-    """Read and compose a job file; errors are returned as findings.
+def read_job(
+    name: str, overrides: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str]
+) -> tuple[HydraFile | None, Diagnostics]:
+    """Read a job file, and compose it with the files of its defaults lists.
 
     Args:
         name: the file.
         overrides: arguments of Hydra: `group=name` where a folder of that name is searched, `key=value`, `+key=value`,
             `~key`.
-        search_path: further folders of groups.
-        environ: the environment.
+        search_path: further folders of groups, after those of the file.
+        environ: the environment for `${oc.env:NAME}` in the search path.
+
+    Returns:
+        The composed file and its findings; no file where it is unreadable, missing, or part of a cycle.
 
     Raises:
         ConfigError: it is a shell script.
@@ -234,11 +198,20 @@ def read_job(name: str, overrides: Sequence[str], search_path: Sequence[str], en
     diagnostics = Diagnostics()
     if is_script(Path(name)):
         raise ConfigError("this is a shell script, which `rlinf import` does not read", help=instead_of_script(name))
-    source = load_source(name, diagnostics)
-    if source is None:
-        return ReadJob(None, diagnostics)
-    file = compose_hydra(source, diagnostics, environ=environ, search_path=search_path, overrides=overrides)
-    return ReadJob(file if diagnostics.ok else None, diagnostics)
+    main = load_source(name, diagnostics)
+    tree = None if main is None else read(main, diagnostics)
+    if main is None or tree is None or not diagnostics.ok:
+        return None, diagnostics
+    folder = os.path.dirname(main.name) or "."
+    files = JobFiles(main, [folder, *_search_path(tree, folder, environ, diagnostics), *search_path], diagnostics)
+    data = _composed(files, overrides)
+    if data is None or not diagnostics.ok:
+        return None, diagnostics
+    composed = tree_of(data, files.tree(files.main_name))
+    assert isinstance(composed, MappingNode)
+    settings = tree.entry(HYDRA)
+    whole = MappingNode(tree.span, (*composed.entries, *([settings] if settings else [])))
+    return HydraFile(whole, main) if diagnostics.ok else None, diagnostics
 
 
 def is_script(file: Path) -> bool:

@@ -76,11 +76,11 @@ def job_file(script: Path, checkout: Path, folder: Path) -> Path | None:
 
 def _verdict(file: Path, name: str) -> Verdict:
     try:
-        read = read_job(str(file), [], [], {})
-        if read.file is None:
-            errors = [finding.message for finding in read.diagnostics if finding.severity is Severity.ERROR]
+        job, findings = read_job(str(file), [], [], {})
+        if job is None:
+            errors = [finding.message for finding in findings if finding.severity is Severity.ERROR]
             return Verdict(name, "unread", errors[0] if errors else "")
-        converted = convert(read.file, {})
+        converted = convert(job, {})
     except RLinfError as error:
         return Verdict(name, "refused", error.message)
     keys = Counter[str](outcome.fate.name for outcome in converted.outcomes)

@@ -38,9 +38,9 @@ ENVIRON = {"SHARED_CONFIGS": str(DATA / "shared")}
 
 @cache
 def composed(file: Path) -> HydraFile:
-    job = read_job(str(file), [], [], ENVIRON)
-    assert job.file is not None, [render_text(diagnostic) for diagnostic in job.diagnostics]
-    return job.file
+    job, findings = read_job(str(file), [], [], ENVIRON)
+    assert job is not None, [render_text(diagnostic) for diagnostic in findings]
+    return job
 
 
 @cache
@@ -179,9 +179,9 @@ def test_the_example_becomes_what_is_shown(tmp_path: Path) -> None:
         re.findall(r"^```yaml file=(\S+)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     )
     file = text_file(tmp_path / "before.yaml", shown["before.yaml"])
-    job = read_job(str(file), [], [], {})
-    assert job.file is not None
-    assert convert(job.file, {}).text == shown["after.yaml"]
+    job, _ = read_job(str(file), [], [], {})
+    assert job is not None
+    assert convert(job, {}).text == shown["after.yaml"]
 
 
 JOB = """actor: {model: {}}
@@ -196,9 +196,9 @@ runner:
 
 def imported(folder: Path, text: str) -> Converted:
     file = text_file(folder / "job.yaml", JOB + text)
-    job = read_job(str(file), [], [], {})
-    assert job.file is not None
-    return convert(job.file, {})
+    job, _ = read_job(str(file), [], [], {})
+    assert job is not None
+    return convert(job, {})
 
 
 def reason(text: str) -> str:
@@ -263,9 +263,9 @@ def test_pipes_and_devices_in_a_folder_are_named(tmp_path: Path) -> None:
     files, _ = job_files(tmp_path)
     assert sorted(file.name for file in files) == ["loop.yaml", "pipe.yaml", "whole.yaml", "zero.yaml"]
     for name in ("pipe", "zero", "loop"):
-        job = read_job(str(tmp_path / f"{name}.yaml"), [], [], {})
-        assert job.file is None
-        assert not job.diagnostics.ok
+        job, findings = read_job(str(tmp_path / f"{name}.yaml"), [], [], {})
+        assert job is None
+        assert not findings.ok
 
 
 SECRET = "s3cret-t0ken"
