@@ -43,13 +43,20 @@ class Cell:
     Attributes:
         kind: `accelerator`, `node`, or a robot's type.
         index: its number: an accelerator's on its node, a robot's in its group (as in rank maps).
+        users: the processes on it.
         address: where a robot answers, or empty.
+        node_rank: its node.
+        hardware_type, local_hardware_rank: its type, as in `Placement.hardware_type`, and its index among the node's
+        units of that type.
     """
 
     kind: str
     index: int
     users: tuple[User, ...]
     address: str = ""
+    node_rank: int = 0
+    hardware_type: str = ""
+    local_hardware_rank: int = 0
 
     @property
     def name(self) -> str:
@@ -214,42 +221,30 @@ def _user_records(users: Sequence[User], colors: Mapping[str, int]) -> list[dict
     return [{"component": user.component, "ranks": user.label, "color": colors[user.component]} for user in users]
 
 
-@dataclass(frozen=True, slots=True)
-class UnitUse:
-    """A unit of hardware, or a node as a whole, with the processes on it.
-
-    Attributes:
-        node_rank: its node.
-        hardware_type: the hardware type, as in `Placement.hardware_type`.
-        local_hardware_rank: its index among the node's units of that type.
-        users: (component, rank) of every process on it.
-    """
-
-    node_rank: int
-    hardware_type: str
-    local_hardware_rank: int
-    users: tuple[tuple[str, int], ...]
-
-
-def unit_uses(topology: ClusterTopology, placements: Mapping[str, Sequence[Placement]]) -> list[UnitUse]:
+def unit_cells(topology: ClusterTopology, placements: Mapping[str, Sequence[Placement]]) -> list[Cell]:
     """Return every known accelerator and robot, node by node, used or not.
 
     A node as a whole is listed if it has neither, or if processes were placed on nodes rather than on hardware.
     """
-    users: dict[tuple[int, str, int], list[tuple[str, int]]] = {}
+    ranks: dict[tuple[int, str, int], dict[str, list[int]]] = {}
     for component, processes in placements.items():
         for process in processes:
-            node, kind = process.cluster_node_rank, process.hardware_type
             for unit in process.local_hardware_ranks or (0,):
-                users.setdefault((node, kind, unit), []).append((component, process.rank))
-    uses: list[UnitUse] = []
+                held = ranks.setdefault((process.cluster_node_rank, process.hardware_type, unit), {})
+                held.setdefault(component, []).append(process.rank)
+    numbers = robot_numbers(topology)
+    cells: list[Cell] = []
     for node in topology.nodes:
-        for kind, index in (*_units_of(node), (NODE, 0)):
-            users_of_unit = users.get((node.rank, kind, index), [])
-            bare = node.num_accelerators == 0 and not node.robots
-            if kind != "node" or users_of_unit or bare:
-                uses.append(UnitUse(node.rank, kind, index, tuple(users_of_unit)))
-    return uses
+        bare = node.num_accelerators == 0 and not node.robots
+        own_kinds = {NODE, *(robot.type for robot in node.robots)}
+        for hardware, local in (*_units_of(node), (NODE, 0)):
+            held = ranks.get((node.rank, hardware, local), {})
+            if hardware != NODE or held or bare:
+                users = tuple(User(component, tuple(held_ranks)) for component, held_ranks in held.items())
+                kind = hardware if hardware in own_kinds else ACCELERATOR
+                index, address = numbers.get((node.rank, kind, local), local), _address(node, kind, local)
+                cells.append(Cell(kind, index, users, address, node.rank, hardware, local))
+    return cells
 
 
 def _units_of(node: NodeInfo) -> Iterable[tuple[str, int]]:
@@ -270,14 +265,18 @@ def picture_of(
     mode: str,
 ) -> Picture:
     """Return the whole placement, node by node."""
-    uses: dict[int, list[UnitUse]] = {}
-    for use in unit_uses(topology, placements):
-        uses.setdefault(use.node_rank, []).append(use)
+    cells: dict[int, list[Cell]] = {}
+    for cell in unit_cells(topology, placements):
+        cells.setdefault(cell.node_rank, []).append(cell)
     hosts = hosts_by_rank(cluster)
     grouped: dict[tuple[str, ...], list[Card]] = {}
-    numbers = robot_numbers(topology)
     for node in topology.nodes:
-        card = _card(node, hosts.get(node.rank), uses.get(node.rank, []), numbers)
+        units = cells.get(node.rank, [])
+        # Processes on a node as a whole have a cell of their own where it has no units.
+        whole = [cell for cell in units if cell.kind == NODE and len(units) > 1]
+        loose = tuple(user for cell in whole for user in cell.users)
+        own = tuple(cell for cell in units if cell not in whole)
+        card = Card((node.rank,), hosts.get(node.rank), own, loose)
         grouped.setdefault(labels_of(topology, node.rank), []).append(card)
     sections = tuple(_section(labels, cards, topology) for labels, cards in grouped.items())
     sizes = tuple((name, len(component_placements)) for name, component_placements in placements.items())
@@ -329,36 +328,11 @@ def hosts_by_rank(cluster: ClusterConfig) -> dict[int, str]:
     return hosts
 
 
-def _card(
-    node: NodeInfo, host: str | None, uses: Sequence[UnitUse], numbers: Mapping[tuple[int, str, int], int]
-) -> Card:
-    """Add processes on the node as a whole: as a cell where the node has no units, else as loose processes."""
-    robots = {robot.type for robot in node.robots}
-    cells: list[Cell] = []
-    loose: tuple[User, ...] = ()
-    for use in uses:
-        if use.hardware_type == NODE and len(uses) > 1:
-            loose = _users(use)
-        else:
-            kind = use.hardware_type if use.hardware_type in robots | {NODE} else ACCELERATOR
-            local = use.local_hardware_rank
-            number = numbers.get((node.rank, kind, local), local)
-            cells.append(Cell(kind, number, _users(use), _address(node, kind, local)))
-    return Card((node.rank,), host, tuple(cells), loose)
-
-
 def _address(node: NodeInfo, kind: str, local: int) -> str:
     """Return the hosts of a robot, without their ports."""
     units = [robot.config for robot in node.robots if robot.type == kind]
     hosts = dict.fromkeys(host for host, _ in units[local].addresses()) if local < len(units) else {}
     return ", ".join(hosts)
-
-
-def _users(use: UnitUse) -> tuple[User, ...]:
-    ranks: dict[str, list[int]] = {}
-    for component, rank in use.users:
-        ranks.setdefault(component, []).append(rank)
-    return tuple(User(component, tuple(user_ranks)) for component, user_ranks in ranks.items())
 
 
 def _section(labels: tuple[str, ...], cards: Sequence[Card], topology: ClusterTopology) -> Section:

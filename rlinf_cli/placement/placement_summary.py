@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rlinf_cli.command import Result
@@ -17,7 +17,7 @@ from rlinf_cli.placement.job_layout import (
     process_variables,
     secret_texts,
 )
-from rlinf_cli.placement.picture import NODE, Card, Picture, hosts_by_rank, robot_numbers, unit_uses
+from rlinf_cli.placement.picture import NODE, Card, Picture, hosts_by_rank, robot_numbers, unit_cells
 from rlinf_core.config.diagnostics import visible
 from rlinf_core.config.machines.cluster import replaceable
 from rlinf_core.config.ranks import format_ranks
@@ -214,7 +214,15 @@ def placement_record(job: SoundJob, layout: JobLayout) -> dict[str, Any]:
             name: {"world_size": len(placements), "processes": _processes(job, placements)}
             for name, placements in layout.placements.items()
         },
-        "units": _unit_records(job, layout.placements),
+        "units": [
+            {
+                "node_rank": cell.node_rank,
+                "hardware_type": cell.hardware_type,
+                "local_hardware_rank": cell.local_hardware_rank,
+                "users": [f"{user.component}:{rank}" for user in cell.users for rank in user.ranks],
+            }
+            for cell in unit_cells(job.topology, layout.placements)
+        ],
         "placement_mode": layout.mode,
         **({"notes": notes} if (notes := _recipe_lines(job, layout)) else {}),
     }
@@ -245,15 +253,3 @@ def _processes(job: SoundJob, placements: Sequence[Placement]) -> list[dict[str,
             }
         )
     return records
-
-
-def _unit_records(job: SoundJob, placements: Mapping[str, Sequence[Placement]]) -> list[dict[str, Any]]:
-    return [
-        {
-            "node_rank": use.node_rank,
-            "hardware_type": use.hardware_type,
-            "local_hardware_rank": use.local_hardware_rank,
-            "users": [f"{component}:{rank}" for component, rank in use.users],
-        }
-        for use in unit_uses(job.topology, placements)
-    ]

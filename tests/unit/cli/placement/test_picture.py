@@ -17,12 +17,11 @@ from rlinf_cli.placement.picture import (
     Cell,
     Picture,
     Section,
-    UnitUse,
     User,
     labels_of,
     picture_record,
     summarised,
-    unit_uses,
+    unit_cells,
 )
 from rlinf_cli.report.page import placement_page
 from rlinf_cli.runs.documents import DrawnPlacement
@@ -185,19 +184,22 @@ CLUSTER = ClusterConfig.model_validate(
 )
 
 
+def unit_of(cell: Cell) -> tuple[int, str, int]:
+    return cell.node_rank, cell.hardware_type, cell.local_hardware_rank
+
+
 def test_every_unit_is_listed_with_its_users() -> None:
     topology = ClusterTopology.from_config(CLUSTER)
     components = ComponentPlacement(CLUSTER, topology)
     placements = {name: components.get_strategy(name).get_placement(topology) for name in components.components}
-    uses = unit_uses(topology, placements)
-    assert uses == [
-        UnitUse(0, "NVIDIA", 0, (("actor", 0),)),
-        UnitUse(0, "NVIDIA", 1, (("actor", 1), ("env", 0))),
-        UnitUse(1, "NVIDIA", 0, (("actor", 2), ("env", 1))),
-        UnitUse(1, "NVIDIA", 1, (("actor", 3),)),
-        UnitUse(2, "NVIDIA", 0, ()),
-        UnitUse(2, "NVIDIA", 1, ()),
-        UnitUse(2, "node", 0, (("agent", 0), ("agent", 1))),
+    assert [(*unit_of(cell), cell.kind, cell.users) for cell in unit_cells(topology, placements)] == [
+        (0, "NVIDIA", 0, ACCELERATOR, (User("actor", (0,)),)),
+        (0, "NVIDIA", 1, ACCELERATOR, (User("actor", (1,)), User("env", (0,)))),
+        (1, "NVIDIA", 0, ACCELERATOR, (User("actor", (2,)), User("env", (1,)))),
+        (1, "NVIDIA", 1, ACCELERATOR, (User("actor", (3,)),)),
+        (2, "NVIDIA", 0, ACCELERATOR, ()),
+        (2, "NVIDIA", 1, ACCELERATOR, ()),
+        (2, "node", 0, "node", (User("agent", (0, 1)),)),
     ]
 
 
@@ -205,11 +207,13 @@ def test_robots_and_bare_nodes_are_units_too() -> None:
     arms = {"type": "Franka", "configs": [{"robot_ip": f"10.0.0.{node}", "node_rank": node} for node in (1, 2)]}
     with_arms = {"num_nodes": 3, "node_groups": [{"label": "arms", "node_ranks": "1-2", "hardware": arms}]}
     topology = ClusterTopology.from_config(ClusterConfig.model_validate(with_arms))
-    robots = [use for use in unit_uses(topology, {}) if use.hardware_type == "Franka"]
-    assert robots == [UnitUse(node, "Franka", 0, ()) for node in (1, 2)]
+    robots = [cell for cell in unit_cells(topology, {}) if cell.kind == "Franka"]
+    assert [(*unit_of(cell), cell.index, cell.address, cell.users) for cell in robots] == [
+        (node, "Franka", 0, node - 1, f"10.0.0.{node}", ()) for node in (1, 2)
+    ]
     groups = [{"label": "bare", "node_ranks": "all", "accelerators": {"per_node": 0}}]
     bare = ClusterTopology.from_config(ClusterConfig.model_validate({"num_nodes": 2, "node_groups": groups}))
-    assert [(use.node_rank, use.hardware_type) for use in unit_uses(bare, {})] == [(0, "node"), (1, "node")]
+    assert [unit_of(cell)[:2] for cell in unit_cells(bare, {})] == [(0, "node"), (1, "node")]
 
 
 def test_labels_of_a_node_are_the_users_own() -> None:
