@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 from rlinf_cli.live import labels
@@ -51,20 +51,6 @@ TEMPLATES: Final = Path(__file__).parent / "templates"
 Specs: TypeAlias = dict[str, Spec]
 # Phases outside the steps, not part of their time.
 BESIDE: Final = ("step", "evaluate", "save_checkpoint")
-
-
-class Video(NamedTuple):
-    """A video of the page.
-
-    Attributes:
-        name: the name, as it is shown.
-        source: its content as a `data:` address, or the address of the file.
-        poster: one of its frames as a `data:` address, shown until it is played; empty where it cannot be read.
-    """
-
-    name: str
-    source: str
-    poster: str
 
 
 def report_page(folder: RunFolder, path: Path, *, refresh: int = 0) -> str:
@@ -195,9 +181,9 @@ def _small(columns: Mapping[str, MetricColumn], specs: Specs, identifier: str, n
     return identifier, name
 
 
-def _videos(run: Path, page: Path) -> list[Video]:
-    """Return the newest videos of a run, newest first: small ones embedded, others as links."""
-    videos: list[Video] = []
+def _videos(run: Path, page: Path) -> list[dict[str, str]]:
+    """Return the newest videos of a run, newest first: small ones embedded, others as links; each with a frame."""
+    videos: list[dict[str, str]] = []
     left = _ALL_VIDEO_BYTES
     paths = [path for path in run.rglob("*.mp4") if path.is_file() and not path.is_symlink()]
     for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)[:_MOST_VIDEOS]:
@@ -207,12 +193,12 @@ def _videos(run: Path, page: Path) -> list[Video]:
             source = f"data:video/mp4;base64,{base64.b64encode(path.read_bytes()).decode()}"
         else:
             source = quote(os.path.relpath(path, page.parent))
-        videos.append(Video(f"{path.parent.name}/{path.name}", source, _poster(path)))
+        videos.append({"name": f"{path.parent.name}/{path.name}", "source": source, "poster": _poster(path)})
     return videos
 
 
 def _poster(video: Path) -> str:
-    """Return the frame in the middle of a video as an address."""
+    """Return the frame in the middle of a video as an address; empty where it cannot be read."""
     try:
         av: Any = import_module("av")
     except ImportError:
