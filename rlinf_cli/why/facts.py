@@ -62,7 +62,6 @@ class RunFacts:
         path: the run folder.
         status, reason: how it ended, also if its process could not write that.
         step: the last finished step.
-        host: the machine of its driver.
         story: the events of the run.
         bundles: the evidence, oldest first.
         columns: the metrics by name.
@@ -85,7 +84,6 @@ class RunFacts:
     status: str
     reason: str
     step: int = 0
-    host: str = ""
     ended: float | None = None
     story: Sequence[RunEvent] = ()
     bundles: Sequence[Bundle] = ()
@@ -139,7 +137,6 @@ def read_facts(folder: RunFolder, series: RunSeries | None = None) -> RunFacts:
         status=status,
         reason=reason,
         step=state.step,
-        host=state.host,
         ended=state.ended,
         story=story,
         bundles=bundles,

@@ -52,24 +52,6 @@ def refills(leaf: Leaf, values: Values) -> Result:
     return new("algorithm.max_refills", values.of(leaf) - 1, "counts the batches after the first")
 
 
-def lora(leaf: Leaf, values: Values, to: str) -> Result:
-    """Convert a setting of adapters, which are off with rank 0."""
-    if not values.get(f"{format_path(leaf.path[:-1])}.lora_rank", 0):
-        return LeftOut("`lora_rank: 0` trains all weights", quiet=True)
-    if values.of(leaf) == "all-linear":
-        return LeftOut("all linear layers are the default of `actor.model.lora.target_modules`", quiet=True)
-    return same(to, leaf)
-
-
-def nested_lora(leaf: Leaf, values: Values) -> Result:
-    """Take over `model.lora`, the section of verl's Megatron trainer, which is off with rank 0."""
-    if not values.get(f"{format_path(leaf.path[:-1])}.rank", 0):
-        return LeftOut("`lora.rank: 0` trains all weights", quiet=True)
-    if leaf.path[-1] == "target_modules":
-        return LeftOut("the names are of Megatron's layers; all linear layers are the default here", quiet=True)
-    return same(f"actor.model.lora.{leaf.path[-1]}", leaf)
-
-
 def scorer(leaf: Leaf, values: Values) -> Result:
     path, section = values.of(leaf), format_path(leaf.path[:-1])
     name = values.get(f"{section}.name", "compute_score")
