@@ -31,7 +31,7 @@ from rlinf_core.config.diagnostics import Diagnostics
 from rlinf_core.config.reading import load_source, read, split_components
 from rlinf_core.config.tree import to_data
 from rlinf_core.errors import RunError
-from rlinf_core.foreign.files import read_bounded
+from rlinf_core.foreign.files import BadFileError, read_bounded
 from rlinf_core.node.process_end import kernel_lines
 from rlinf_core.process.proc import boot_id
 from rlinf_core.runners.events import EVALUATE
@@ -163,7 +163,8 @@ def read_or_note(read: Callable[[], T], otherwise: T, notes: list[str], *, missi
         return read()
     except OSError as error:
         if missing or not isinstance(error, FileNotFoundError):
-            notes.append(f"{Path(error.filename or '').name} cannot be read: it {error.strerror}")
+            why = f"it {error.strerror}" if isinstance(error, BadFileError) else error.strerror
+            notes.append(f"{Path(error.filename or '').name} cannot be read: {why}")
     except RunError as error:
         notes.append(f"{error.message}: {error.why}" if error.why else error.message)
     return otherwise
