@@ -168,7 +168,7 @@ def test_what_a_process_holds_is_below_its_line(job: JobSnapshot) -> None:
     lines = workers_text(job, ["env:0", "env:1"]).splitlines()
     first = next(index for index, line in enumerate(lines) if line.startswith("env:0"))
     assert [line.strip() for line in lines[first + 1 : first + 3]] == ["holds 1 box", "box of a: echo \\x1b[31m"]
-    assert [worker["holds"] for worker in workers_record(job, ["env:0", "env:1"])["workers"]] == [list(held), []]
+    assert [worker["holds"] for worker in workers_record(job, ["env:0", "env:1"])["workers"]] == [held, ()]
 
 
 NAMES = ("driver", "EnvGroup:0", "EnvGroup:1", "EnvGroup:10", "ActorGroup:0")
