@@ -284,6 +284,10 @@ def _bounded(name: str, compute: Callable[[Number, Number], Number]) -> Callable
     return resolver
 
 
+def _decoded(text: Any) -> Any:
+    return resolve_plain(str(text))
+
+
 # Arithmetic that files of these projects register for their arithmetic.
 _ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
     "add": lambda one, other: one + other,
@@ -298,7 +302,7 @@ _ARITHMETIC: Final[Mapping[str, Callable[[Number, Number], Number]]] = {
 _RESOLVERS: Final[Mapping[str, Callable[..., Any]]] = {
     "oc.env": _variable,
     "env": _variable,
-    "oc.decode": lambda text: resolve_plain(str(text)),
+    "oc.decode": _decoded,
     **{name: _bounded(name, compute) for name, compute in _ARITHMETIC.items()},
 }
 _UNKNOWN: Final = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, cast
 
@@ -52,7 +53,8 @@ class ConfigDifference(NamedTuple):
     values: tuple[str | None, ...]
 
 
-class RunResult(NamedTuple):
+@dataclass(frozen=True)
+class RunResult:
     """The result of one run.
 
     Attributes:

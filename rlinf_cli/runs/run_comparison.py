@@ -104,22 +104,22 @@ def compare_runs(folders: Sequence[RunFolder], metric: str | None, x: XAxis = XA
             group.append(run)
     sets = tuple(RunSet(chr(ord("A") + at) if at < 26 else str(at), group) for at, group in enumerate(alike))
     if len(sets) > 1:
-        between = _differences([group[0] for group in alike])
+        between = _between([group[0] for group in alike])
         verdicts = [verdict(sets[0].results, run_set.results) for run_set in sets[1:]]
     else:
         # A single set: each run is compared with the first, by single-run intervals.
-        between = _differences(runs)
+        between = _between(runs)
         verdicts = [verdict([runs[0].result], [run.result]) for run in runs[1:]]
     return Comparison(metric, sets, between, verdicts, x)
 
 
-def _differences(runs: Sequence[ComparedRun]) -> list[ConfigDifference]:
+def _between(runs: Sequence[ComparedRun]) -> list[ConfigDifference]:
     return differences([run.config for run in runs], [run.provenance for run in runs])
 
 
 def _differ_in_seeds(first: ComparedRun, second: ComparedRun) -> bool:
     # The machine of a run affects its speed, not its result.
-    return all(difference.kind in (Kind.SEEDS, Kind.MACHINE) for difference in _differences([first, second]))
+    return all(difference.kind in (Kind.SEEDS, Kind.MACHINE) for difference in _between([first, second]))
 
 
 def _judged_by(every: Sequence[RunSeries]) -> str:

@@ -43,7 +43,7 @@ def as_rules(rows: Mapping[str, Any]) -> Table:
     """Return rows as rules by key; see the table."""
     rules: dict[str, Rule] = {}
     for keys, row in rows.items():
-        cases = [{"to": row}] if isinstance(row, str) else [row] if isinstance(row, Mapping) else row
+        cases = [{"to": row}] if isinstance(row, str) else row if isinstance(row, list) else [row]
         rules |= dict.fromkeys(_expanded(keys), partial(_decided, cases=cases))
     return rules
 
