@@ -10,31 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rlinf_cli.importing import projects
 from rlinf_cli.importing.decisions import CommentFinder, Conversion, puts
 from rlinf_cli.importing.document import written
-from rlinf_cli.importing.projects import (
-    EVALUATION_SECTIONS,
-    RLINF_SECTIONS,
-    VERL_SECTIONS,
-    VERL_SFT_SECTIONS,
-    Project,
-    placed,
-    project_of,
-    recipe_of,
-)
 from rlinf_cli.importing.references import References
+from rlinf_cli.importing.rules import rows
 from rlinf_cli.importing.rules.rlinf import cameras, is_off_policy
-from rlinf_cli.importing.rules.rows import (
-    acts_alone,
-    agent_needs,
-    as_rules,
-    evaluation_needs,
-    plain,
-    reward_place,
-    rules_of,
-    sft_places,
-    verl_places,
-)
 from rlinf_cli.importing.rules.shared import Added, Fate, KeyOutcome, LeftOut, Table, Values
 from rlinf_cli.importing.rules.verl import teacher_rows
 from rlinf_cli.importing.sources import HydraFile
@@ -81,7 +62,7 @@ class Converted:
     """
 
     text: str
-    project: Project
+    project: projects.Project
     recipe: str
     why: str
     outcomes: list[KeyOutcome]
@@ -124,8 +105,8 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
     """
     from rlinf_core.job.find_recipe import find_recipe
 
-    project = project_of(file.tree)
-    recipe, why = recipe_of(project, file.tree)
+    project = projects.project_of(file.tree)
+    recipe, why = projects.recipe_of(project, file.tree)
     references = References(file.tree, environ)
     rules, sections = _rules(project, recipe, file.tree, Values(references))
     model = find_recipe(recipe).config_model()
@@ -145,21 +126,24 @@ def convert(file: HydraFile, environ: Mapping[str, str]) -> Converted:
         conversion.refused |= refusals
 
 
-def _rules(project: Project, recipe: str, tree: MappingNode, values: Values) -> tuple[Table, Mapping[Path, Path]]:
+def _rules(
+    project: projects.Project, recipe: str, tree: MappingNode, values: Values
+) -> tuple[Table, Mapping[Path, Path]]:
     """Return the rules for a file, and the sections that are others here."""
-    if project is Project.VERL:
+    if project is projects.Project.VERL:
         if recipe == "sft_chat":
-            return rules_of("verl_sft"), VERL_SFT_SECTIONS
-        return {**rules_of("verl"), **as_rules(teacher_rows(values))}, VERL_SECTIONS
-    if recipe == "embodied" and acts_alone(tree):
-        return rules_of("RLinf", "embodied", "evaluation"), {**RLINF_SECTIONS, **EVALUATION_SECTIONS}
+            return rows.rules_of("verl_sft"), projects.VERL_SFT_SECTIONS
+        return {**rows.rules_of("verl"), **rows.as_rules(teacher_rows(values))}, projects.VERL_SECTIONS
+    if recipe == "embodied" and rows.acts_alone(tree):
+        sections = {**projects.RLINF_SECTIONS, **projects.EVALUATION_SECTIONS}
+        return rows.rules_of("RLinf", "embodied", "evaluation"), sections
     if recipe == "embodied":
-        return rules_of("RLinf", "embodied", *(["sac"] if is_off_policy(values) else [])), RLINF_SECTIONS
+        return rows.rules_of("RLinf", "embodied", *(["sac"] if is_off_policy(values) else [])), projects.RLINF_SECTIONS
     if recipe == "sft":
         # Recipe `sft` says by its name what the task is, and has no section `algorithm`.
-        rules = rules_of("RLinf", "embodied", "sft")
-        return {key: rule for key, rule in rules.items() if not key.startswith("algorithm.")}, RLINF_SECTIONS
-    return rules_of("RLinf", "math", *(["agent"] if recipe == "agent" else [])), RLINF_SECTIONS
+        rules = rows.rules_of("RLinf", "embodied", "sft")
+        return {key: rule for key, rule in rules.items() if not key.startswith("algorithm.")}, projects.RLINF_SECTIONS
+    return rows.rules_of("RLinf", "math", *(["agent"] if recipe == "agent" else [])), projects.RLINF_SECTIONS
 
 
 def _first_of_each(conversion: Conversion, added: list[Added]) -> None:
@@ -182,10 +166,10 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
     """Yield values that the recipe needs and the old file does not set."""
     values, tree = Values(conversion.references), conversion.file.tree
     written_paths = {put.path for step in conversion.steps for put in puts(step.result)}
-    if conversion.project is Project.VERL and conversion.recipe == "sft_chat":
-        yield from sft_places(values)
-    elif conversion.project is Project.VERL:
-        yield from verl_places(values)
+    if conversion.project is projects.Project.VERL and conversion.recipe == "sft_chat":
+        yield from rows.sft_places(values)
+    elif conversion.project is projects.Project.VERL:
+        yield from rows.verl_places(values)
         if ("data", "answer_key") not in written_paths:
             yield Added(("data", "answer_key"), "reward_model.ground_truth", "where verl's rows have the right answer")
         if ("data", "apply_chat_template") not in written_paths:
@@ -195,28 +179,28 @@ def _additions(conversion: Conversion) -> Iterator[Added]:
     elif conversion.recipe in ("math", "agent"):
         yield from _rlinf_math(tree, values)
         if conversion.recipe == "agent":
-            yield from agent_needs(tree)
+            yield from rows.agent_needs(tree)
     else:
         yield from cameras(values, written_paths)
-        if acts_alone(tree):
-            yield from evaluation_needs(tree, written_paths)
-    if ("runner", "max_steps") not in written_paths and not acts_alone(tree):
+        if rows.acts_alone(tree):
+            yield from rows.evaluation_needs(tree, written_paths)
+    if ("runner", "max_steps") not in written_paths and not rows.acts_alone(tree):
         yield Added(("runner", "max_steps"), -1, "the recipe's default would end the run early")
     lengths = [values.get(path) for path in ("data.max_prompt_length", "data.max_response_length")]
-    if conversion.project is Project.VERL and all(isinstance(length, int) for length in lengths):
+    if conversion.project is projects.Project.VERL and all(isinstance(length, int) for length in lengths):
         yield Added(("runner", "seq_length"), sum(lengths), "prompt and answer together")
 
 
 def _rlinf_math(tree: MappingNode, values: Values) -> Iterator[Added]:
     placement = find(tree, ("cluster", "component_placement"))
-    group_by_component = placed(placement) if isinstance(placement, MappingNode) else {}
+    group_by_component = projects.placed(placement) if isinstance(placement, MappingNode) else {}
     if "reward" not in group_by_component:
-        yield from reward_place()
+        yield from rows.reward_place()
     actor = group_by_component.get("actor")
     place = placement.get(actor) if isinstance(placement, MappingNode) and actor is not None else None
     if values.get("algorithm.kl_beta", 0) and "reference" not in group_by_component and place is not None:
         why = "`algorithm.kl_beta` needs a reference model: it shares the actor's accelerators"
-        for at, value in plain(place, ("cluster", "component_placement", "reference")):
+        for at, value in rows.plain(place, ("cluster", "component_placement", "reference")):
             yield Added(at, value, why)
 
 

@@ -20,18 +20,8 @@ from rlinf_cli.live.run_summary import shown
 from rlinf_cli.run.remote_driver import choose_cluster, refuse_elsewhere
 from rlinf_cli.run.starting import check_installed
 from rlinf_cli.runs.run_table import RunRow, rows_of
+from rlinf_cli.sweep import queue
 from rlinf_cli.sweep.plan import Point, SweepPlan, config_ids, plan_of, short_keys
-from rlinf_cli.sweep.queue import (
-    SCHEMA,
-    WAITING,
-    OnChange,
-    PointState,
-    RunQueue,
-    check_visible,
-    new_folder,
-    opened,
-    states,
-)
 from rlinf_core.runners.storage.run_status import RunStatus
 
 
@@ -62,7 +52,7 @@ def sweep(
     plan = plan_of(file, overrides, swept, seeds)
     if len(plan.points) == 1:
         raise typer.BadParameter("nothing to sweep: give a key several values, `lr=1e-4,3e-4`, or use `--seeds N`")
-    place = (folder or new_folder(plan.log_path)).absolute()
+    place = (folder or queue.new_folder(plan.log_path)).absolute()
     ids = config_ids(plan, place)
     if dry_run:
         return _plan_result(plan.points)
@@ -83,7 +73,7 @@ def sweep(
     )
 
 
-def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) -> Mapping[str, PointState]:
+def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) -> Mapping[str, queue.PointState]:
     """Run what is not finished yet, and return how each run ended.
 
     Raises:
@@ -92,12 +82,12 @@ def _train(plan: SweepPlan, place: Path, ids: Mapping[str, str], parallel: int) 
     refuse_elsewhere(plan.parts, plan.file, "and the runs would be written there", "start the sweep")
     check_installed()
     choose_cluster(plan.parts, plan.file, already_shown=False)
-    with opened(place, plan, ids) as there:
-        current = states(place, plan)
-        check_visible(place, current)
+    with queue.opened(place, plan, ids) as there:
+        current = queue.states(place, plan)
+        queue.check_visible(place, current)
         console.message(f"{'continued' if there else 'new'} sweep {place}: {_counts(current)}")
         console.message(f"`rlinf runs --runs-dir {shown(place)}` shows its runs")
-        return RunQueue(plan, place, parallel, _teller(plan.points)).work()
+        return queue.RunQueue(plan, place, parallel, _teller(plan.points)).work()
 
 
 def _plan_result(points: Sequence[Point]) -> Result:
@@ -116,11 +106,11 @@ def _keys(points: Sequence[Point]) -> Sequence[str]:
     return list(short_keys(list(points[0].values)).values())
 
 
-def _row(state: PointState) -> RunRow | None:
+def _row(state: queue.PointState) -> RunRow | None:
     return None if state.run is None else rows_of([state.run])[0]
 
 
-def _table(points: Sequence[Point], current: Mapping[str, PointState], rows: Mapping[str, RunRow | None]) -> str:
+def _table(points: Sequence[Point], current: Mapping[str, queue.PointState], rows: Mapping[str, RunRow | None]) -> str:
     """Return the table of all runs: that of `rlinf runs` with the swept values."""
     heads = ("run", *_keys(points), "status", "step", "result", "time")
     cells: list[tuple[str, ...]] = []
@@ -133,16 +123,16 @@ def _table(points: Sequence[Point], current: Mapping[str, PointState], rows: Map
     return console.table(heads, cells, right=(len(heads) - 3, len(heads) - 1), keep=(0, len(heads) - 4))
 
 
-def _counts(current: Mapping[str, PointState]) -> str:
+def _counts(current: Mapping[str, queue.PointState]) -> str:
     """Return `3 of 12 finished, 2 running, 7 waiting`."""
     counts = Counter(state.status for state in current.values())
-    others = [status for status in (*RunStatus, WAITING) if status != RunStatus.FINISHED and counts[status]]
+    others = [status for status in (*RunStatus, queue.WAITING) if status != RunStatus.FINISHED and counts[status]]
     finished = f"{counts[RunStatus.FINISHED]} of {len(current)} finished"
     return ", ".join([finished, *(f"{counts[status]} {status}" for status in others)])
 
 
 def _record(
-    folder: Path, points: Sequence[Point], current: Mapping[str, PointState], rows: Mapping[str, RunRow | None]
+    folder: Path, points: Sequence[Point], current: Mapping[str, queue.PointState], rows: Mapping[str, RunRow | None]
 ) -> dict[str, Any]:
     """Return the result of the sweep as data."""
     runs: list[dict[str, Any]] = []
@@ -160,14 +150,14 @@ def _record(
                 "folder": record and record["folder"],
             }
         )
-    return {"schema": SCHEMA, "folder": str(folder), "runs": runs}
+    return {"schema": queue.SCHEMA, "folder": str(folder), "runs": runs}
 
 
-def _teller(points: Sequence[Point]) -> OnChange:
+def _teller(points: Sequence[Point]) -> queue.OnChange:
     """Return what prints a line for each change of a run, while the queue works."""
-    before = dict.fromkeys((point.name for point in points), WAITING)
+    before = dict.fromkeys((point.name for point in points), queue.WAITING)
 
-    def tell(current: Mapping[str, PointState]) -> None:
+    def tell(current: Mapping[str, queue.PointState]) -> None:
         for point in points:
             state = current[point.name]
             if before[point.name] != state.status:
@@ -177,7 +167,7 @@ def _teller(points: Sequence[Point]) -> OnChange:
     return tell
 
 
-def _line(point: Point, state: PointState) -> str:
+def _line(point: Point, state: queue.PointState) -> str:
     number, row = point.name.partition("-")[0], _row(state)
     if state.status == RunStatus.RUNNING:
         return f"run {number} started: {', '.join(f'{key} {value}' for key, value in point.values.items())}"
