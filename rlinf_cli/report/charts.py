@@ -48,9 +48,7 @@ def chart_script() -> str:
     try:
         return kept.read_text(encoding="utf-8")
     except OSError:
-        # No string of it may end the element that holds it.
-        text = str(library.javascript_bundle(vl_version=version))
-        text = text.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+        text = _inlinable(str(library.javascript_bundle(vl_version=version)))
     try:
         kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = kept.with_name(f".{kept.name}.{os.getpid()}")
@@ -60,6 +58,11 @@ def chart_script() -> str:
         # The next page takes its seconds again.
         pass
     return text
+
+
+def _inlinable(script: str) -> str:
+    """Return JavaScript whose strings cannot end the element that holds it."""
+    return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 Spec: TypeAlias = dict[str, Any]
