@@ -1,4 +1,4 @@
-"""What rows of the table of signs ask: functions that return the fields of their texts, and what must hold besides."""
+"""Functions that rows of the table of signs name: they return the fields of its texts, or what must hold besides."""
 
 from __future__ import annotations
 
