@@ -39,7 +39,7 @@ def rules_of(*kinds: str) -> Table:
     return {key: rule for kind in kinds for key, rule in as_rules(table[kind]).items()}
 
 
-def as_rules(rows: Mapping[str, Any]) -> Table:
+def as_rules(rows: Mapping[str, str | dict[str, Any] | list[dict[str, Any]]]) -> Table:
     """Return rows as rules by key; see the table."""
     rules: dict[str, Rule] = {}
     for keys, row in rows.items():

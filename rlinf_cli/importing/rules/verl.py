@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from rlinf_cli.importing.rules.shared import Leaf, LeftOut, Result, Values, new, same
@@ -109,7 +108,7 @@ def distills(values: Values) -> bool:
     )
 
 
-def teacher_rows(values: Values) -> Mapping[str, Mapping[str, Any]]:
+def teacher_rows(values: Values) -> dict[str, str | dict[str, Any] | list[dict[str, Any]]]:
     """Return the rows of a teacher's keys, whose names a file chooses."""
     if not distills(values):
         return {}
