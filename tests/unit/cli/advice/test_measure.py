@@ -294,7 +294,7 @@ class Started:
         config: Any = job.config
         folder = RunFolder.create(config.runner, "embodied")
         folder.write_config(job)
-        lines = [{"step": step, "time": 0.0, "metrics": {"time/step": 7.0 + 2 * (step == 1)}} for step in range(1, 5)]
+        lines = [{"step": step, "time": 0.0, "metrics": {"time/step": 7.0 + 2 * (step < 3)}} for step in range(1, 6)]
         folder.metrics_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         folder.end("finished")
         return 0
@@ -311,7 +311,7 @@ def advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_stand_ins_take_the_place_of_work_and_save_nothing(cli: Cli, advised: Path) -> None:
     runs = both(advised).split(",")
-    words = ["runner.save_interval=5", "runner.max_staleness=1", "runner.max_steps=4"]
+    words = ["runner.save_interval=5", "runner.max_staleness=1", "runner.max_steps=5"]
     ended = cli("train", advised, *runs, "--rehearse", *words)
     assert ended.code == 0, ended.err
     (rehearsed,) = Started.jobs
@@ -320,7 +320,7 @@ def test_stand_ins_take_the_place_of_work_and_save_nothing(cli: Cli, advised: Pa
     assert config.actor.model.model_type.endswith("stand_ins:StandInPolicy")
     # As many numbers as the policy that it stands for: two networks of 128, from 18 states.
     assert config.actor.model.options["numbers"] > 30_000
-    assert (config.runner.max_staleness, config.runner.max_steps) == (1, 4)
+    assert (config.runner.max_staleness, config.runner.max_steps) == (1, 5)
     assert (config.runner.save_interval, config.runner.val_check_interval) == (-1, -1)
     assert not config.runner.save_on_interrupt
     assert rehearsed.world_sizes == load_job(str(advised)).world_sizes
