@@ -183,7 +183,8 @@ def test_a_process_is_given_an_instance_by_its_uuid(monkeypatch: pytest.MonkeyPa
 
     instance = Device(0, "NVIDIA A800-SXM4-80GB", "MIG-1b", divided=True)
     monkeypatch.setattr(membership, "find_accelerators", lambda: Found(Nvidia(), (instance,)))
-    assert membership.probe().accelerator_ids == ("MIG-1b",)
+    info, _ = membership.probe()
+    assert info.accelerator_ids == ("MIG-1b",)
 
 
 def test_a_gpu_is_claimed_by_its_uuid_whatever_its_number(machine: Callable[..., Host]) -> None:
