@@ -49,6 +49,7 @@ from rlinf_core.worker.debugging.breakpoints import enter_breakpoints
 from rlinf_core.worker.debugging.profiles import Profile, start_profile
 from rlinf_core.worker.log import set_up_logging
 from rlinf_core.worker.timer import recording
+from rlinf_core.worker.unanswered_calls import unanswered
 
 T = TypeVar("T")
 
@@ -136,6 +137,7 @@ class WorkerProcess:
             context.session, manager, context.address, ip=advertised_on(context.node_ip), fallback=pickle_by_value
         )
         client.on_cancel = self._give_up
+        client.in_flight = unanswered.in_flight
         client.endpoint.waits.check = check_call
         self._client = client
         enter_job(client)

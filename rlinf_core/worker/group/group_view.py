@@ -8,9 +8,10 @@ from typing import Any, Final, Protocol
 
 from rlinf_core.config.ranks import format_ranks
 from rlinf_core.suggest import short_repr
-from rlinf_core.supervision.client import current_client
 from rlinf_core.worker.calls import unpicklable
-from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, unanswered
+from rlinf_core.worker.group.handle import WorkerGroupHandle
+from rlinf_core.worker.group_call import GroupMember
+from rlinf_core.worker.unanswered_calls import unanswered
 
 # What pickling raises.
 NO_PICKLE: Final = (TypeError, pickle.PicklingError)
@@ -106,7 +107,7 @@ class GroupView:
         made = WorkerGroupHandle[Any](
             self.group.worker_group_name, method, self.group.world_size, self.members, references
         )
-        unanswered.add(made, current_client())
+        unanswered.add(made)
         return made
 
 

@@ -1,27 +1,26 @@
-"""A call on a worker group, answered or pending."""
+"""The handle of a call on a worker group: waits for its answers, alone or together with other calls."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from rlinf_core import env_vars
 from rlinf_core.address import WorkerAddress
 from rlinf_core.cluster.ray_api import gather, no_cluster, ray_api
 from rlinf_core.errors import CancelledOperationError, ClusterError, CommunicationTimeoutError
-from rlinf_core.failures import WorkerGroupError, followed, set_cause
+from rlinf_core.failures import WorkerGroupError, followed
 from rlinf_core.process.inflight_ops import InflightOps, current_task_key
 from rlinf_core.supervision.client import ManagerClient, current_client
-from rlinf_core.supervision.deaths import ProcessGone, describe_death
 from rlinf_core.waiting import Deadline, OperationKind, spell_seconds
-from rlinf_core.worker.calls import RemoteFailure, Timed, check_call, unpicklable
+from rlinf_core.worker.calls import check_call
 from rlinf_core.worker.group.watchers import WaitWatch
+from rlinf_core.worker.group_call import GroupCall, GroupMember
 from rlinf_core.worker.timer import Reduction, reduce_durations
+from rlinf_core.worker.unanswered_calls import unanswered
 
 T = TypeVar("T")
 LOGGER = logging.getLogger("rlinf")
@@ -38,106 +37,19 @@ _FEW_RESULTS = 8
 _FIRST_WORD_SECONDS = 60.0
 
 
-class UnansweredCalls:
-    """The handles of possibly unanswered calls."""
-
-    # They are pruned whenever this many have accumulated.
-    _FIRST_LIMIT = 64
-
-    def __init__(self) -> None:
-        # In the order in which they were made.
-        self._handles: dict[WorkerGroupHandle[Any], None] = {}
-        self._limit = self._FIRST_LIMIT
-        self._lock = threading.Lock()
-
-    def add(self, handle: WorkerGroupHandle[Any], client: ManagerClient | None) -> None:
-        """Keep a call that has been made; `client` reports those in flight."""
-        if client is not None:
-            client.in_flight = self.in_flight
-        with self._lock:
-            if len(self._handles) >= self._limit:
-                self._handles = {handle: None for handle in self._handles if handle.matters}
-                self._limit = max(self._FIRST_LIMIT, 2 * len(self._handles))
-            self._handles[handle] = None
-
-    def forget(self, handle: WorkerGroupHandle[Any]) -> None:
-        """Forget a call whose results were read, so that they do not outlive its handle."""
-        with self._lock:
-            self._handles.pop(handle, None)
-
-    def in_flight(self) -> tuple[str, ...]:
-        with self._lock:
-            handles = list(self._handles)
-        return tuple({str(address) for handle in handles for address in handle.pending()})
-
-    def tell_cause(self, error: BaseException) -> None:
-        """Set the cause of a consequential error, if that is a failed call whose result was never read."""
-        if error.__cause__ is not None or not followed(error):
-            return
-        with self._lock:
-            handles = [handle for handle in self._handles if not handle.observed]
-        for handle in handles:
-            failure = handle.failure()
-            if failure is not None and not followed(failure) and set_cause(error, failure):
-                # It is reported with the error that it caused.
-                handle.observed = True
-                return
-
-    def take(self, group: str) -> list[WorkerGroupHandle[Any]]:
-        with self._lock:
-            own = [handle for handle in self._handles if handle.group == group]
-            self._handles = {handle: None for handle in self._handles if handle.group != group}
-        return own
-
-
-unanswered = UnansweredCalls()
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMember:
-    """A worker as known by its group; its pid is set once it is constructed."""
-
-    address: WorkerAddress
-    actor: Any
-    node: str
-    incarnation: int
-    pid: int | None = None
-
-    @property
-    def place(self) -> str:
-        """The node and process it runs in, as in `node 1 (10.0.0.2), pid 4711`."""
-        return self.node if self.pid is None else f"{self.node}, pid {self.pid}"
-
-
-class WorkerGroupHandle(Generic[T]):
+class WorkerGroupHandle(GroupCall[T]):
     """The future results of one method on some ranks of a group.
 
     Waiting again returns the same results, or raises the same error, as long as the workers live.
-
-    Attributes:
-        group: the name of the group.
-        method: the name of the method.
-        observed: whether its outcome has been read.
     """
 
     def __init__(
         self, group: str, method: str, world_size: int, members: Sequence[GroupMember], references: list[Any]
     ) -> None:
-        self.group = group
-        self.method = method
-        self._world_size = world_size
-        self._members = members
+        super().__init__(group, method, world_size, members, references)
         self._names = tuple(str(member.address) for member in members)
         self._kind = OperationKind.LAUNCH if method == "__init__" else OperationKind.CALL
-        self._references = references
         self._client = current_client()
-        self._results: list[T] | None = None
-        self._durations: list[dict[str, float]] | None = None
-        self._error: WorkerGroupError | None = None
-        self.observed = False
-
-    def __repr__(self) -> str:
-        return f"<{self.group}.{self.method}() on {len(self._members)} workers>"
 
     def wait(self, timeout: float | None = None) -> list[T]:
         """Return the results, in the order of the called ranks.
@@ -244,10 +156,6 @@ class WorkerGroupHandle(Generic[T]):
     def __await__(self) -> Generator[Any, None, list[T]]:
         return self.async_wait().__await__()
 
-    def done(self) -> bool:
-        """Return whether every rank has answered or one has failed, so that `wait` would not block."""
-        return self._settled or not self.pending() or bool(self._failures(0))
-
     def cancel(self) -> None:
         """Cancel the call: drop it if it has not begun, else interrupt its waits. `wait` then raises.
 
@@ -312,33 +220,6 @@ class WorkerGroupHandle(Generic[T]):
             raise KeyError(f"no timer `{tag}` ran in {self._title}; its timers: {tags}")
         return durations[tag]
 
-    @property
-    def failed(self) -> bool:
-        """Whether a failure of the call is already known."""
-        return self._error is not None or (not self._settled and bool(self._failures(0)))
-
-    @property
-    def matters(self) -> bool:
-        """Whether the call has pending or unread results."""
-        return not self.done() or (not self.observed and self.failed)
-
-    def pending(self) -> list[WorkerAddress]:
-        """Return the workers that have not answered."""
-        if self._settled:
-            return []
-        ray = ray_api()
-        _, pending = ray.wait(self._references, num_returns=len(self._references), timeout=0, fetch_local=False)
-        waiting = set(pending)
-        return [m.address for m, ref in zip(self._members, self._references, strict=True) if ref in waiting]
-
-    @property
-    def _settled(self) -> bool:
-        return self._results is not None or self._error is not None
-
-    @property
-    def _title(self) -> str:
-        return f"{self.group}.{self.method}()"
-
     def _answer(self) -> list[T]:
         self.observed = True
         if self._error is not None:
@@ -347,59 +228,8 @@ class WorkerGroupHandle(Generic[T]):
         unanswered.forget(self)
         return cast("list[T]", self._results)
 
-    def _settle(self, answers: list[Any]) -> None:
-        self._durations = [dict(answer.durations) if isinstance(answer, Timed) else {} for answer in answers]
-        self._results = [answer.result if isinstance(answer, Timed) else answer for answer in answers]
-
     def _fail(self) -> None:
         self._take(self._failures(_GRACE_SECONDS))
-
-    def _take(self, failures: dict[int, Exception]) -> None:
-        if failures:
-            error = WorkerGroupError(self.group, self.method, failures, self._world_size)
-            error.places = {
-                member.address.rank: member.place for member in self._members if member.address.rank in failures
-            }
-            self._error = error
-
-    def _failures(self, grace: float) -> dict[int, Exception]:
-        """Return the exception of each rank that has failed, or fails within `grace` seconds."""
-        ray = ray_api()
-        ready, _ = ray.wait(self._references, num_returns=len(self._references), timeout=grace, fetch_local=False)
-        finished = set(ready)
-        failures: dict[int, Exception] = {}
-        for member, reference in zip(self._members, self._references, strict=True):
-            if reference in finished:
-                try:
-                    ray.get(reference)
-                except ray.exceptions.RayError as error:
-                    failures[member.address.rank] = self._translate(member, error)
-        return {**self._vanished(), **failures}
-
-    def _vanished(self) -> dict[int, Exception]:
-        """Return the ranks whose hosts are gone, which the manager detects much earlier than Ray."""
-        client = current_client()
-        if client is None or self._settled:
-            return {}
-        errors = {
-            member.address.rank: client.deaths.vanished(str(member.address), member.incarnation)
-            for member in self._members
-        }
-        return {rank: error for rank, error in errors.items() if error is not None}
-
-    def _translate(self, member: GroupMember, error: Exception) -> Exception:
-        ray = ray_api()
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, RemoteFailure):
-            return cause.error.unpack()
-        if isinstance(error, ray.exceptions.RayActorError) or isinstance(cause, ProcessGone):
-            client = current_client()
-            deaths = client.deaths if client is not None else None
-            return describe_death(deaths, cause or error, str(member.address), member.node, member.incarnation)
-        if isinstance(cause, Exception):
-            # The method's own errors arrive as `RemoteFailure`: here Ray failed to pickle its result.
-            return unpicklable(f"the result of `{self.method}`", cause, where=str(member.address))
-        return error
 
     def _timeout(self, seconds: float, client: ManagerClient | None, serial: int) -> CommunicationTimeoutError:
         picture = f"no answer from {_spell(self.pending())}"
@@ -410,16 +240,6 @@ class WorkerGroupHandle(Generic[T]):
             picture=f"{picture}: {seen}" if seen else picture,
             help="give `wait` a longer timeout; `rlinf ps` shows what each worker does",
         )
-
-    @property
-    def references(self) -> tuple[Any, ...]:
-        return tuple(self._references)
-
-    def failure(self, grace: float = 0) -> WorkerGroupError | None:
-        """Return the call's failure so far, or within `grace` seconds; None if none. Marks it as reported for Ray."""
-        if not self._settled:
-            self._take(self._failures(grace))
-        return self._error
 
 
 def _extended(deadline: Deadline, client: ManagerClient | None) -> Deadline:

@@ -27,9 +27,11 @@ from rlinf_core.waiting import Deadline
 from rlinf_core.worker.calls import unpicklable
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import NO_PICKLE
-from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle
+from rlinf_core.worker.group.handle import WorkerGroupHandle
+from rlinf_core.worker.group_call import GroupMember
 from rlinf_core.worker.process import WorkerProcess
 from rlinf_core.worker.process_host import CONCURRENCY, HostedActor, HostHandle, ProcessHost
+from rlinf_core.worker.unanswered_calls import unanswered
 
 # Positional and keyword arguments of a constructor.
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -118,6 +120,7 @@ class Launch:
             RuntimeFailure: a group of this name is already running.
         """
         plan, cluster, client = self._plan, self._plan.cluster, self._plan.cluster.client
+        client.in_flight = unanswered.in_flight
         base, seconds = str(plan.base), env_vars.CONNECT_TIMEOUT.get()
         if self._again is None:
             incarnation = self._incarnation = client.open_group(base, len(self._actors), seconds)

@@ -34,8 +34,10 @@ from rlinf_core.supervision.client import current_client
 from rlinf_core.worker.calls import CallRecord
 from rlinf_core.worker.communication import Communication
 from rlinf_core.worker.group.group_view import GroupMethod, GroupView
-from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, unanswered, wait_together
+from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.group.launch import Launch, LaunchPlan, close_group, kill, release_name, running_members
+from rlinf_core.worker.group_call import GroupCall, GroupMember
+from rlinf_core.worker.unanswered_calls import unanswered
 
 # Covariant, so that a loop can declare the methods it calls by a protocol.
 W = TypeVar("W", covariant=True)
@@ -312,7 +314,7 @@ class WorkerGroup(Generic[W]):
         name = self.worker_group_name
         calls = [call for call in unanswered.take(name) if not call.observed]
         unseen: list[WorkerGroupError] = []
-        late: list[WorkerGroupHandle[Any]] = []
+        late: list[GroupCall[Any]] = []
         for call in calls:
             # Asked first: an answer that arrives between the two questions is read below.
             pending = call.pending()

@@ -25,11 +25,12 @@ from rlinf_core.collective.endpoint_info import own_place
 from rlinf_core.errors import InvalidNameError, WorkerDiedError
 from rlinf_core.failures import WorkerGroupError
 from rlinf_core.process.proc import MARK, stat
-from rlinf_core.worker.group import handle as module
-from rlinf_core.worker.group import watchers
-from rlinf_core.worker.group.handle import GroupMember, WorkerGroupHandle, wait_together
+from rlinf_core.worker import group_call
+from rlinf_core.worker.group import handle, watchers
+from rlinf_core.worker.group.handle import WorkerGroupHandle, wait_together
 from rlinf_core.worker.group.launch import WAVE, base_address, waves
 from rlinf_core.worker.group.watchers import WaitWatch, fallen_watcher
+from rlinf_core.worker.group_call import GroupMember
 from rlinf_core.worker.worker import Worker
 from tests.waiting import until
 
@@ -134,7 +135,8 @@ class _Ray:
 
 def test_failure_of_one_call_ends_the_wait_for_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = _Ray(runs=None, fails=ray.exceptions.RayTaskError("step", "", ValueError("no such task")))
-    monkeypatch.setattr(module, "ray_api", lambda: fake)
+    for module in (group_call, handle):
+        monkeypatch.setattr(module, "ray_api", lambda: fake)
     member = GroupMember(WorkerAddress("env", (0,)), None, "node 0", 1)
     calls: list[WorkerGroupHandle[Any]] = [
         WorkerGroupHandle("env", "step", 1, [member], [name]) for name in ("runs", "fails")

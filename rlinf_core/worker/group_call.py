@@ -1,0 +1,150 @@
+"""A call of a method on ranks of a group, as far as its answers have come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rlinf_core.address import WorkerAddress
+from rlinf_core.cluster.ray_api import ray_api
+from rlinf_core.failures import WorkerGroupError
+from rlinf_core.supervision.client import current_client
+from rlinf_core.supervision.deaths import ProcessGone, describe_death
+from rlinf_core.worker.calls import RemoteFailure, Timed, unpicklable
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A worker as known by its group; its pid is set once it is constructed."""
+
+    address: WorkerAddress
+    actor: Any
+    node: str
+    incarnation: int
+    pid: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The node and process it runs in, as in `node 1 (10.0.0.2), pid 4711`."""
+        return self.node if self.pid is None else f"{self.node}, pid {self.pid}"
+
+
+class GroupCall(Generic[T]):
+    """The results of one method on some ranks of a group, and what has failed; `WorkerGroupHandle` waits for them.
+
+    Attributes:
+        group: the name of the group.
+        method: the name of the method.
+        observed: whether its outcome has been read.
+    """
+
+    def __init__(
+        self, group: str, method: str, world_size: int, members: Sequence[GroupMember], references: list[Any]
+    ) -> None:
+        self.group = group
+        self.method = method
+        self._world_size = world_size
+        self._members = members
+        self._references = references
+        self._results: list[T] | None = None
+        self._durations: list[dict[str, float]] | None = None
+        self._error: WorkerGroupError | None = None
+        self.observed = False
+
+    def __repr__(self) -> str:
+        return f"<{self.group}.{self.method}() on {len(self._members)} workers>"
+
+    @property
+    def references(self) -> tuple[Any, ...]:
+        return tuple(self._references)
+
+    def done(self) -> bool:
+        """Return whether every rank has answered or one has failed, so that `wait` would not block."""
+        return self._settled or not self.pending() or bool(self._failures(0))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a failure of the call is already known."""
+        return self._error is not None or (not self._settled and bool(self._failures(0)))
+
+    @property
+    def matters(self) -> bool:
+        """Whether the call has pending or unread results."""
+        return not self.done() or (not self.observed and self.failed)
+
+    def pending(self) -> list[WorkerAddress]:
+        """Return the workers that have not answered."""
+        if self._settled:
+            return []
+        ray = ray_api()
+        _, pending = ray.wait(self._references, num_returns=len(self._references), timeout=0, fetch_local=False)
+        waiting = set(pending)
+        return [m.address for m, ref in zip(self._members, self._references, strict=True) if ref in waiting]
+
+    def failure(self, grace: float = 0) -> WorkerGroupError | None:
+        """Return the call's failure so far, or within `grace` seconds; None if none. Marks it as reported for Ray."""
+        if not self._settled:
+            self._take(self._failures(grace))
+        return self._error
+
+    @property
+    def _settled(self) -> bool:
+        return self._results is not None or self._error is not None
+
+    @property
+    def _title(self) -> str:
+        return f"{self.group}.{self.method}()"
+
+    def _settle(self, answers: list[Any]) -> None:
+        self._durations = [dict(answer.durations) if isinstance(answer, Timed) else {} for answer in answers]
+        self._results = [answer.result if isinstance(answer, Timed) else answer for answer in answers]
+
+    def _take(self, failures: dict[int, Exception]) -> None:
+        if failures:
+            error = WorkerGroupError(self.group, self.method, failures, self._world_size)
+            error.places = {
+                member.address.rank: member.place for member in self._members if member.address.rank in failures
+            }
+            self._error = error
+
+    def _failures(self, grace: float) -> dict[int, Exception]:
+        """Return the exception of each rank that has failed, or fails within `grace` seconds."""
+        ray = ray_api()
+        ready, _ = ray.wait(self._references, num_returns=len(self._references), timeout=grace, fetch_local=False)
+        finished = set(ready)
+        failures: dict[int, Exception] = {}
+        for member, reference in zip(self._members, self._references, strict=True):
+            if reference in finished:
+                try:
+                    ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    failures[member.address.rank] = self._translate(member, error)
+        return {**self._vanished(), **failures}
+
+    def _vanished(self) -> dict[int, Exception]:
+        """Return the ranks whose hosts are gone, which the manager detects much earlier than Ray."""
+        client = current_client()
+        if client is None or self._settled:
+            return {}
+        errors = {
+            member.address.rank: client.deaths.vanished(str(member.address), member.incarnation)
+            for member in self._members
+        }
+        return {rank: error for rank, error in errors.items() if error is not None}
+
+    def _translate(self, member: GroupMember, error: Exception) -> Exception:
+        ray = ray_api()
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, RemoteFailure):
+            return cause.error.unpack()
+        if isinstance(error, ray.exceptions.RayActorError) or isinstance(cause, ProcessGone):
+            client = current_client()
+            deaths = client.deaths if client is not None else None
+            return describe_death(deaths, cause or error, str(member.address), member.node, member.incarnation)
+        if isinstance(cause, Exception):
+            # The method's own errors arrive as `RemoteFailure`: here Ray failed to pickle its result.
+            return unpicklable(f"the result of `{self.method}`", cause, where=str(member.address))
+        return error
